@@ -1,0 +1,18 @@
+//! The narrow waist between the engine, its hosts and its exports.
+//!
+//! Two traits and the values that cross them. [`File`] is the host side: what the engine needs of
+//! whatever holds its bytes. [`Device`] is the guest side: what an export needs of whatever serves
+//! its requests. Both are one value per queue, and a queue belongs to one thread, so neither is
+//! `Send`. Nothing here does input or output, allocates, or knows a runtime.
+
+#![forbid(unsafe_code)]
+
+mod device;
+mod errno;
+mod file;
+mod payload;
+
+pub use device::{Device, DeviceLimits, Request, Status, Tag};
+pub use errno::Errno;
+pub use file::{Access, Extent, File, FileId, FileLimits, Host, OpenError};
+pub use payload::{Payload, Registered, Source, Target};

@@ -1,0 +1,121 @@
+//! The bytes of a request: memory, or a buffer that only the kernel can see.
+//!
+//! A host may hand either kind to the kernel while a request is in flight. Memory therefore belongs
+//! to the queue (a pool, a connection), never to something that can vanish before the request ends;
+//! requests are never cancelled.
+
+/// Part of a buffer registered with the host's ring (ublk zero copy). Nobody in user space looks
+/// inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registered {
+    /// Index in the ring's table of buffers.
+    pub index: u16,
+    /// First byte, counted from the start of that buffer.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+impl Registered {
+    fn split_at(self, mid: usize) -> (Registered, Registered) {
+        assert!(mid <= self.len, "a registered buffer is split inside its length");
+        let head = Registered { len: mid, ..self };
+        let tail = Registered { offset: self.offset + mid as u64, len: self.len - mid, ..self };
+        (head, tail)
+    }
+}
+
+/// Where the bytes of a read go.
+#[derive(Debug)]
+pub enum Target<'a> {
+    /// Memory the host may let the kernel write to until the request ends.
+    Memory(&'a mut [u8]),
+    /// A buffer registered with the ring.
+    Registered(Registered),
+}
+
+impl<'a> Target<'a> {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Target::Memory(memory) => memory.len(),
+            Target::Registered(registered) => registered.len,
+        }
+    }
+
+    /// Whether there are no bytes at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Splits in two at `mid` bytes (0 to `len`).
+    pub fn split_at(self, mid: usize) -> (Target<'a>, Target<'a>) {
+        match self {
+            Target::Memory(memory) => {
+                let (head, tail) = memory.split_at_mut(mid);
+                (Target::Memory(head), Target::Memory(tail))
+            }
+            Target::Registered(registered) => {
+                let (head, tail) = registered.split_at(mid);
+                (Target::Registered(head), Target::Registered(tail))
+            }
+        }
+    }
+
+    /// The same bytes for a shorter time.
+    pub fn reborrow(&mut self) -> Target<'_> {
+        match self {
+            Target::Memory(memory) => Target::Memory(memory),
+            Target::Registered(registered) => Target::Registered(*registered),
+        }
+    }
+}
+
+/// Where the bytes of a write come from.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// Memory the host may let the kernel read until the request ends.
+    Memory(&'a [u8]),
+    /// A buffer registered with the ring.
+    Registered(Registered),
+}
+
+impl<'a> Source<'a> {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Source::Memory(memory) => memory.len(),
+            Source::Registered(registered) => registered.len,
+        }
+    }
+
+    /// Whether there are no bytes at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Splits in two at `mid` bytes (0 to `len`).
+    pub fn split_at(self, mid: usize) -> (Source<'a>, Source<'a>) {
+        match self {
+            Source::Memory(memory) => {
+                let (head, tail) = memory.split_at(mid);
+                (Source::Memory(head), Source::Memory(tail))
+            }
+            Source::Registered(registered) => {
+                let (head, tail) = registered.split_at(mid);
+                (Source::Registered(head), Source::Registered(tail))
+            }
+        }
+    }
+}
+
+/// What travels with a [`crate::Request`].
+#[derive(Debug)]
+pub enum Payload<'a> {
+    /// Nothing: write zeroes, discard, flush.
+    None,
+    /// The bytes a read fills.
+    Read(Target<'a>),
+    /// The bytes a write stores.
+    Write(Source<'a>),
+}

@@ -1,0 +1,3 @@
+//! The gaur command.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Front ends that export a device: NBD.

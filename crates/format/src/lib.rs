@@ -1,0 +1,1 @@
+//! The qcow2 on-disk format: bytes to types and back, without input or output.

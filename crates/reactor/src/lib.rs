@@ -1,0 +1,1 @@
+//! Hosts for the engine: io_uring and blocking system calls.

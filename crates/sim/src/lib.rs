@@ -1,0 +1,1 @@
+//! A simulated host: disks with volatile and durable sectors, a seeded scheduler, faults.

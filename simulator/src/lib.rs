@@ -1,0 +1,1 @@
+//! The crash simulator: seeded workloads, power cuts, oracles.

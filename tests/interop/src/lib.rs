@@ -1,0 +1,1 @@
+//! Tests against QEMU's tools, libnbd, fio and a kernel.

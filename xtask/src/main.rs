@@ -1,0 +1,3 @@
+//! The project's own tasks: tidy, ci, sim, vm, bench.
+
+fn main() {}
