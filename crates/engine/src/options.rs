@@ -1,0 +1,109 @@
+//! How an image is opened.
+
+/// What the bytes of a file mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// A qcow2 image, version 2 or 3.
+    Qcow2,
+    /// The disk's bytes as they are.
+    Raw,
+}
+
+impl Format {
+    /// The name by which images and command lines call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Format::Qcow2 => "qcow2",
+            Format::Raw => "raw",
+        }
+    }
+
+    /// The format with this name.
+    pub fn from_name(name: &str) -> Option<Format> {
+        match name {
+            "qcow2" => Some(Format::Qcow2),
+            "raw" => Some(Format::Raw),
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Format {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(self.name())
+    }
+}
+
+/// One of the write-order rules, broken on purpose so that the crash simulator can show that it
+/// would notice. The rules are in `docs/ordering.md`.
+#[cfg(feature = "broken-order")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BrokenRule {
+    /// References become durable before the refcounts that cover them.
+    O1,
+    /// Mappings become durable before the data they map.
+    O2,
+    /// Refcounts go down, and clusters are handed out again, before the reference is gone.
+    O3,
+    /// A flush returns before everything that completed before it is durable.
+    O4,
+}
+
+/// How an image is opened. Made from [`Default`] and changed field by field.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// What the top file holds; `None` looks at its first bytes. A file in which a guest can write
+    /// to the first sector should be given its format: a raw disk may be made to look like qcow2.
+    pub format: Option<Format>,
+    /// Refuse writes, and allow others to have the image open.
+    pub read_only: bool,
+    /// Bypass the host's page cache.
+    pub direct: bool,
+    /// Take the locks by which QEMU keeps two programs from writing one image.
+    pub lock: bool,
+    /// Open even if somebody else is writing; only together with `read_only`.
+    pub force_share: bool,
+    /// Open the chain of backing files; without it what the top image does not have reads as zeros.
+    pub backing: bool,
+    /// Most memory for L2 tables, in bytes, for each image of the chain.
+    pub l2_cache_bytes: u64,
+    /// Most memory for refcount blocks, in bytes.
+    pub refcount_cache_bytes: u64,
+    /// Freed space is given back to the host file.
+    pub discard: bool,
+    /// Break one rule of the write order, for tests of the tests.
+    #[cfg(feature = "broken-order")]
+    pub broken: Option<BrokenRule>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions {
+            format: None,
+            read_only: false,
+            direct: false,
+            lock: true,
+            force_share: false,
+            backing: true,
+            l2_cache_bytes: 32 << 20,
+            refcount_cache_bytes: 1 << 20,
+            discard: true,
+            #[cfg(feature = "broken-order")]
+            broken: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_formats_map_both_ways() {
+        for format in [Format::Qcow2, Format::Raw] {
+            assert_eq!(Format::from_name(format.name()), Some(format));
+        }
+        assert_eq!(Format::from_name("vmdk"), None);
+        assert_eq!(Format::from_name("QCOW2"), None);
+    }
+}
