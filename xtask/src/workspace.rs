@@ -1,0 +1,65 @@
+//! Where the workspace is, what is in it, and how its programs are started.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The workspace's folder, known since this program was built.
+pub fn root() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest
+        .parent()
+        .expect("xtask lies in the workspace's folder")
+        .to_path_buf()
+}
+
+/// The cargo that started this program, at the workspace's folder.
+pub fn cargo() -> Command {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(root());
+    command
+}
+
+/// Every file below the workspace's folder with one of the extensions, sorted, without build
+/// folders and version control.
+pub fn files(extensions: &[&str]) -> Result<Vec<PathBuf>, String> {
+    let mut found = Vec::new();
+    let mut folders = vec![root()];
+    while let Some(folder) = folders.pop() {
+        let entries =
+            std::fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        for entry in entries {
+            let entry = entry.map_err(|error| format!("{}: {error}", folder.display()))?;
+            let path = entry.path();
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                let skipped = name == ".git" || name == "target" || name.starts_with("target-");
+                if !skipped {
+                    folders.push(path);
+                }
+            } else if extensions
+                .iter()
+                .any(|extension| has_extension(&path, extension))
+            {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn has_extension(path: &Path, extension: &str) -> bool {
+    match path.extension() {
+        Some(found) => found == extension,
+        None => extension.is_empty(),
+    }
+}
+
+/// The path as it is written in messages: relative to the workspace's folder.
+pub fn shown(path: &Path) -> String {
+    path.strip_prefix(root())
+        .unwrap_or(path)
+        .display()
+        .to_string()
+}
