@@ -49,6 +49,7 @@ pub struct Extent {
 /// Transfers are whole: short transfers and `EINTR` end inside the implementation. Bytes past the
 /// end of the file read as zeros. A future may be dropped before it is done (the host waits for the
 /// kernel to let go of the memory), but must not be leaked.
+#[expect(clippy::len_without_is_empty, reason = "a file is not a collection")]
 pub trait File {
     /// Memory suited to this file's requests; see [`File::buffer`].
     type Buffer: DerefMut<Target = [u8]> + 'static;
