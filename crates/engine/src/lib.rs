@@ -2,8 +2,13 @@
 
 #![forbid(unsafe_code)]
 
+mod align;
 mod error;
 mod options;
+mod pool;
+mod sector_locks;
+#[cfg(test)]
+mod test_file;
 
 pub use error::{ErrorKind, ImageError};
 #[cfg(feature = "broken-order")]

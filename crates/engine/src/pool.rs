@@ -1,0 +1,191 @@
+//! Buffers of a queue, kept for the next request.
+//!
+//! A queue allocates while it warms up and then runs on what it kept: a server whose memory the
+//! kernel is reclaiming through it must not ask the kernel for more. Buffers come in sizes that are
+//! powers of two; a request gets the smallest that holds it. What is kept is bounded per size, so a
+//! burst is given back to the system.
+//!
+//! One thread only, and nothing is borrowed while a caller holds a buffer.
+
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+use std::rc::Rc;
+
+use gaur_block::File;
+
+/// Smallest size, as a power of two: a page, and the largest request alignment in common use.
+const MIN_BITS: u32 = 12;
+/// Largest size that is kept: the input of one compressed cluster (up to twice 2 MiB) together
+/// with the blocks at its edges.
+const MAX_BITS: u32 = 23;
+const CLASSES: usize = (MAX_BITS - MIN_BITS + 1) as usize;
+/// Most bytes kept of one size, but always [`KEPT_MIN`] buffers.
+const KEPT_BYTES: usize = 16 << 20;
+const KEPT_MIN: usize = 8;
+
+/// The buffers of one queue. They may serve all files of the queue: a kept buffer that is not
+/// aligned enough for a file is replaced.
+pub(crate) struct Pool<F: File> {
+    kept: Rc<Kept<F>>,
+}
+
+struct Kept<F: File> {
+    classes: [RefCell<Vec<F::Buffer>>; CLASSES],
+}
+
+impl<F: File> Pool<F> {
+    /// A pool that holds nothing yet.
+    pub(crate) fn new() -> Pool<F> {
+        Pool {
+            kept: Rc::new(Kept {
+                classes: std::array::from_fn(|_| RefCell::default()),
+            }),
+        }
+    }
+
+    /// A buffer of `len_bytes` that suits requests to `file`. It holds whatever its last user left
+    /// in it. It goes back to the pool when it is dropped.
+    pub(crate) fn take(&self, file: &F, len_bytes: usize) -> PoolBuffer<F> {
+        let Some(class) = class_of(len_bytes) else {
+            let buffer = Some(file.buffer(len_bytes));
+            return PoolBuffer {
+                kept: Rc::clone(&self.kept),
+                buffer,
+                len_bytes,
+                class: None,
+            };
+        };
+        let alignment = file.limits().memory_alignment.max(1) as usize;
+        let kept = self.kept.classes[class].borrow_mut().pop();
+        let buffer = match kept {
+            Some(buffer) if buffer.as_ptr().addr().is_multiple_of(alignment) => buffer,
+            _ => file.buffer(class_bytes(class)),
+        };
+        PoolBuffer {
+            kept: Rc::clone(&self.kept),
+            buffer: Some(buffer),
+            len_bytes,
+            class: Some(class),
+        }
+    }
+}
+
+fn class_of(len_bytes: usize) -> Option<usize> {
+    let bits = len_bytes
+        .max(1)
+        .checked_next_power_of_two()?
+        .trailing_zeros()
+        .max(MIN_BITS);
+    (bits <= MAX_BITS).then_some((bits - MIN_BITS) as usize)
+}
+
+fn class_bytes(class: usize) -> usize {
+    1 << (class + MIN_BITS as usize)
+}
+
+/// A buffer on loan from a [`Pool`].
+pub(crate) struct PoolBuffer<F: File> {
+    kept: Rc<Kept<F>>,
+    /// `Some` until the drop.
+    buffer: Option<F::Buffer>,
+    len_bytes: usize,
+    class: Option<usize>,
+}
+
+impl<F: File> Deref for PoolBuffer<F> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.buffer
+            .as_deref()
+            .map_or(&[], |buffer| &buffer[..self.len_bytes])
+    }
+}
+
+impl<F: File> DerefMut for PoolBuffer<F> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.buffer
+            .as_deref_mut()
+            .map_or(&mut [], |buffer| &mut buffer[..self.len_bytes])
+    }
+}
+
+impl<F: File> Drop for PoolBuffer<F> {
+    fn drop(&mut self) {
+        if let (Some(class), Some(buffer)) = (self.class, self.buffer.take()) {
+            let mut kept = self.kept.classes[class].borrow_mut();
+            if kept.len() < (KEPT_BYTES / class_bytes(class)).max(KEPT_MIN) {
+                kept.push(buffer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_file::{TestFile, cached_limits};
+
+    #[test]
+    fn a_returned_buffer_is_handed_out_again() {
+        let file = TestFile::new(Vec::new(), cached_limits());
+        let pool = Pool::new();
+        let first = pool.take(&file, 5000);
+        assert_eq!(first.len(), 5000);
+        let address = first.as_ptr();
+        drop(first);
+        let second = pool.take(&file, 8192);
+        assert_eq!((second.as_ptr(), second.len()), (address, 8192));
+        assert_eq!(file.buffers_made(), 1);
+    }
+
+    #[test]
+    fn buffers_in_use_are_never_shared_and_their_number_is_what_was_needed_at_once() {
+        let file = TestFile::new(Vec::new(), cached_limits());
+        let pool = Pool::new();
+        for _ in 0..10 {
+            let held: Vec<_> = (0..5).map(|_| pool.take(&file, 65536)).collect();
+            let mut addresses: Vec<_> = held.iter().map(|buffer| buffer.as_ptr()).collect();
+            addresses.sort();
+            addresses.dedup();
+            assert_eq!(addresses.len(), 5);
+        }
+        assert_eq!(file.buffers_made(), 5);
+    }
+
+    #[test]
+    fn what_is_kept_after_a_burst_is_bounded() {
+        let file = TestFile::new(Vec::new(), cached_limits());
+        let pool = Pool::<TestFile>::new();
+        let held: Vec<_> = (0..40).map(|_| pool.take(&file, 2 << 20)).collect();
+        drop(held);
+        assert_eq!(
+            pool.kept.classes[class_of(2 << 20).unwrap()].borrow().len(),
+            8
+        );
+    }
+
+    #[test]
+    fn sizes_at_the_edges_get_a_class_or_none() {
+        assert_eq!(class_of(0), Some(0));
+        assert_eq!(class_of(4096), Some(0));
+        assert_eq!(class_of(4097), Some(1));
+        assert_eq!(class_of(8 << 20), Some(CLASSES - 1));
+        assert_eq!(class_of((8 << 20) + 1), None);
+        assert_eq!(class_of(usize::MAX), None);
+    }
+
+    #[test]
+    fn a_kept_buffer_that_is_not_aligned_enough_is_not_used() {
+        let loose = TestFile::new(Vec::new(), cached_limits());
+        let mut limits = cached_limits();
+        limits.memory_alignment = 1 << 16;
+        let strict = TestFile::new(Vec::new(), limits);
+        let pool = Pool::new();
+        let held: Vec<_> = (0..4).map(|_| pool.take(&loose, 4096)).collect();
+        drop(held);
+        for _ in 0..4 {
+            assert_eq!(pool.take(&strict, 4096).as_ptr().addr() % (1 << 16), 0);
+        }
+    }
+}
