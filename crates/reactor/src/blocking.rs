@@ -1,0 +1,202 @@
+//! The blocking host: the thread that asks does the work, by `pread(2)` and its like.
+//!
+//! Its futures are ready when they are first polled, so any executor drives them; [`block_on`] is
+//! the smallest. The command line's offline verbs run on it, tests do, and a server does where
+//! io_uring is not allowed.
+
+use std::future::Future;
+use std::io::IoSlice;
+use std::os::fd::AsFd;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use gaur_block::{
+    Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Registered, Source, Target,
+};
+
+use crate::context;
+use crate::memory::Buffer;
+use crate::open::OpenFile;
+use crate::syscall;
+use crate::whole::{self, Raw};
+
+/// Opens files for blocking transfers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BlockingHost;
+
+impl Host for BlockingHost {
+    type File = BlockingFile;
+
+    async fn open(&self, name: &str, access: Access) -> Result<BlockingFile, OpenError> {
+        OpenFile::open(name, access).map(BlockingFile::new)
+    }
+}
+
+/// A file whose operations block the calling thread. Any number of threads may use clones.
+#[derive(Clone, Debug)]
+pub struct BlockingFile {
+    inline: Inline,
+}
+
+impl BlockingFile {
+    /// For an open file, which may be in use elsewhere too.
+    pub fn new(file: OpenFile) -> BlockingFile {
+        BlockingFile {
+            inline: Inline { file },
+        }
+    }
+
+    /// The open file, to make another thread's file from.
+    pub fn open_file(&self) -> &OpenFile {
+        &self.inline.file
+    }
+}
+
+impl File for BlockingFile {
+    type Buffer = Buffer;
+
+    fn limits(&self) -> FileLimits {
+        self.open_file().limits()
+    }
+
+    fn id(&self) -> Option<FileId> {
+        Some(self.open_file().id())
+    }
+
+    fn buffer(&self, len_bytes: usize) -> Buffer {
+        Buffer::from_system(len_bytes)
+    }
+
+    async fn len(&self) -> Result<u64, Errno> {
+        self.open_file().len()
+    }
+
+    async fn read_at(&self, offset_bytes: u64, target: Target<'_>) -> Result<(), Errno> {
+        whole::read_at(&self.inline, offset_bytes, target).await
+    }
+
+    async fn write_at(&self, offset_bytes: u64, source: Source<'_>) -> Result<(), Errno> {
+        whole::write_at(&self.inline, offset_bytes, source).await
+    }
+
+    async fn write_vectored_at(
+        &self,
+        offset_bytes: u64,
+        parts: &[IoSlice<'_>],
+    ) -> Result<(), Errno> {
+        whole::write_vectored_at(&self.inline, offset_bytes, parts).await
+    }
+
+    async fn write_zeroes_at(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        may_unmap: bool,
+    ) -> Result<(), Errno> {
+        whole::write_zeroes_at(&self.inline, offset_bytes, len_bytes, may_unmap).await
+    }
+
+    async fn discard_at(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
+        whole::discard_at(&self.inline, offset_bytes, len_bytes).await
+    }
+
+    async fn flush(&self) -> Result<(), Errno> {
+        self.inline.fdatasync().await
+    }
+
+    async fn set_len(&self, len_bytes: u64) -> Result<(), Errno> {
+        whole::set_len(&self.inline, len_bytes).await
+    }
+
+    async fn extent_at(&self, offset_bytes: u64) -> Result<Extent, Errno> {
+        self.open_file().extent_at(offset_bytes)
+    }
+}
+
+/// Operations done by the calling thread. A registered buffer belongs to a ring, and there is none.
+#[derive(Clone, Debug)]
+pub(crate) struct Inline {
+    pub(crate) file: OpenFile,
+}
+
+impl Raw for Inline {
+    fn file(&self) -> &OpenFile {
+        &self.file
+    }
+
+    async fn read(&self, offset_bytes: u64, memory: &mut [u8]) -> Result<usize, Errno> {
+        syscall::pread(self.file.as_fd(), offset_bytes, memory)
+    }
+
+    async fn read_registered(&self, _: u64, _: Registered) -> Result<usize, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    async fn zero_registered(&self, _: Registered) -> Result<(), Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    async fn write(&self, offset_bytes: u64, memory: &[u8]) -> Result<usize, Errno> {
+        syscall::pwrite(self.file.as_fd(), offset_bytes, memory)
+    }
+
+    async fn write_registered(&self, _: u64, _: Registered) -> Result<usize, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    async fn write_parts(&self, offset_bytes: u64, parts: &[IoSlice<'_>]) -> Result<usize, Errno> {
+        syscall::pwritev(self.file.as_fd(), offset_bytes, parts)
+    }
+
+    async fn fallocate(&self, mode: libc::c_int, offset: u64, len: u64) -> Result<(), Errno> {
+        syscall::fallocate(self.file.as_fd(), mode, offset, len)
+    }
+
+    async fn fdatasync(&self) -> Result<(), Errno> {
+        syscall::fdatasync(self.file.as_fd())
+    }
+
+    async fn ftruncate(&self, len_bytes: u64) -> Result<(), Errno> {
+        syscall::ftruncate(self.file.as_fd(), len_bytes)
+    }
+}
+
+struct Unpark {
+    thread: Thread,
+}
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.thread.unpark();
+    }
+}
+
+/// Drives a future on this thread, which sleeps while the future waits for another thread.
+///
+/// # Panics
+/// When the future has to wait and the thread has a reactor: nobody would run the reactor.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    if let Poll::Ready(output) = future
+        .as_mut()
+        .poll(&mut Context::from_waker(Waker::noop()))
+    {
+        return output;
+    }
+    assert!(
+        !context::has_reactor(),
+        "a thread with a reactor waits by Reactor::block_on"
+    );
+    let waker = Waker::from(Arc::new(Unpark {
+        thread: thread::current(),
+    }));
+    let mut context = Context::from_waker(&waker);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        thread::park();
+    }
+}

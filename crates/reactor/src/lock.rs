@@ -1,0 +1,136 @@
+//! The locks by which QEMU keeps two programs from writing one image.
+//!
+//! They are byte-range locks of the open file description (`F_OFD_SETLK`, `fcntl(2)`), so that
+//! duplicates of a descriptor share them and they go with the last one. A program shows what it
+//! does with an image by read locks on single bytes: byte 100 + n for each permission n it uses,
+//! byte 200 + n for each it does not share. After taking its own it looks, by `F_OFD_GETLK` as if
+//! for a write lock, whether somebody else's contradict them: two that start at once both see the
+//! other, and both give up. The numbers are those of QEMU's `file-posix` driver (2.10 and later).
+//!
+//! The bytes are locked, never written; an image may be shorter.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use gaur_block::{Access, Errno, OpenError};
+
+use crate::syscall;
+
+/// First byte of those that say what is in use.
+const USED_BASE: i64 = 100;
+/// First byte of those that say what is not shared.
+const UNSHARED_BASE: i64 = 200;
+
+/// A permission, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Permission {
+    bit: i64,
+    name: &'static str,
+}
+
+const CONSISTENT_READ: Permission = Permission {
+    bit: 0,
+    name: "consistent read",
+};
+const WRITE: Permission = Permission {
+    bit: 1,
+    name: "write",
+};
+const RESIZE: Permission = Permission {
+    bit: 3,
+    name: "resize",
+};
+
+const USED_BY_WRITER: &[Permission] = &[CONSISTENT_READ, WRITE, RESIZE];
+const USED_BY_READER: &[Permission] = &[CONSISTENT_READ];
+const UNSHARED: &[Permission] = &[WRITE, RESIZE];
+
+/// Takes the locks for `access`, and checks that nobody else's contradict them. They last as long
+/// as the open file description.
+pub(crate) fn acquire(fd: BorrowedFd<'_>, access: Access) -> Result<(), OpenError> {
+    let used = if access.write {
+        USED_BY_WRITER
+    } else {
+        USED_BY_READER
+    };
+    let unshared = if access.force_share && !access.write {
+        &[]
+    } else {
+        UNSHARED
+    };
+    for permission in used {
+        take(fd, USED_BASE + permission.bit).map_err(cannot_lock)?;
+    }
+    for permission in unshared {
+        take(fd, UNSHARED_BASE + permission.bit).map_err(cannot_lock)?;
+    }
+    for permission in used {
+        if held_by_other(fd, UNSHARED_BASE + permission.bit).map_err(cannot_lock)? {
+            return Err(conflict(access, *permission));
+        }
+    }
+    for permission in unshared {
+        if held_by_other(fd, USED_BASE + permission.bit).map_err(cannot_lock)? {
+            return Err(conflict(access, *permission));
+        }
+    }
+    Ok(())
+}
+
+/// One byte's lock, as `fcntl` takes it.
+fn byte(kind: libc::c_int, at: i64) -> libc::flock {
+    // SAFETY: `flock` is plain integers, for which zero is a value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = at as libc::off_t;
+    lock.l_len = 1;
+    lock
+}
+
+fn take(fd: BorrowedFd<'_>, at: i64) -> Result<(), Errno> {
+    let lock = byte(libc::F_RDLCK, at);
+    // SAFETY: the command reads one `flock`.
+    let result = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(syscall::last_errno())
+    }
+}
+
+fn held_by_other(fd: BorrowedFd<'_>, at: i64) -> Result<bool, Errno> {
+    let mut lock = byte(libc::F_WRLCK, at);
+    // SAFETY: the command reads and writes one `flock`.
+    let result = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+    if result == 0 {
+        Ok(libc::c_int::from(lock.l_type) != libc::F_UNLCK)
+    } else {
+        Err(syscall::last_errno())
+    }
+}
+
+fn conflict(access: Access, permission: Permission) -> OpenError {
+    let hint = if access.write {
+        "is another program using the image?"
+    } else {
+        "another program is writing to it; --force-share reads it nevertheless"
+    };
+    let reason = format!("cannot get the \"{}\" lock; {hint}", permission.name);
+    OpenError {
+        errno: Errno::EAGAIN,
+        reason,
+    }
+}
+
+fn cannot_lock(errno: Errno) -> OpenError {
+    // A write lock of another kind than QEMU's lies in the way.
+    if errno == Errno::EAGAIN || errno == Errno::EACCES {
+        let reason = "the file is locked; is another program using the image?".to_owned();
+        return OpenError {
+            errno: Errno::EAGAIN,
+            reason,
+        };
+    }
+    let reason = format!("cannot lock the file ({errno}); does its file system support locks?");
+    OpenError { errno, reason }
+}

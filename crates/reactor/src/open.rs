@@ -1,0 +1,375 @@
+//! Opening a host file: what may be opened, with which flags, and what it can do.
+//!
+//! An [`OpenFile`] is one open file description. Everything that queues of different threads share
+//! about a file is in it, so each thread makes its own `BlockingFile` or `ReactorFile` from a clone.
+//! Only regular files and block devices are opened; the kind is looked at before the file is
+//! touched, because opening a fifo waits for its other end and opening some devices does something.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use gaur_block::{Access, Errno, Extent, FileId, FileLimits, OpenError};
+
+use crate::lock;
+use crate::memory::{Buffer, PAGE};
+use crate::syscall::{self, DirectAlignment};
+
+/// The longest single transfer in bytes: one that a disk works on for a while, and far below what
+/// the kernel moves in one call.
+const MAX_TRANSFER: u32 = 64 << 20;
+
+/// File systems that live in memory: a transfer never waits, and a ring would only send it on to a
+/// worker thread. Magic numbers as in `statfs(2)`.
+const IN_MEMORY: &[i64] = &[TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC];
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+const RAMFS_MAGIC: i64 = 0x8584_58f6;
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+
+/// An open host file and what is known about it. Clones are the same open file: they share the
+/// locks, which are released when the last one is dropped.
+#[derive(Clone, Debug)]
+pub struct OpenFile {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    fd: OwnedFd,
+    kind: Kind,
+    id: FileId,
+    limits: FileLimits,
+    direct: bool,
+    in_memory: bool,
+    /// Unit of a block device in bytes, 1 for a regular file.
+    sector_bytes: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Regular,
+    BlockDevice,
+}
+
+/// How [`OpenFile::create`] makes a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CreateFile {
+    /// Bypass the host's page cache (O_DIRECT).
+    pub direct: bool,
+    /// Take the locks of a writer.
+    pub lock: bool,
+    /// A regular file that exists is emptied, after its locks are taken; otherwise it is an error.
+    /// A block device is opened as it is.
+    pub truncate_existing: bool,
+}
+
+impl OpenFile {
+    /// Opens the file or block device at the path `name`.
+    ///
+    /// # Errors
+    /// Whatever `open(2)` says, in words; a directory, fifo, socket or character device; a lock
+    /// that another program holds; O_DIRECT where the file system does not have it.
+    pub fn open(name: &str, access: Access) -> Result<OpenFile, OpenError> {
+        let path = syscall::path(name.as_bytes()).map_err(|_| nul_in_name())?;
+        let facts = syscall::stat(&path).map_err(|errno| cannot_open(errno, access.write))?;
+        kind_of(&facts)?;
+        let mode = if access.write {
+            libc::O_RDWR
+        } else {
+            libc::O_RDONLY
+        };
+        OpenFile::open_with(&path, mode, access)
+    }
+
+    /// Makes a new, empty file at the path `name`, open for writing.
+    ///
+    /// # Errors
+    /// As [`OpenFile::open`], and `EEXIST` when the file is there and may not be emptied.
+    pub fn create(name: &str, options: CreateFile) -> Result<OpenFile, OpenError> {
+        let path = syscall::path(name.as_bytes()).map_err(|_| nul_in_name())?;
+        let access = Access {
+            write: true,
+            direct: options.direct,
+            lock: options.lock,
+            force_share: false,
+        };
+        let mut mode = libc::O_RDWR | libc::O_CREAT;
+        match syscall::stat(&path) {
+            Ok(facts) => {
+                let kind = kind_of(&facts)?;
+                if kind == Kind::Regular && !options.truncate_existing {
+                    let errno = Errno::from_raw(libc::EEXIST);
+                    return Err(OpenError {
+                        errno,
+                        reason: "the file exists already".to_owned(),
+                    });
+                }
+                if kind == Kind::BlockDevice {
+                    mode = libc::O_RDWR;
+                }
+            }
+            Err(Errno::ENOENT) => mode |= libc::O_EXCL,
+            Err(errno) => return Err(cannot_open(errno, true)),
+        }
+        let file = OpenFile::open_with(&path, mode, access)?;
+        if file.shared.kind == Kind::Regular {
+            syscall::ftruncate(file.as_fd(), 0).map_err(|errno| cannot_open(errno, true))?;
+        }
+        Ok(file)
+    }
+
+    fn open_with(path: &CStr, mode: libc::c_int, access: Access) -> Result<OpenFile, OpenError> {
+        let direct_flag = if access.direct { libc::O_DIRECT } else { 0 };
+        // Should the path have become a fifo since it was looked at, this open does not wait.
+        let fd =
+            syscall::open(path, mode | direct_flag | libc::O_NONBLOCK).map_err(
+                |errno| match errno {
+                    Errno::EINVAL if access.direct => no_direct(),
+                    errno => cannot_open(errno, access.write),
+                },
+            )?;
+        let facts = syscall::fstat(fd.as_fd()).map_err(|errno| cannot_open(errno, access.write))?;
+        let kind = kind_of(&facts)?;
+        // A ring answers EAGAIN instead of waiting for a descriptor that says O_NONBLOCK.
+        set_blocking(fd.as_fd()).map_err(|errno| cannot_open(errno, access.write))?;
+        if access.lock {
+            lock::acquire(fd.as_fd(), access)?;
+        }
+        let shared = Shared::examine(fd, kind, &facts, access)
+            .map_err(|errno| cannot_open(errno, access.write))?;
+        Ok(OpenFile {
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// Limits of this file; constant while it is open.
+    pub fn limits(&self) -> FileLimits {
+        self.shared.limits
+    }
+
+    /// Which file this is.
+    pub fn id(&self) -> FileId {
+        self.shared.id
+    }
+
+    /// Whether it is a block device rather than a regular file.
+    pub fn is_block_device(&self) -> bool {
+        self.shared.kind == Kind::BlockDevice
+    }
+
+    /// Whether it was opened with O_DIRECT.
+    pub fn is_direct(&self) -> bool {
+        self.shared.direct
+    }
+
+    /// Bytes of disk space that the file takes (`st_blocks`); 0 for a block device.
+    pub fn allocated_bytes(&self) -> Result<u64, Errno> {
+        let facts = syscall::fstat(self.as_fd())?;
+        Ok(u64::try_from(facts.st_blocks)
+            .unwrap_or(0)
+            .saturating_mul(512))
+    }
+
+    /// Whether its bytes are memory, so that a transfer never waits for a disk.
+    pub(crate) fn in_memory(&self) -> bool {
+        self.shared.in_memory
+    }
+
+    /// Unit of zeroing and discarding in bytes: a block device's sector, 1 for a regular file,
+    /// where the file system does the edges.
+    pub(crate) fn sector_bytes(&self) -> u32 {
+        self.shared.sector_bytes
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> Result<u64, Errno> {
+        match self.shared.kind {
+            Kind::Regular => {
+                let facts = syscall::fstat(self.as_fd())?;
+                u64::try_from(facts.st_size).map_err(|_| Errno::EIO)
+            }
+            Kind::BlockDevice => syscall::lseek(self.as_fd(), 0, libc::SEEK_END),
+        }
+    }
+
+    /// The run of data or hole at `offset_bytes`.
+    pub(crate) fn extent_at(&self, offset_bytes: u64) -> Result<Extent, Errno> {
+        let len_bytes = self.len()?;
+        let rest = len_bytes.checked_sub(offset_bytes).filter(|rest| *rest > 0);
+        let rest = rest.ok_or(Errno::EINVAL)?;
+        let run = |end: u64, data| {
+            let len = end.min(len_bytes).saturating_sub(offset_bytes);
+            // A file that changes under our feet: what can be said of one byte is always true.
+            Extent {
+                len: len.max(1),
+                data: data || len == 0,
+            }
+        };
+        match syscall::lseek(self.as_fd(), offset_bytes, libc::SEEK_DATA) {
+            Ok(start) if start > offset_bytes => Ok(run(start, false)),
+            Ok(_) => match syscall::lseek(self.as_fd(), offset_bytes, libc::SEEK_HOLE) {
+                Ok(end) => Ok(run(end, true)),
+                Err(_) => Ok(Extent {
+                    len: rest,
+                    data: true,
+                }),
+            },
+            Err(errno) if errno.raw() == libc::ENXIO => Ok(run(len_bytes, false)),
+            // A block device, or a file system that does not know.
+            Err(_) => Ok(Extent {
+                len: rest,
+                data: true,
+            }),
+        }
+    }
+}
+
+impl AsFd for OpenFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.fd.as_fd()
+    }
+}
+
+impl AsRawFd for OpenFile {
+    fn as_raw_fd(&self) -> RawFd {
+        self.shared.fd.as_raw_fd()
+    }
+}
+
+impl Shared {
+    fn examine(
+        fd: OwnedFd,
+        kind: Kind,
+        facts: &libc::stat,
+        access: Access,
+    ) -> Result<Shared, Errno> {
+        let sector_bytes = match kind {
+            Kind::Regular => 1,
+            Kind::BlockDevice => syscall::sector_size(fd.as_fd())?,
+        };
+        let alignment = match access.direct {
+            true => direct_alignment(fd.as_fd(), sector_bytes),
+            false => DirectAlignment {
+                memory: 1,
+                offset: 1,
+            },
+        };
+        let in_memory = kind == Kind::Regular
+            && syscall::filesystem_magic(fd.as_fd()).is_ok_and(|magic| IN_MEMORY.contains(&magic));
+        let id = match kind {
+            Kind::Regular => FileId {
+                device: facts.st_dev,
+                inode: facts.st_ino,
+            },
+            Kind::BlockDevice => FileId {
+                device: facts.st_rdev,
+                inode: 0,
+            },
+        };
+        let limits = FileLimits {
+            request_alignment: alignment.offset,
+            memory_alignment: alignment.memory,
+            max_transfer: MAX_TRANSFER,
+            resizable: kind == Kind::Regular,
+            discard_zeroes: kind == Kind::Regular && access.write,
+            read_only: !access.write,
+        };
+        Ok(Shared {
+            fd,
+            kind,
+            id,
+            limits,
+            direct: access.direct,
+            in_memory,
+            sector_bytes,
+        })
+    }
+}
+
+/// What O_DIRECT asks for: what the kernel says, or a block device's sector, or the smallest unit
+/// that a read accepts.
+fn direct_alignment(fd: BorrowedFd<'_>, sector_bytes: u32) -> DirectAlignment {
+    if let Some(found) = syscall::direct_alignment(fd) {
+        return found;
+    }
+    if sector_bytes > 1 {
+        return DirectAlignment {
+            memory: sector_bytes,
+            offset: sector_bytes,
+        };
+    }
+    let mut memory = Buffer::from_system(PAGE);
+    let accepted = |unit: usize, memory: &mut [u8]| {
+        let aligned = memory.get_mut(..unit);
+        aligned.is_some_and(|aligned| syscall::pread(fd, unit as u64, aligned).is_ok())
+    };
+    let unit = [512, 1024, 2048]
+        .into_iter()
+        .find(|unit| accepted(*unit, &mut memory));
+    let unit = unit.unwrap_or(PAGE) as u32;
+    DirectAlignment {
+        memory: PAGE as u32,
+        offset: unit,
+    }
+}
+
+fn set_blocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    // SAFETY: neither command takes memory.
+    unsafe {
+        let flags = libc::fcntl(fd.as_raw_fd(), libc::F_GETFL);
+        if flags < 0 || libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) < 0 {
+            return Err(syscall::last_errno());
+        }
+    }
+    Ok(())
+}
+
+fn kind_of(facts: &libc::stat) -> Result<Kind, OpenError> {
+    let (errno, what) = match facts.st_mode & libc::S_IFMT {
+        libc::S_IFREG => return Ok(Kind::Regular),
+        libc::S_IFBLK => return Ok(Kind::BlockDevice),
+        libc::S_IFDIR => (Errno::from_raw(libc::EISDIR), "a directory"),
+        libc::S_IFIFO => (Errno::EINVAL, "a fifo"),
+        libc::S_IFSOCK => (Errno::EINVAL, "a socket"),
+        libc::S_IFCHR => (Errno::EINVAL, "a character device"),
+        _ => (Errno::EINVAL, "of an unknown kind"),
+    };
+    let reason = format!("is {what}; an image is a regular file or a block device");
+    Err(OpenError { errno, reason })
+}
+
+fn nul_in_name() -> OpenError {
+    OpenError {
+        errno: Errno::EINVAL,
+        reason: "the name contains a NUL byte".to_owned(),
+    }
+}
+
+fn no_direct() -> OpenError {
+    let reason = "the file system does not support direct I/O; use a cached mode".to_owned();
+    OpenError {
+        errno: Errno::EINVAL,
+        reason,
+    }
+}
+
+fn cannot_open(errno: Errno, write: bool) -> OpenError {
+    let reason = match errno {
+        Errno::EACCES | Errno::EPERM if write => {
+            "permission denied for writing; is it read-only?".to_owned()
+        }
+        Errno::EROFS => "the file system is read-only".to_owned(),
+        errno => describe(errno),
+    };
+    OpenError { errno, reason }
+}
+
+/// The system's words for an error, in lower case.
+pub(crate) fn describe(errno: Errno) -> String {
+    if errno.name().is_some() {
+        return errno.text().to_owned();
+    }
+    let text = std::io::Error::from_raw_os_error(errno.raw()).to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    text.to_lowercase()
+}

@@ -1,0 +1,375 @@
+//! From what the kernel does to what [`gaur_block::File`] promises: whole transfers, zeros past the
+//! end of the file, zeroing of any range.
+//!
+//! [`Raw`] is one system call each, done by a ring or by the thread itself; everything that has to
+//! be said about partial transfers, file ends and sectors is said here, once for both.
+
+use std::io::IoSlice;
+
+use gaur_block::{Errno, Registered, Source, Target};
+
+use crate::memory::Buffer;
+use crate::open::OpenFile;
+use crate::syscall::{self, IOV_MAX, RW_MAX};
+
+const PUNCH: libc::c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+const ZERO: libc::c_int = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+const ALLOCATE: libc::c_int = libc::FALLOC_FL_KEEP_SIZE;
+
+/// Single operations on a file. Counts may be short; `EINTR` and `EAGAIN` do not come out.
+pub(crate) trait Raw {
+    fn file(&self) -> &OpenFile;
+    async fn read(&self, offset_bytes: u64, memory: &mut [u8]) -> Result<usize, Errno>;
+    async fn read_registered(&self, offset_bytes: u64, to: Registered) -> Result<usize, Errno>;
+    /// Fills part of a registered buffer with zeros.
+    async fn zero_registered(&self, to: Registered) -> Result<(), Errno>;
+    async fn write(&self, offset_bytes: u64, memory: &[u8]) -> Result<usize, Errno>;
+    async fn write_registered(&self, offset_bytes: u64, from: Registered) -> Result<usize, Errno>;
+    /// At most [`IOV_MAX`] parts.
+    async fn write_parts(&self, offset_bytes: u64, parts: &[IoSlice<'_>]) -> Result<usize, Errno>;
+    async fn fallocate(&self, mode: libc::c_int, offset: u64, len: u64) -> Result<(), Errno>;
+    async fn fdatasync(&self) -> Result<(), Errno>;
+    async fn ftruncate(&self, len_bytes: u64) -> Result<(), Errno>;
+}
+
+/// Refuses a range that does not fit a file (2^63 - 1 bytes).
+fn check_range(offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
+    let end = offset_bytes.checked_add(len_bytes);
+    match end {
+        Some(end) if end <= i64::MAX as u64 => Ok(()),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn check_writable(file: &OpenFile) -> Result<(), Errno> {
+    if file.limits().read_only {
+        Err(Errno::EROFS)
+    } else {
+        Ok(())
+    }
+}
+
+/// Whether a read that moved `count` bytes, fewer than asked for, met the end of the file. With
+/// O_DIRECT a count that is no multiple of the alignment does, and to go on from there would fail.
+fn is_end(file: &OpenFile, count: usize) -> bool {
+    count % file.limits().request_alignment as usize != 0 || count == 0
+}
+
+pub(crate) async fn read_at<R: Raw>(
+    raw: &R,
+    offset_bytes: u64,
+    target: Target<'_>,
+) -> Result<(), Errno> {
+    check_range(offset_bytes, target.len() as u64)?;
+    match target {
+        Target::Memory(memory) => read_memory(raw, offset_bytes, memory).await,
+        Target::Registered(registered) => read_registered(raw, offset_bytes, registered).await,
+    }
+}
+
+async fn read_memory<R: Raw>(raw: &R, offset_bytes: u64, memory: &mut [u8]) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < memory.len() {
+        let end = memory.len().min(done + RW_MAX);
+        let rest = &mut memory[done..end];
+        let asked = rest.len();
+        let count = raw.read(offset_bytes + done as u64, rest).await?;
+        done += count;
+        if count < asked && is_end(raw.file(), count) {
+            memory[done..].fill(0);
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+async fn read_registered<R: Raw>(raw: &R, offset: u64, to: Registered) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < to.len {
+        let rest = part_of(to, done);
+        let count = raw.read_registered(offset + done as u64, rest).await?;
+        done += count;
+        if count < rest.len && is_end(raw.file(), count) {
+            return raw
+                .zero_registered(Registered {
+                    len: to.len - done,
+                    ..part_of(to, done)
+                })
+                .await;
+        }
+    }
+    Ok(())
+}
+
+/// What is left of a registered buffer after `done` bytes, as much as one call moves.
+fn part_of(whole: Registered, done: usize) -> Registered {
+    let len = (whole.len - done).min(RW_MAX);
+    Registered {
+        offset: whole.offset + done as u64,
+        len,
+        ..whole
+    }
+}
+
+pub(crate) async fn write_at<R: Raw>(
+    raw: &R,
+    offset_bytes: u64,
+    source: Source<'_>,
+) -> Result<(), Errno> {
+    check_writable(raw.file())?;
+    check_range(offset_bytes, source.len() as u64)?;
+    match source {
+        Source::Memory(memory) => write_memory(raw, offset_bytes, memory).await,
+        Source::Registered(from) => {
+            let mut done = 0;
+            while done < from.len {
+                let at = offset_bytes + done as u64;
+                done += some(raw.write_registered(at, part_of(from, done)).await)?;
+            }
+            Ok(())
+        }
+    }
+}
+
+async fn write_memory<R: Raw>(raw: &R, offset_bytes: u64, memory: &[u8]) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < memory.len() {
+        let end = memory.len().min(done + RW_MAX);
+        done += some(
+            raw.write(offset_bytes + done as u64, &memory[done..end])
+                .await,
+        )?;
+    }
+    Ok(())
+}
+
+/// A write that moves nothing and does not say why would be repeated for ever.
+fn some(count: Result<usize, Errno>) -> Result<usize, Errno> {
+    match count {
+        Ok(0) => Err(Errno::EIO),
+        count => count,
+    }
+}
+
+pub(crate) async fn write_vectored_at<R: Raw>(
+    raw: &R,
+    offset_bytes: u64,
+    parts: &[IoSlice<'_>],
+) -> Result<(), Errno> {
+    check_writable(raw.file())?;
+    let total = parts
+        .iter()
+        .try_fold(0_u64, |sum, part| sum.checked_add(part.len() as u64));
+    check_range(offset_bytes, total.ok_or(Errno::EINVAL)?)?;
+    if let [part] = parts {
+        return write_memory(raw, offset_bytes, part).await;
+    }
+    let mut at = offset_bytes;
+    let mut rest = parts;
+    while !rest.is_empty() {
+        // Empty parts in front would make an empty write, which looks like one that got stuck.
+        if rest[0].is_empty() {
+            rest = &rest[1..];
+            continue;
+        }
+        let group = &rest[..rest.len().min(IOV_MAX)];
+        let mut count = some(raw.write_parts(at, group).await)?;
+        at += count as u64;
+        while let Some(part) = rest.first().filter(|part| part.len() <= count) {
+            count -= part.len();
+            rest = &rest[1..];
+        }
+        if count > 0 {
+            // The call stopped inside a part: the remainder of it goes alone.
+            let remainder = &rest[0][count..];
+            write_memory(raw, at, remainder).await?;
+            at += remainder.len() as u64;
+            rest = &rest[1..];
+        }
+    }
+    Ok(())
+}
+
+pub(crate) async fn write_zeroes_at<R: Raw>(
+    raw: &R,
+    offset_bytes: u64,
+    len_bytes: u64,
+    may_unmap: bool,
+) -> Result<(), Errno> {
+    check_writable(raw.file())?;
+    check_range(offset_bytes, len_bytes)?;
+    let pieces = Pieces::of(offset_bytes, len_bytes, raw.file().sector_bytes());
+    // The middle first: when the device cannot do it, nothing has been done at all.
+    if pieces.middle.len > 0 {
+        zero_range(raw, pieces.middle, may_unmap).await?;
+    }
+    for edge in [pieces.head, pieces.tail] {
+        if edge.len > 0 {
+            zero_edge(raw, edge).await?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) async fn discard_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Result<(), Errno> {
+    check_writable(raw.file())?;
+    check_range(offset, len)?;
+    // The file system zeroes the edges of a hole in a regular file; on a block device a discard
+    // promises nothing about the contents, and its edges are left alone.
+    let middle = Pieces::of(offset, len, raw.file().sector_bytes()).middle;
+    if middle.len == 0 {
+        return Ok(());
+    }
+    match raw.fallocate(PUNCH, middle.offset, middle.len).await {
+        Err(errno) if is_unsupported(errno) && raw.file().is_block_device() => {
+            syscall::block_discard(
+                std::os::fd::AsFd::as_fd(raw.file()),
+                middle.offset,
+                middle.len,
+            )
+        }
+        Err(errno) if is_unsupported(errno) => Err(Errno::EOPNOTSUPP),
+        result => result,
+    }
+}
+
+pub(crate) async fn set_len<R: Raw>(raw: &R, len_bytes: u64) -> Result<(), Errno> {
+    check_writable(raw.file())?;
+    check_range(len_bytes, 0)?;
+    if !raw.file().limits().resizable {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    raw.ftruncate(len_bytes).await
+}
+
+fn is_unsupported(errno: Errno) -> bool {
+    errno == Errno::EOPNOTSUPP || [libc::ENOSYS, libc::ENODEV, libc::ENOTTY].contains(&errno.raw())
+}
+
+/// Zeroes a range that lies on sector boundaries.
+async fn zero_range<R: Raw>(raw: &R, range: Range, may_unmap: bool) -> Result<(), Errno> {
+    let Range { offset, len } = range;
+    let (first, second) = if may_unmap {
+        (PUNCH, ZERO)
+    } else {
+        (ZERO, PUNCH)
+    };
+    match raw.fallocate(first, offset, len).await {
+        Err(errno) if is_unsupported(errno) => {}
+        result => return result,
+    }
+    if !may_unmap && raw.file().is_block_device() {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    match raw.fallocate(second, offset, len).await {
+        Err(errno) if is_unsupported(errno) => return Err(Errno::EOPNOTSUPP),
+        Err(errno) => return Err(errno),
+        Ok(()) if may_unmap => return Ok(()),
+        Ok(()) => {}
+    }
+    // A hole was made where space is to stay: take it again.
+    match raw.fallocate(ALLOCATE, offset, len).await {
+        Err(errno) if is_unsupported(errno) => Err(Errno::EOPNOTSUPP),
+        result => result,
+    }
+}
+
+/// Zeroes part of one sector of a block device. With O_DIRECT the sector is read, changed and
+/// written, so nobody else may write to it meanwhile; the engine sends whole sectors.
+async fn zero_edge<R: Raw>(raw: &R, edge: Range) -> Result<(), Errno> {
+    let sector = u64::from(raw.file().sector_bytes());
+    let sector_start = edge.offset - edge.offset % sector;
+    let mut memory = Buffer::from_system(sector as usize);
+    if !raw.file().is_direct() {
+        return write_memory(raw, edge.offset, &memory[..edge.len as usize]).await;
+    }
+    read_memory(raw, sector_start, &mut memory).await?;
+    let from = (edge.offset - sector_start) as usize;
+    memory[from..from + edge.len as usize].fill(0);
+    write_memory(raw, sector_start, &memory).await
+}
+
+/// A run of bytes of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Range {
+    offset: u64,
+    len: u64,
+}
+
+/// A range cut at sector boundaries: `head` and `tail` are each part of one sector, `middle` is
+/// whole sectors. Any may be empty.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Pieces {
+    head: Range,
+    middle: Range,
+    tail: Range,
+}
+
+impl Pieces {
+    /// `offset + len` must not overflow (`check_range`).
+    fn of(offset: u64, len: u64, sector_bytes: u32) -> Pieces {
+        let sector = u64::from(sector_bytes.max(1));
+        let end = offset + len;
+        let middle_start = offset.next_multiple_of(sector);
+        let middle_end = end - end % sector;
+        if middle_start > middle_end {
+            // All of it is inside one sector.
+            return Pieces {
+                head: Range { offset, len },
+                ..Pieces::default()
+            };
+        }
+        Pieces {
+            head: Range {
+                offset,
+                len: middle_start - offset,
+            },
+            middle: Range {
+                offset: middle_start,
+                len: middle_end - middle_start,
+            },
+            tail: Range {
+                offset: middle_end,
+                len: end - middle_end,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_the_range_and_lie_on_sectors() {
+        for sector in [1_u32, 512, 4096] {
+            for offset in [0_u64, 1, 511, 512, 513, 4095, 4096, 10_000] {
+                for len in [0_u64, 1, 511, 512, 1024, 4096, 4097, 20_000] {
+                    let pieces = Pieces::of(offset, len, sector);
+                    let Pieces { head, middle, tail } = pieces;
+                    assert_eq!(head.len + middle.len + tail.len, len, "{pieces:?}");
+                    assert!(head.len < u64::from(sector) || head.len == 0, "{pieces:?}");
+                    assert!(tail.len < u64::from(sector) || tail.len == 0, "{pieces:?}");
+                    assert_eq!(middle.len % u64::from(sector), 0, "{pieces:?}");
+                    if head.len > 0 {
+                        assert_eq!(head.offset, offset);
+                    }
+                    if middle.len > 0 {
+                        assert_eq!(middle.offset, offset + head.len);
+                        assert_eq!(middle.offset % u64::from(sector), 0);
+                    }
+                    if tail.len > 0 {
+                        assert_eq!(tail.offset, offset + head.len + middle.len);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_beyond_a_file_are_refused() {
+        assert_eq!(check_range(i64::MAX as u64, 0), Ok(()));
+        assert_eq!(check_range(i64::MAX as u64, 1), Err(Errno::EINVAL));
+        assert_eq!(check_range(u64::MAX, 1), Err(Errno::EINVAL));
+    }
+}
