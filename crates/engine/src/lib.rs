@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod align;
+mod compress;
 mod error;
 mod options;
 mod pool;
