@@ -1,0 +1,3 @@
+//! Exports over the network block device protocol.
+
+pub mod proto;

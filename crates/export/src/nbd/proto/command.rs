@@ -1,0 +1,307 @@
+//! The transmission phase: requests.
+//!
+//! Invariant: an [`Event::Request`] is inside the export, allowed, and no longer than the payload
+//! limit; everything else became a refusal on the way.
+
+use gaur_block::Errno;
+
+use super::Session;
+use super::violation::Violation;
+use super::wire::{Fields, PAYLOAD_MAX_BYTES, REQUEST_LEN, REQUEST_MAGIC, cmd, cmd_flag};
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Send data.
+    Read {
+        /// In one chunk.
+        unfragmented: bool,
+    },
+    /// Store data, which follows the request.
+    Write,
+    /// Make everything durable.
+    Flush,
+    /// Discard.
+    Trim,
+    /// Read ahead.
+    Cache,
+    /// Make a range read as zeros.
+    WriteZeroes {
+        /// Space may be given back.
+        may_unmap: bool,
+    },
+    /// Say what is allocated.
+    BlockStatus {
+        /// One extent is enough.
+        one: bool,
+    },
+}
+
+/// A request that passed every check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// What the client calls it; comes back in the reply.
+    pub cookie: u64,
+    /// What it asks for.
+    pub kind: Kind,
+    /// First byte; inside the export.
+    pub offset_bytes: u64,
+    /// Length in bytes; ends inside the export. 0 for [`Kind::Flush`].
+    pub len_bytes: u32,
+    /// Durable before the reply.
+    pub fua: bool,
+}
+
+/// A request that is answered with an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What the client calls it.
+    pub cookie: u64,
+    /// The error.
+    pub errno: Errno,
+    /// The error in words.
+    pub reason: &'static str,
+}
+
+/// What comes of feeding a parser.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// More bytes are needed.
+    Need,
+    /// A request. The payload of a write follows, see [`Parser::payload_left`].
+    Request(Command),
+    /// A request to be refused. Its payload, if any, is skipped by the parser.
+    Refuse(Refusal),
+    /// The client said goodbye.
+    Disconnect,
+    /// The client broke the protocol: close.
+    Violation(Violation),
+}
+
+/// Cuts the bytes of a connection into requests.
+#[derive(Debug)]
+pub struct Parser {
+    session: Session,
+    payload_left: usize,
+    skip: usize,
+    ended: bool,
+}
+
+impl Parser {
+    /// A parser before the first request of `session`.
+    pub fn new(session: Session) -> Parser {
+        Parser {
+            session,
+            payload_left: 0,
+            skip: 0,
+            ended: false,
+        }
+    }
+
+    /// The session it serves.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Bytes of payload of the last [`Event::Request`] that were not taken yet. They are the next
+    /// bytes of the connection and belong to the caller, who takes them and says so by
+    /// [`Parser::take_payload`]; [`Parser::feed`] answers [`Event::Need`] until all are taken.
+    pub fn payload_left(&self) -> usize {
+        self.payload_left
+    }
+
+    /// The caller took `len` bytes of the payload, at most [`Parser::payload_left`].
+    pub fn take_payload(&mut self, len: usize) {
+        assert!(len <= self.payload_left, "a payload is taken once");
+        self.payload_left -= len;
+    }
+
+    /// Takes the front of `input`, what has arrived and was not used yet. Returns how many bytes of
+    /// it were used.
+    pub fn feed(&mut self, input: &[u8]) -> (usize, Event) {
+        if self.payload_left > 0 || self.ended {
+            return (0, Event::Need);
+        }
+        let skipped = self.skip.min(input.len());
+        self.skip -= skipped;
+        let (used, event) = self.request(&input[skipped..]);
+        self.ended = matches!(event, Event::Disconnect | Event::Violation(_));
+        (skipped + used, event)
+    }
+
+    fn request(&mut self, input: &[u8]) -> (usize, Event) {
+        let Some(header) = input.first_chunk::<REQUEST_LEN>() else {
+            let magic = Fields(input).u32().unwrap_or(REQUEST_MAGIC);
+            return match magic {
+                REQUEST_MAGIC => (0, Event::Need),
+                magic => (4, Event::Violation(Violation::RequestMagic(magic))),
+            };
+        };
+        let header = Header::decode(header);
+        if header.magic != REQUEST_MAGIC {
+            return (4, Event::Violation(Violation::RequestMagic(header.magic)));
+        }
+        let has_payload = header.kind == cmd::WRITE;
+        if has_payload && header.len_bytes > PAYLOAD_MAX_BYTES {
+            let violation = Violation::PayloadLength(header.len_bytes);
+            return (REQUEST_LEN, Event::Violation(violation));
+        }
+        if header.kind == cmd::DISC {
+            return (REQUEST_LEN, Event::Disconnect);
+        }
+        let payload = if has_payload {
+            header.len_bytes as usize
+        } else {
+            0
+        };
+        let event = match self.check(&header) {
+            Ok(command) => {
+                self.payload_left = payload;
+                Event::Request(command)
+            }
+            Err((errno, reason)) => {
+                self.skip = payload;
+                Event::Refuse(Refusal {
+                    cookie: header.cookie,
+                    errno,
+                    reason,
+                })
+            }
+        };
+        (REQUEST_LEN, event)
+    }
+
+    fn check(&self, header: &Header) -> Result<Command, (Errno, &'static str)> {
+        let (kind, allowed) = self.kind(header)?;
+        if header.flags & !(allowed | cmd_flag::FUA) != 0 {
+            return Err((Errno::EINVAL, "unknown or misplaced command flags"));
+        }
+        let writes = matches!(kind, Kind::Write | Kind::Trim | Kind::WriteZeroes { .. });
+        if writes && self.session.read_only {
+            return Err((Errno::EPERM, "the export is read-only"));
+        }
+        let mut command = Command {
+            cookie: header.cookie,
+            kind,
+            offset_bytes: header.offset_bytes,
+            len_bytes: header.len_bytes,
+            fua: header.flags & cmd_flag::FUA != 0,
+        };
+        if kind == Kind::Flush {
+            // Its offset and length are reserved; clients have sent all kinds of things.
+            command.offset_bytes = 0;
+            command.len_bytes = 0;
+            return Ok(command);
+        }
+        self.check_range(&command)?;
+        Ok(command)
+    }
+
+    fn kind(&self, header: &Header) -> Result<(Kind, u16), (Errno, &'static str)> {
+        let flag = |flag: u16| header.flags & flag != 0;
+        Ok(match header.kind {
+            cmd::READ => {
+                let allowed = if self.session.structured {
+                    cmd_flag::DF
+                } else {
+                    0
+                };
+                (
+                    Kind::Read {
+                        unfragmented: flag(cmd_flag::DF),
+                    },
+                    allowed,
+                )
+            }
+            cmd::WRITE => (Kind::Write, 0),
+            cmd::FLUSH => (Kind::Flush, 0),
+            cmd::TRIM => (Kind::Trim, 0),
+            cmd::CACHE => (Kind::Cache, 0),
+            cmd::WRITE_ZEROES => (
+                Kind::WriteZeroes {
+                    may_unmap: !flag(cmd_flag::NO_HOLE),
+                },
+                cmd_flag::NO_HOLE,
+            ),
+            cmd::BLOCK_STATUS if !self.session.allocation => {
+                return Err((Errno::EINVAL, "no metadata context was chosen"));
+            }
+            cmd::BLOCK_STATUS => (
+                Kind::BlockStatus {
+                    one: flag(cmd_flag::REQ_ONE),
+                },
+                cmd_flag::REQ_ONE,
+            ),
+            _ => return Err((Errno::EINVAL, "unknown command")),
+        })
+    }
+
+    fn check_range(&self, command: &Command) -> Result<(), (Errno, &'static str)> {
+        let end = command
+            .offset_bytes
+            .checked_add(u64::from(command.len_bytes));
+        if end.is_none_or(|end| end > self.session.size_bytes) {
+            let grows = matches!(command.kind, Kind::Write | Kind::WriteZeroes { .. });
+            let errno = if grows { Errno::ENOSPC } else { Errno::EINVAL };
+            return Err((errno, "request past the end of the export"));
+        }
+        if let Kind::Read { unfragmented } = command.kind
+            && command.len_bytes > PAYLOAD_MAX_BYTES
+        {
+            // EOVERFLOW is for a client that forbade several chunks; it may ask again without.
+            let errno = if unfragmented {
+                Errno::EOVERFLOW
+            } else {
+                Errno::EINVAL
+            };
+            return Err((errno, "read is longer than the payload limit"));
+        }
+        if matches!(command.kind, Kind::BlockStatus { .. }) && command.len_bytes == 0 {
+            return Err((Errno::EINVAL, "block status of no bytes"));
+        }
+        Ok(())
+    }
+}
+
+struct Header {
+    magic: u32,
+    flags: u16,
+    kind: u16,
+    cookie: u64,
+    offset_bytes: u64,
+    len_bytes: u32,
+}
+
+impl Header {
+    /// One load and one swap per field: this runs once per request.
+    fn decode(bytes: &[u8; REQUEST_LEN]) -> Header {
+        let [
+            m0,
+            m1,
+            m2,
+            m3,
+            f0,
+            f1,
+            k0,
+            k1,
+            c0,
+            c1,
+            c2,
+            c3,
+            c4,
+            c5,
+            c6,
+            c7,
+            rest @ ..,
+        ] = *bytes;
+        let [o0, o1, o2, o3, o4, o5, o6, o7, l0, l1, l2, l3] = rest;
+        Header {
+            magic: u32::from_be_bytes([m0, m1, m2, m3]),
+            flags: u16::from_be_bytes([f0, f1]),
+            kind: u16::from_be_bytes([k0, k1]),
+            cookie: u64::from_be_bytes([c0, c1, c2, c3, c4, c5, c6, c7]),
+            offset_bytes: u64::from_be_bytes([o0, o1, o2, o3, o4, o5, o6, o7]),
+            len_bytes: u32::from_be_bytes([l0, l1, l2, l3]),
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! The newstyle handshake: client flags, then options until one of them chooses an export.
+//!
+//! Invariants: an option is looked at only when all of it has arrived, and no option longer than
+//! [`OPTION_MAX_BYTES`] is looked at, so the caller's buffer needs [`Handshake::BUFFER_BYTES`]; one
+//! call handles one option, so what it writes is bounded by the exports there are.
+
+use super::option::{self, MetaQuery};
+use super::violation::Violation;
+use super::wire::{
+    ALLOCATION_CONTEXT, ALLOCATION_CONTEXT_ID, CLIENT_FLAGS_LEN, Fields, GREETING_LEN,
+    GREETING_MAGIC, OPTION_HEADER_LEN, OPTION_MAGIC, OPTION_MAX_BYTES, OPTION_REPLY_MAGIC,
+    OPTION_SKIP_MAX_BYTES, OPTIONS_MAX, STRING_MAX_BYTES, handshake_flag, info, opt, rep,
+};
+use super::{ExportInfo, Session};
+
+/// The exports a handshake can talk about.
+pub trait Exports {
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// Name of an export, at most [`STRING_MAX_BYTES`] long.
+    fn name(&self, export: usize) -> &str;
+    /// Description of an export for people; empty for none.
+    fn description(&self, export: usize) -> &str;
+    /// The export that answers to the empty name, unless one is called that.
+    fn default_export(&self) -> Option<usize>;
+    /// Facts about an export, or one line that says why it cannot be served.
+    fn info(&self, export: usize) -> Result<ExportInfo, String>;
+}
+
+/// What comes of feeding a handshake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// More bytes are needed.
+    Need,
+    /// An option was handled; call again with what is left.
+    Again,
+    /// The transmission phase begins with the next byte.
+    Transmit(Session),
+    /// The client said goodbye: send what there is to send and close.
+    Abort,
+    /// The client broke the protocol: close.
+    Violation(Violation),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    ClientFlags,
+    Option,
+    Skip { left: usize },
+    Ended,
+}
+
+/// The handshake of one connection.
+#[derive(Debug)]
+pub struct Handshake {
+    state: State,
+    fixed_newstyle: bool,
+    no_zeroes: bool,
+    structured: bool,
+    allocation_for: Option<usize>,
+    options: u32,
+}
+
+impl Default for Handshake {
+    fn default() -> Self {
+        Handshake::new()
+    }
+}
+
+impl Handshake {
+    /// A buffer of this many bytes holds whatever one call needs to see at once.
+    pub const BUFFER_BYTES: usize = OPTION_HEADER_LEN + OPTION_MAX_BYTES as usize;
+
+    /// A handshake before its first byte.
+    pub fn new() -> Handshake {
+        Handshake {
+            state: State::ClientFlags,
+            fixed_newstyle: false,
+            no_zeroes: false,
+            structured: false,
+            allocation_for: None,
+            options: 0,
+        }
+    }
+
+    /// What the server says first.
+    pub fn greeting() -> [u8; GREETING_LEN] {
+        let flags = (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES) as u16;
+        let mut greeting = [0; GREETING_LEN];
+        greeting[..8].copy_from_slice(&GREETING_MAGIC.to_be_bytes());
+        greeting[8..16].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
+        greeting[16..].copy_from_slice(&flags.to_be_bytes());
+        greeting
+    }
+
+    /// Takes the front of `input`, what has arrived and was not used yet; appends to `out` what is
+    /// to be sent. Returns how many bytes of `input` were used.
+    pub fn feed(
+        &mut self,
+        input: &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> (usize, Step) {
+        let (used, step) = match self.state {
+            State::ClientFlags => self.client_flags(input),
+            State::Option => self.option(input, exports, out),
+            State::Skip { left } => self.skip(input, left),
+            State::Ended => (0, Step::Need),
+        };
+        if matches!(step, Step::Transmit(_) | Step::Abort | Step::Violation(_)) {
+            self.state = State::Ended;
+        }
+        (used, step)
+    }
+
+    fn client_flags(&mut self, input: &[u8]) -> (usize, Step) {
+        let Some(flags) = Fields(input).u32() else {
+            return (0, Step::Need);
+        };
+        if flags & !(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES) != 0 {
+            return (
+                CLIENT_FLAGS_LEN,
+                Step::Violation(Violation::ClientFlags(flags)),
+            );
+        }
+        self.fixed_newstyle = flags & handshake_flag::FIXED_NEWSTYLE != 0;
+        self.no_zeroes = flags & handshake_flag::NO_ZEROES != 0;
+        self.state = State::Option;
+        (CLIENT_FLAGS_LEN, Step::Again)
+    }
+
+    fn skip(&mut self, input: &[u8], left: usize) -> (usize, Step) {
+        let used = left.min(input.len());
+        if used == left {
+            self.state = State::Option;
+            return (used, Step::Again);
+        }
+        self.state = State::Skip { left: left - used };
+        (used, Step::Need)
+    }
+
+    fn option(&mut self, input: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> (usize, Step) {
+        let mut fields = Fields(input);
+        // The magic is judged as soon as it is there: a peer that speaks something else is told
+        // apart from a slow one at once.
+        let Some(magic) = fields.u64() else {
+            return (0, Step::Need);
+        };
+        if magic != OPTION_MAGIC {
+            return (8, Step::Violation(Violation::OptionMagic(magic)));
+        }
+        let (Some(option), Some(len_bytes)) = (fields.u32(), fields.u32()) else {
+            return (0, Step::Need);
+        };
+        if len_bytes > OPTION_SKIP_MAX_BYTES {
+            let violation = Violation::OptionLength { option, len_bytes };
+            return (OPTION_HEADER_LEN, Step::Violation(violation));
+        }
+        if len_bytes <= OPTION_MAX_BYTES && fields.0.len() < len_bytes as usize {
+            return (0, Step::Need);
+        }
+        self.options += 1;
+        if self.options > OPTIONS_MAX {
+            return (
+                OPTION_HEADER_LEN,
+                Step::Violation(Violation::TooManyOptions),
+            );
+        }
+        if !self.fixed_newstyle && option != opt::EXPORT_NAME {
+            let violation = Violation::NotFixedNewstyle(option);
+            return (OPTION_HEADER_LEN, Step::Violation(violation));
+        }
+        if len_bytes > OPTION_MAX_BYTES {
+            refuse(out, option, rep::ERR_TOO_BIG, "option is too long");
+            self.state = State::Skip {
+                left: len_bytes as usize,
+            };
+            return (OPTION_HEADER_LEN, Step::Again);
+        }
+        let data = &fields.0[..len_bytes as usize];
+        let step = self.handle(option, data, exports, out);
+        (OPTION_HEADER_LEN + data.len(), step)
+    }
+
+    fn handle(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> Step {
+        match option {
+            opt::EXPORT_NAME => return self.export_name(data, exports, out),
+            opt::ABORT => {
+                answer(out, option, rep::ACK, &[]);
+                return Step::Abort;
+            }
+            opt::LIST => list(data, exports, out),
+            opt::INFO | opt::GO => return self.go(option, data, exports, out),
+            opt::STRUCTURED_REPLY => self.structured_reply(data, out),
+            opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
+                self.meta_context(option, data, exports, out);
+            }
+            opt::STARTTLS => refuse(out, option, rep::ERR_UNSUP, "tls is not offered"),
+            _ => refuse(out, option, rep::ERR_UNSUP, "unknown option"),
+        }
+        Step::Again
+    }
+
+    fn session(&self, export: usize, info: &ExportInfo) -> Session {
+        Session {
+            export,
+            size_bytes: info.size_bytes,
+            read_only: info.read_only,
+            structured: self.structured,
+            allocation: self.structured && self.allocation_for == Some(export),
+        }
+    }
+
+    fn export_name(&mut self, data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> Step {
+        let Some(export) = find(exports, data) else {
+            let name = String::from_utf8_lossy(&data[..data.len().min(STRING_MAX_BYTES)]);
+            return Step::Violation(Violation::UnknownExport(name.into_owned()));
+        };
+        let info = match exports.info(export) {
+            Ok(info) => info,
+            Err(reason) => return Step::Violation(Violation::ExportUnavailable(reason)),
+        };
+        out.extend_from_slice(&info.size_bytes.to_be_bytes());
+        out.extend_from_slice(&info.flags(self.structured).to_be_bytes());
+        if !self.no_zeroes {
+            out.extend_from_slice(&[0; 124]);
+        }
+        Step::Transmit(self.session(export, &info))
+    }
+
+    fn structured_reply(&mut self, data: &[u8], out: &mut Vec<u8>) {
+        let option = opt::STRUCTURED_REPLY;
+        if !data.is_empty() {
+            refuse(out, option, rep::ERR_INVALID, "this option carries no data");
+        } else if self.structured {
+            refuse(
+                out,
+                option,
+                rep::ERR_INVALID,
+                "structured replies were agreed on already",
+            );
+        } else {
+            self.structured = true;
+            answer(out, option, rep::ACK, &[]);
+        }
+    }
+
+    fn go(&mut self, option: u32, data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> Step {
+        let Some(wanted) = option::Wanted::parse(data) else {
+            refuse(
+                out,
+                option,
+                rep::ERR_INVALID,
+                "malformed request for an export",
+            );
+            return Step::Again;
+        };
+        let Some(export) = find(exports, wanted.name) else {
+            refuse(out, option, rep::ERR_UNKNOWN, "no export of that name");
+            return Step::Again;
+        };
+        let found = match exports.info(export) {
+            Ok(found) => found,
+            Err(reason) => {
+                // The protocol has no "cannot be served now" but this; the text says why.
+                refuse(out, option, rep::ERR_UNKNOWN, &reason);
+                return Step::Again;
+            }
+        };
+        if wanted.asks(info::NAME) {
+            inform(out, option, info::NAME, &[exports.name(export).as_bytes()]);
+        }
+        let description = exports.description(export);
+        if wanted.asks(info::DESCRIPTION) && !description.is_empty() {
+            inform(out, option, info::DESCRIPTION, &[description.as_bytes()]);
+        }
+        if wanted.asks(info::BLOCK_SIZE) {
+            let [minimum, preferred, maximum] = found.block_sizes().map(u32::to_be_bytes);
+            inform(
+                out,
+                option,
+                info::BLOCK_SIZE,
+                &[&minimum, &preferred, &maximum],
+            );
+        }
+        let flags = found.flags(self.structured).to_be_bytes();
+        inform(
+            out,
+            option,
+            info::EXPORT,
+            &[&found.size_bytes.to_be_bytes(), &flags],
+        );
+        answer(out, option, rep::ACK, &[]);
+        match option {
+            opt::GO => Step::Transmit(self.session(export, &found)),
+            _ => Step::Again,
+        }
+    }
+
+    fn meta_context(&mut self, option: u32, data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) {
+        let set = option == opt::SET_META_CONTEXT;
+        if set {
+            // A new choice replaces the old one even when it fails.
+            self.allocation_for = None;
+        }
+        if !self.structured {
+            return refuse(
+                out,
+                option,
+                rep::ERR_INVALID,
+                "agree on structured replies first",
+            );
+        }
+        let Some(query) = MetaQuery::parse(data) else {
+            return refuse(
+                out,
+                option,
+                rep::ERR_INVALID,
+                "malformed metadata context query",
+            );
+        };
+        let Some(export) = find(exports, query.name) else {
+            return refuse(out, option, rep::ERR_UNKNOWN, "no export of that name");
+        };
+        if query.selects_allocation(set) {
+            let id = if set { ALLOCATION_CONTEXT_ID } else { 0 };
+            let name = ALLOCATION_CONTEXT.as_bytes();
+            answer(out, option, rep::META_CONTEXT, &[&id.to_be_bytes(), name]);
+            if set {
+                self.allocation_for = Some(export);
+            }
+        }
+        answer(out, option, rep::ACK, &[]);
+    }
+}
+
+fn find(exports: &dyn Exports, name: &[u8]) -> Option<usize> {
+    let named = (0..exports.count()).find(|&export| exports.name(export).as_bytes() == name);
+    match named {
+        None if name.is_empty() => exports.default_export(),
+        named => named,
+    }
+}
+
+fn list(data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) {
+    if !data.is_empty() {
+        return refuse(
+            out,
+            opt::LIST,
+            rep::ERR_INVALID,
+            "this option carries no data",
+        );
+    }
+    for export in 0..exports.count() {
+        let name = exports.name(export).as_bytes();
+        let description = exports.description(export).as_bytes();
+        let len = (name.len() as u32).to_be_bytes();
+        answer(out, opt::LIST, rep::SERVER, &[&len, name, description]);
+    }
+    answer(out, opt::LIST, rep::ACK, &[]);
+}
+
+fn inform(out: &mut Vec<u8>, option: u32, item: u16, parts: &[&[u8]]) {
+    let item = item.to_be_bytes();
+    let mut all: [&[u8]; 4] = [&item, &[], &[], &[]];
+    all[1..=parts.len()].copy_from_slice(parts);
+    answer(out, option, rep::INFO, &all);
+}
+
+fn refuse(out: &mut Vec<u8>, option: u32, reply: u32, message: &str) {
+    let len = message.floor_char_boundary(STRING_MAX_BYTES);
+    answer(out, option, reply, &[&message.as_bytes()[..len]]);
+}
+
+fn answer(out: &mut Vec<u8>, option: u32, reply: u32, parts: &[&[u8]]) {
+    let len: usize = parts.iter().map(|part| part.len()).sum();
+    out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
+    out.extend_from_slice(&option.to_be_bytes());
+    out.extend_from_slice(&reply.to_be_bytes());
+    out.extend_from_slice(&(len as u32).to_be_bytes());
+    for part in parts {
+        out.extend_from_slice(part);
+    }
+}

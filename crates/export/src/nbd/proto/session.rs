@@ -1,0 +1,63 @@
+//! What the two sides agreed on.
+
+use super::wire::{PAYLOAD_MAX_BYTES, export_flag};
+
+/// What a server says about one of its exports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExportInfo {
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Several connections see each other's writes, and a flush on one covers all.
+    pub multi_conn: bool,
+    /// Requests of this size and alignment run at full speed (bytes, a power of two).
+    pub preferred_block: u32,
+}
+
+impl ExportInfo {
+    /// Transmission flags; DF exists only with structured replies.
+    pub fn flags(&self, structured: bool) -> u16 {
+        let mut flags = export_flag::HAS_FLAGS
+            | export_flag::SEND_FLUSH
+            | export_flag::SEND_FUA
+            | export_flag::SEND_CACHE;
+        if self.read_only {
+            flags |= export_flag::READ_ONLY;
+        } else {
+            flags |= export_flag::SEND_TRIM | export_flag::SEND_WRITE_ZEROES;
+        }
+        if structured {
+            flags |= export_flag::SEND_DF;
+        }
+        if self.multi_conn {
+            flags |= export_flag::CAN_MULTI_CONN;
+        }
+        flags
+    }
+
+    /// Minimum, preferred and maximum block size. Any offset and length is served, so the minimum
+    /// is 1; the preferred size is what the protocol allows, 512 bytes to 32 MiB.
+    pub fn block_sizes(&self) -> [u32; 3] {
+        [
+            1,
+            self.preferred_block.clamp(512, PAYLOAD_MAX_BYTES),
+            PAYLOAD_MAX_BYTES,
+        ]
+    }
+}
+
+/// What the transmission phase works with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Session {
+    /// Index of the export.
+    pub export: usize,
+    /// Its size in bytes when the client was told.
+    pub size_bytes: u64,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Structured replies were agreed on.
+    pub structured: bool,
+    /// `base:allocation` was chosen for this export.
+    pub allocation: bool,
+}
