@@ -1,1 +1,20 @@
 //! Tests against QEMU's tools, libnbd, fio and a kernel.
+//!
+//! The library is what the tests share: running programs under a time limit, finding the `gaur`
+//! program, serving an image, building images with QEMU's tools in every shape, and comparing guest
+//! views. The tests themselves are in `tests/`, one file a subject. A tool that is missing fails
+//! them: `scripts/setup` installs all of them.
+
+#![forbid(unsafe_code)]
+
+pub mod builder;
+pub mod compare;
+pub mod field;
+pub mod gaur;
+pub mod layout;
+pub mod nbd;
+pub mod op;
+pub mod place;
+pub mod random;
+pub mod scratch;
+pub mod tool;

@@ -1,0 +1,67 @@
+//! A folder of a test's own, gone afterwards unless the test failed.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// A folder with a short path (it holds Unix sockets), removed on drop unless the test panics.
+#[derive(Debug)]
+pub struct Scratch {
+    folder: PathBuf,
+}
+
+impl Scratch {
+    /// Makes a folder; `name` is there for whoever looks at what a failed test left.
+    pub fn new(name: &str) -> Scratch {
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let unique = format!("gaur-{}-{number}-{name}", std::process::id());
+        let folder = std::env::temp_dir().join(unique);
+        std::fs::create_dir(&folder).expect("the folder for temporary files is writable");
+        Scratch { folder }
+    }
+
+    /// The folder itself.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The path of a file in it, as text, for command lines.
+    pub fn path(&self, name: &str) -> String {
+        self.folder
+            .join(name)
+            .to_str()
+            .expect("temporary folders have UTF-8 names")
+            .to_owned()
+    }
+
+    /// A sparse file of that many zeros.
+    pub fn zeros(&self, name: &str, len_bytes: u64) -> String {
+        let path = self.path(name);
+        let file = std::fs::File::create(&path).expect("scratch is writable");
+        file.set_len(len_bytes).expect("scratch holds sparse files");
+        path
+    }
+
+    /// A file with these bytes.
+    pub fn file(&self, name: &str, bytes: &[u8]) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, bytes).expect("scratch is writable");
+        path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "what the test worked on is kept in {}",
+                self.folder.display()
+            );
+            return;
+        }
+        if let Err(error) = std::fs::remove_dir_all(&self.folder) {
+            eprintln!("{}: {error}", self.folder.display());
+        }
+    }
+}
