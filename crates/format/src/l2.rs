@@ -1,0 +1,172 @@
+//! Entries of L2 tables, standard (8 bytes) and extended (16 bytes), in one shape.
+//!
+//! A standard entry is a cluster of one subcluster (mask 1), an extended one of 32, so that code
+//! above this module knows subclusters only:
+//!
+//! | state | `host` | `alloc` | `zero` |
+//! |---|---|---|---|
+//! | unallocated: reads the backing file, or zeros | `None` | 0 | 0 |
+//! | zeros without space | `None` | 0 | bits |
+//! | zeros with space kept | `Some` | 0 | bits |
+//! | data | `Some` | bits | 0 |
+//! | space kept, reads the backing file (extended only) | `Some` | 0 | 0 |
+//!
+//! Invariant of every decoded entry: `alloc & zero == 0`, both within the geometry's mask, `alloc`
+//! is 0 without `host`, `copied` is false without `host`, and `host` is cluster aligned.
+//!
+//! [`L2Entry::decode`] is as strict as QEMU's data path, which reads entries that its checker
+//! reports; [`L2Entry::lint`] is what the checker adds.
+
+use crate::addr::HostOffset;
+use crate::bytes;
+use crate::compressed::CompressedDescriptor;
+use crate::error::{Corruption, CorruptionKind};
+use crate::geometry::{Geometry, Version};
+use crate::l1::{COPIED, OFFSET_MASK};
+
+/// The flag of a compressed cluster.
+pub const COMPRESSED: u64 = 1 << 62;
+
+/// The flag of a cluster that reads as zeros, in standard entries of version 3.
+pub const ZERO: u64 = 1;
+
+const RESERVED: u64 = 0x3f00_0000_0000_01fe;
+
+/// What one cluster of the virtual disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum L2Entry {
+    /// The whole cluster is compressed.
+    Compressed(CompressedDescriptor),
+    /// Anything else; see the table of the module.
+    Cluster {
+        /// The allocated host cluster, if there is one.
+        host: Option<HostOffset>,
+        /// Its refcount is exactly one: it may be written in place.
+        copied: bool,
+        /// Subclusters whose data is in it.
+        alloc: u32,
+        /// Subclusters that read as zeros.
+        zero: u32,
+    },
+}
+
+impl L2Entry {
+    /// Nothing: reads the backing file, or zeros.
+    pub const UNALLOCATED: L2Entry = L2Entry::Cluster {
+        host: None,
+        copied: false,
+        alloc: 0,
+        zero: 0,
+    };
+
+    /// Decodes an entry. `bitmap` is the second half of an extended entry and ignored for standard
+    /// ones.
+    #[inline]
+    pub fn decode(raw: u64, bitmap: u64, geometry: &Geometry) -> Result<L2Entry, Corruption> {
+        if raw & COMPRESSED != 0 {
+            return CompressedDescriptor::decode(raw, geometry).map(L2Entry::Compressed);
+        }
+        let offset = HostOffset(raw & OFFSET_MASK);
+        let host = if offset.0 == 0 { None } else { Some(offset) };
+        let (alloc, zero) = if geometry.extended_l2() {
+            (bitmap as u32, (bitmap >> 32) as u32)
+        } else if raw & ZERO != 0 {
+            if geometry.version() == Version::V2 {
+                return Err(Corruption::new(CorruptionKind::ZeroFlagInV2, raw));
+            }
+            (0, 1)
+        } else {
+            (u32::from(host.is_some()), 0)
+        };
+        if alloc & zero != 0 && host.is_some() {
+            return Err(Corruption::new(CorruptionKind::SubclusterBothSet, bitmap));
+        }
+        if alloc != 0 && host.is_none() {
+            return Err(Corruption::new(
+                CorruptionKind::SubclusterWithoutCluster,
+                bitmap,
+            ));
+        }
+        if !geometry.is_aligned(offset) {
+            return Err(Corruption::new(CorruptionKind::DataUnaligned, raw));
+        }
+        Ok(L2Entry::Cluster {
+            host,
+            copied: host.is_some() && raw & COPIED != 0,
+            alloc,
+            zero,
+        })
+    }
+
+    /// The two halves of the entry; the second is 0 for standard entries.
+    #[inline]
+    pub fn encode(self, geometry: &Geometry) -> (u64, u64) {
+        match self {
+            L2Entry::Compressed(descriptor) => (COMPRESSED | descriptor.encode(geometry), 0),
+            L2Entry::Cluster {
+                host,
+                copied,
+                alloc,
+                zero,
+            } => {
+                let mask = geometry.subcluster_mask();
+                debug_assert!(alloc & zero == 0, "a subcluster is either data or zeros");
+                debug_assert!(
+                    (alloc | zero) & !mask == 0,
+                    "subclusters lie inside the cluster"
+                );
+                debug_assert!(host.is_some() || alloc == 0, "data needs a host cluster");
+                let entry = match host {
+                    Some(offset) => (offset.0 & OFFSET_MASK) | if copied { COPIED } else { 0 },
+                    None => 0,
+                };
+                if geometry.extended_l2() {
+                    (entry, u64::from(zero) << 32 | u64::from(alloc))
+                } else {
+                    debug_assert!(
+                        host.is_none() || (alloc | zero) == 1,
+                        "a standard cluster with space is data or zeros"
+                    );
+                    (entry | u64::from(zero & 1), 0)
+                }
+            }
+        }
+    }
+
+    /// What is wrong with an entry although [`L2Entry::decode`] may accept it: reserved bits, bit 0
+    /// in an extended entry, a compressed cluster with the copied flag or a bitmap.
+    pub fn lint(raw: u64, bitmap: u64, geometry: &Geometry) -> Option<Corruption> {
+        let extended = geometry.extended_l2();
+        if raw & COMPRESSED != 0 {
+            if raw & COPIED != 0 {
+                return Some(Corruption::new(CorruptionKind::CompressedCopied, raw));
+            }
+            if extended && bitmap != 0 {
+                return Some(Corruption::new(CorruptionKind::CompressedBitmap, bitmap));
+            }
+            return None;
+        }
+        if raw & RESERVED != 0 {
+            return Some(Corruption::new(CorruptionKind::L2Reserved, raw));
+        }
+        if extended && raw & ZERO != 0 {
+            return Some(Corruption::new(CorruptionKind::ZeroFlagInExtended, raw));
+        }
+        None
+    }
+}
+
+/// The two halves of entry `index` of a table (or of a slice of one), `None` outside of it.
+#[inline]
+pub fn raw_at(table: &[u8], index: u64, geometry: &Geometry) -> Option<(u64, u64)> {
+    let index = usize::try_from(index).ok()?;
+    if geometry.extended_l2() {
+        let start = index.checked_mul(16)?;
+        Some((
+            bytes::u64_at(table, start)?,
+            bytes::u64_at(table, start.checked_add(8)?)?,
+        ))
+    } else {
+        Some((bytes::u64_at(table, index.checked_mul(8)?)?, 0))
+    }
+}

@@ -1,0 +1,80 @@
+//! Every limit of this crate, with where it comes from.
+//!
+//! A structure that breaks one is refused before memory is taken for it. The numbers are those of
+//! QEMU where QEMU has one, so that an image one of the two opens is opened by the other.
+
+/// Smallest `cluster_bits`: 512-byte clusters. The specification's own minimum.
+pub const CLUSTER_BITS_MIN: u32 = 9;
+
+/// Largest `cluster_bits`: 2 MiB clusters. The specification names no maximum; QEMU's is this.
+pub const CLUSTER_BITS_MAX: u32 = 21;
+
+/// Smallest `cluster_bits` with extended L2 entries: 32 subclusters of at least 512 bytes.
+pub const CLUSTER_BITS_MIN_EXTENDED: u32 = 14;
+
+/// Largest `refcount_order`: refcounts of 64 bits.
+pub const REFCOUNT_ORDER_MAX: u32 = 6;
+
+/// The only `refcount_order` of version 2: 16 bits.
+pub const REFCOUNT_ORDER_V2: u32 = 4;
+
+/// Host offsets in L1 and L2 entries are bits 9 to 55, so all of an image lies below this.
+pub const HOST_END: u64 = 1 << 56;
+
+/// Longest L1 table in bytes (QEMU): 4 Mi entries, 2 PiB of disk with 64 KiB clusters. It also
+/// keeps every guest offset below 2^61: 2^22 entries, each mapping at most 2^18 clusters of 2^21.
+pub const L1_BYTES: u64 = 32 << 20;
+
+/// Entries of the longest L1 table.
+pub const L1_ENTRIES: u64 = L1_BYTES / 8;
+
+/// Longest refcount table in bytes (QEMU).
+pub const REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
+
+/// Most internal snapshots (QEMU).
+pub const SNAPSHOTS: u32 = 65_536;
+
+/// Longest snapshot table in bytes (QEMU): 1 KiB for each of the most snapshots.
+pub const SNAPSHOT_TABLE_BYTES: u64 = 64 << 20;
+
+/// Longest extra data of one snapshot in bytes (QEMU).
+pub const SNAPSHOT_EXTRA_BYTES: u32 = 1024;
+
+/// Longest backing file name in bytes (the specification).
+pub const BACKING_NAME_BYTES: u32 = 1023;
+
+/// Longest header this crate reads: header, extensions and backing file name lie in cluster 0.
+pub const HEADER_BYTES: u64 = 1 << CLUSTER_BITS_MAX;
+
+/// Most dirty bitmaps (QEMU).
+pub const BITMAPS: u32 = 65_535;
+
+/// Longest bitmap directory in bytes (QEMU): 1 KiB for each of the most bitmaps.
+pub const BITMAP_DIRECTORY_BYTES: u64 = 65_535 * 1024;
+
+/// Most entries of one bitmap table (QEMU): 2^27, 1 GiB of table.
+pub const BITMAP_TABLE_ENTRIES: u32 = 0x800_0000;
+
+/// Longest bitmap name in bytes (QEMU).
+pub const BITMAP_NAME_BYTES: u16 = 1023;
+
+/// Smallest granularity of a bitmap as a power of two (QEMU): 512 bytes.
+pub const BITMAP_GRANULARITY_BITS_MIN: u8 = 9;
+
+/// Largest granularity of a bitmap as a power of two (QEMU): 2 GiB.
+pub const BITMAP_GRANULARITY_BITS_MAX: u8 = 31;
+
+/// Most images in a backing chain. Nothing in the format bounds it; each open layer costs a file
+/// descriptor and memory, and a loop the file system hides must end somewhere.
+pub const CHAIN_DEPTH: usize = 512;
+
+/// Most clusters of a file the checker looks at (QEMU: the largest `int`). With one bit for each
+/// in each of its two maps this is 512 MiB of memory.
+pub const CHECK_CLUSTERS: u64 = i32::MAX as u64;
+
+/// Most bytes the checker keeps. Beyond it the check ends with an error: an image that gets there
+/// is either larger than [`CHECK_CLUSTERS`] allows or made to exhaust memory.
+pub const CHECK_MEMORY_BYTES: u64 = 2 << 30;
+
+/// Most findings the checker keeps as text; all of them are counted.
+pub const CHECK_FINDINGS: usize = 1000;

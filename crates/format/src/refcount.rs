@@ -1,0 +1,136 @@
+//! Refcount blocks of every width and entries of the refcount table.
+//!
+//! A refcount is 1 to 64 bits. Widths of 8 bits and more are big-endian numbers; below that several
+//! share a byte, the first in its lowest bits. Table entries are host offsets of blocks (bits 9 to
+//! 63), 0 for a block of zeros that has no space.
+
+use core::fmt;
+
+use crate::addr::HostOffset;
+use crate::bytes;
+use crate::error::{Corruption, CorruptionKind};
+use crate::geometry::Geometry;
+use crate::limit;
+
+/// A refcount that does not fit in its width, or lies outside its block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ValueTooLarge;
+
+impl fmt::Display for ValueTooLarge {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("refcount does not fit in its width")
+    }
+}
+
+impl core::error::Error for ValueTooLarge {}
+
+/// Byte of a sub-byte refcount and its shift within it.
+#[inline]
+const fn bit_place(order: u32, index: u64) -> (u64, u32) {
+    let per_byte_bits = 3u32.wrapping_sub(order);
+    let in_byte = (index & 1u64.wrapping_shl(per_byte_bits).wrapping_sub(1)) as u32;
+    (
+        index.wrapping_shr(per_byte_bits),
+        in_byte.wrapping_shl(order),
+    )
+}
+
+/// Bits of a sub-byte refcount.
+#[inline]
+const fn bit_mask(order: u32) -> u8 {
+    0xffu8.wrapping_shr(8u32.wrapping_sub(1u32.wrapping_shl(order)))
+}
+
+/// Refcount `index` of a block whose refcounts are `2^order` bits wide (`order` 0 to 6); 0 outside
+/// of it.
+#[inline]
+pub fn get(block: &[u8], order: u32, index: u64) -> u64 {
+    let Ok(at) = usize::try_from(index) else {
+        return 0;
+    };
+    let found = match order {
+        4 => at
+            .checked_mul(2)
+            .and_then(|at| bytes::u16_at(block, at))
+            .map(u64::from),
+        3 => block.get(at).copied().map(u64::from),
+        5 => at
+            .checked_mul(4)
+            .and_then(|at| bytes::u32_at(block, at))
+            .map(u64::from),
+        6 => at.checked_mul(8).and_then(|at| bytes::u64_at(block, at)),
+        0..=2 => {
+            let (byte, shift) = bit_place(order, index);
+            let byte = block.get(byte as usize).copied();
+            byte.map(|byte| u64::from(byte.wrapping_shr(shift) & bit_mask(order)))
+        }
+        _ => None,
+    };
+    found.unwrap_or(0)
+}
+
+#[inline]
+fn store<const N: usize>(block: &mut [u8], at: usize, value: [u8; N]) -> Option<()> {
+    let start = at.checked_mul(N)?;
+    block
+        .get_mut(start..start.checked_add(N)?)?
+        .copy_from_slice(&value);
+    Some(())
+}
+
+/// Sets refcount `index` of a block whose refcounts are `2^order` bits wide (`order` 0 to 6). A
+/// value that does not fit in the width, or an index outside of the block, changes nothing.
+#[inline]
+pub fn set(block: &mut [u8], order: u32, index: u64, value: u64) -> Result<(), ValueTooLarge> {
+    let at = usize::try_from(index).map_err(|_| ValueTooLarge)?;
+    let stored = match order {
+        4 => u16::try_from(value)
+            .ok()
+            .and_then(|value| store(block, at, value.to_be_bytes())),
+        3 => u8::try_from(value)
+            .ok()
+            .and_then(|value| store(block, at, [value])),
+        5 => u32::try_from(value)
+            .ok()
+            .and_then(|value| store(block, at, value.to_be_bytes())),
+        6 => store(block, at, value.to_be_bytes()),
+        0..=2 => set_bits(block, order, index, value),
+        _ => None,
+    };
+    stored.ok_or(ValueTooLarge)
+}
+
+fn set_bits(block: &mut [u8], order: u32, index: u64, value: u64) -> Option<()> {
+    let mask = bit_mask(order);
+    let value = u8::try_from(value)
+        .ok()
+        .filter(|value| value & !mask == 0)?;
+    let (byte, shift) = bit_place(order, index);
+    let byte = block.get_mut(byte as usize)?;
+    *byte = (*byte & !mask.wrapping_shl(shift)) | value.wrapping_shl(shift);
+    Some(())
+}
+
+/// The refcount block a table entry points to, `None` when all its refcounts are 0.
+#[inline]
+pub fn decode_table_entry(raw: u64, geometry: &Geometry) -> Result<Option<HostOffset>, Corruption> {
+    let offset = HostOffset(raw);
+    let kind = if raw & 0x1ff != 0 {
+        CorruptionKind::RefcountTableReserved
+    } else if !geometry.is_aligned(offset) {
+        CorruptionKind::RefcountBlockUnaligned
+    } else if raw >= limit::HOST_END {
+        CorruptionKind::RefcountBlockOutside
+    } else if raw == 0 {
+        return Ok(None);
+    } else {
+        return Ok(Some(offset));
+    };
+    Err(Corruption::new(kind, raw))
+}
+
+/// The table entry for a block.
+#[inline]
+pub fn encode_table_entry(block: Option<HostOffset>) -> u64 {
+    block.map_or(0, |offset| offset.0)
+}
