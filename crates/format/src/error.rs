@@ -77,6 +77,12 @@ impl Error {
         self
     }
 
+    /// The same fault, seen as one of what the caller asked for.
+    pub(crate) fn into_invalid_input(mut self) -> Error {
+        self.0.kind = ErrorKind::InvalidInput;
+        self
+    }
+
     /// What sort of failure it is.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind

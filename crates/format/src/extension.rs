@@ -197,17 +197,17 @@ impl BitmapsExtension {
                 "bitmaps pointer counts no bitmap",
             ));
         }
-        if count > limit::BITMAPS {
+        if count > limit::BITMAPS_MAX {
             return Err(wrong(ErrorKind::TooLarge, "too many bitmaps")
                 .found(count)
                 .allowed("up to 65535"));
         }
-        if len > limit::BITMAP_DIRECTORY_BYTES {
+        if len > limit::BITMAP_DIRECTORY_BYTES_MAX {
             return Err(wrong(ErrorKind::TooLarge, "bitmap directory is too long")
                 .found(format_args!("{len} bytes"))
                 .allowed(alloc::format!(
                     "up to {} bytes",
-                    limit::BITMAP_DIRECTORY_BYTES
+                    limit::BITMAP_DIRECTORY_BYTES_MAX
                 )));
         }
         check_range(offset, len, geometry, "bitmap directory is out of place")?;

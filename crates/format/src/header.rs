@@ -326,7 +326,7 @@ fn parse_backing_place(bytes: &[u8], cluster_size: u64) -> Result<Option<(usize,
     if offset.value > cluster_size {
         return Err(offset.wrong("backing file name lies outside of cluster 0"));
     }
-    if size.value > limit::BACKING_NAME_BYTES {
+    if size.value > limit::BACKING_NAME_BYTES_MAX {
         return Err(size
             .wrong("backing file name is too long")
             .allowed("up to 1023 bytes"));
@@ -430,7 +430,7 @@ impl Header {
             at: field::NB_SNAPSHOTS,
             value: self.nb_snapshots,
         };
-        if self.nb_snapshots > limit::SNAPSHOTS {
+        if self.nb_snapshots > limit::SNAPSHOTS_MAX {
             return Err(snapshots
                 .too_large("too many snapshots")
                 .allowed("up to 65536"));
@@ -463,15 +463,15 @@ impl Header {
             value: self.size_bytes,
         };
         let needed = geometry.l1_entries_for(self.size_bytes);
-        if needed > limit::L1_ENTRIES {
+        if needed > limit::L1_ENTRIES_MAX {
             return Err(size.too_large("virtual size is too large for this cluster size"));
         }
         let entries = Field {
             at: field::L1_SIZE,
             value: self.l1_size,
         };
-        if u64::from(self.l1_size) > limit::L1_ENTRIES {
-            let allowed = alloc::format!("up to {}", limit::L1_ENTRIES);
+        if u64::from(self.l1_size) > limit::L1_ENTRIES_MAX {
+            let allowed = alloc::format!("up to {}", limit::L1_ENTRIES_MAX);
             return Err(entries.too_large("l1 table is too long").allowed(allowed));
         }
         if u64::from(self.l1_size) < needed {
@@ -497,8 +497,8 @@ impl Header {
         if len == 0 {
             return Err(clusters.wrong("image has no refcount table"));
         }
-        if len > limit::REFCOUNT_TABLE_BYTES {
-            let most = limit::REFCOUNT_TABLE_BYTES.wrapping_shr(self.cluster_bits);
+        if len > limit::REFCOUNT_TABLE_BYTES_MAX {
+            let most = limit::REFCOUNT_TABLE_BYTES_MAX.wrapping_shr(self.cluster_bits);
             let allowed = alloc::format!("up to {most}");
             return Err(clusters
                 .too_large("refcount table is too long")
@@ -695,7 +695,7 @@ impl Header {
             return Err(wrong("backing file name has a nul byte"));
         }
         let len = u32::try_from(name.len()).unwrap_or(u32::MAX);
-        if len == 0 || len > limit::BACKING_NAME_BYTES {
+        if len == 0 || len > limit::BACKING_NAME_BYTES_MAX {
             return Err(wrong("bad length of the backing file name")
                 .found(format_args!("{} bytes", name.len()))
                 .allowed("1 to 1023 bytes"));

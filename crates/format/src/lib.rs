@@ -1,7 +1,7 @@
 //! The qcow2 on-disk format: bytes to types and back, without input or output.
 //!
-//! Every structure of an image is here as a type with a parser and an encoder; [`check`] and
-//! [`plan`] are the two larger machines built from them, and they too only ask for bytes and hand
+//! Every structure of an image is here as a type with a parser and an encoder; [`plan`] and
+//! the checker are the two larger machines built from them, and they too only ask for bytes and hand
 //! out bytes. Nothing in this crate reads a file, knows a clock or starts a thread.
 //!
 //! Invariants, for all modules:
@@ -43,7 +43,9 @@ pub mod header;
 pub mod l1;
 pub mod l2;
 pub mod limit;
+pub mod plan;
 pub mod refcount;
+pub mod snapshot;
 
 pub use addr::{ClusterIndex, GuestOffset, HostOffset};
 pub use compressed::CompressedDescriptor;

@@ -23,40 +23,40 @@ pub const HOST_END: u64 = 1 << 56;
 
 /// Longest L1 table in bytes (QEMU): 4 Mi entries, 2 PiB of disk with 64 KiB clusters. It also
 /// keeps every guest offset below 2^61: 2^22 entries, each mapping at most 2^18 clusters of 2^21.
-pub const L1_BYTES: u64 = 32 << 20;
+pub const L1_BYTES_MAX: u64 = 32 << 20;
 
 /// Entries of the longest L1 table.
-pub const L1_ENTRIES: u64 = L1_BYTES / 8;
+pub const L1_ENTRIES_MAX: u64 = L1_BYTES_MAX / 8;
 
 /// Longest refcount table in bytes (QEMU).
-pub const REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
+pub const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 
 /// Most internal snapshots (QEMU).
-pub const SNAPSHOTS: u32 = 65_536;
+pub const SNAPSHOTS_MAX: u32 = 65_536;
 
 /// Longest snapshot table in bytes (QEMU): 1 KiB for each of the most snapshots.
-pub const SNAPSHOT_TABLE_BYTES: u64 = 64 << 20;
+pub const SNAPSHOT_TABLE_BYTES_MAX: u64 = 64 << 20;
 
 /// Longest extra data of one snapshot in bytes (QEMU).
-pub const SNAPSHOT_EXTRA_BYTES: u32 = 1024;
+pub const SNAPSHOT_EXTRA_BYTES_MAX: u32 = 1024;
 
 /// Longest backing file name in bytes (the specification).
-pub const BACKING_NAME_BYTES: u32 = 1023;
+pub const BACKING_NAME_BYTES_MAX: u32 = 1023;
 
 /// Longest header this crate reads: header, extensions and backing file name lie in cluster 0.
-pub const HEADER_BYTES: u64 = 1 << CLUSTER_BITS_MAX;
+pub const HEADER_BYTES_MAX: u64 = 1 << CLUSTER_BITS_MAX;
 
 /// Most dirty bitmaps (QEMU).
-pub const BITMAPS: u32 = 65_535;
+pub const BITMAPS_MAX: u32 = 65_535;
 
 /// Longest bitmap directory in bytes (QEMU): 1 KiB for each of the most bitmaps.
-pub const BITMAP_DIRECTORY_BYTES: u64 = 65_535 * 1024;
+pub const BITMAP_DIRECTORY_BYTES_MAX: u64 = 65_535 * 1024;
 
 /// Most entries of one bitmap table (QEMU): 2^27, 1 GiB of table.
-pub const BITMAP_TABLE_ENTRIES: u32 = 0x800_0000;
+pub const BITMAP_TABLE_ENTRIES_MAX: u32 = 0x800_0000;
 
 /// Longest bitmap name in bytes (QEMU).
-pub const BITMAP_NAME_BYTES: u16 = 1023;
+pub const BITMAP_NAME_BYTES_MAX: u16 = 1023;
 
 /// Smallest granularity of a bitmap as a power of two (QEMU): 512 bytes.
 pub const BITMAP_GRANULARITY_BITS_MIN: u8 = 9;
@@ -66,15 +66,19 @@ pub const BITMAP_GRANULARITY_BITS_MAX: u8 = 31;
 
 /// Most images in a backing chain. Nothing in the format bounds it; each open layer costs a file
 /// descriptor and memory, and a loop the file system hides must end somewhere.
-pub const CHAIN_DEPTH: usize = 512;
+pub const CHAIN_DEPTH_MAX: usize = 512;
+
+/// Most bytes of tables in a plan for a new image. It is held in memory before it is written, and
+/// only preallocation makes it long: 1 GiB of L2 tables map 8 TiB with 64 KiB clusters.
+pub const PLAN_BYTES_MAX: u64 = 1 << 30;
 
 /// Most clusters of a file the checker looks at (QEMU: the largest `int`). With one bit for each
 /// in each of its two maps this is 512 MiB of memory.
-pub const CHECK_CLUSTERS: u64 = i32::MAX as u64;
+pub const CHECK_CLUSTERS_MAX: u64 = i32::MAX as u64;
 
 /// Most bytes the checker keeps. Beyond it the check ends with an error: an image that gets there
-/// is either larger than [`CHECK_CLUSTERS`] allows or made to exhaust memory.
-pub const CHECK_MEMORY_BYTES: u64 = 2 << 30;
+/// is either larger than [`CHECK_CLUSTERS_MAX`] allows or made to exhaust memory.
+pub const CHECK_MEMORY_BYTES_MAX: u64 = 2 << 30;
 
 /// Most findings the checker keeps as text; all of them are counted.
-pub const CHECK_FINDINGS: usize = 1000;
+pub const CHECK_FINDINGS_MAX: usize = 1000;

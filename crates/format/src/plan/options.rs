@@ -1,0 +1,116 @@
+//! What a new image is to be.
+
+use alloc::string::String;
+
+use crate::error::{Error, ErrorKind};
+use crate::geometry::{Geometry, Version};
+use crate::header::CompressionType;
+use crate::limit;
+
+pub(super) const STRUCTURE: &str = "options";
+
+/// What of the disk gets space when the image is created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Preallocation {
+    /// Nothing: clusters come as they are written.
+    #[default]
+    Off,
+    /// Every cluster has its place, the file may have holes there.
+    Metadata,
+    /// Like metadata, and the host reserves the space.
+    Falloc,
+    /// Like metadata, and the whole file is written.
+    Full,
+}
+
+/// What a new image is to be. The default is an image of 0 bytes as QEMU makes it: version 3, 64 KiB
+/// clusters, refcounts of 16 bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreateOptions {
+    /// Version of the format.
+    pub version: Version,
+    /// Cluster size as a power of two, 9 to 21.
+    pub cluster_bits: u32,
+    /// 16-byte L2 entries with subclusters; needs 16 KiB clusters and version 3.
+    pub extended_l2: bool,
+    /// Refcount width as a power of two, 0 to 6; 4 with version 2.
+    pub refcount_order: u32,
+    /// Size of the virtual disk in bytes; rounded up to a multiple of 512.
+    pub size_bytes: u64,
+    /// Name of the backing file as it goes into the image.
+    pub backing_file: Option<String>,
+    /// Format of the backing file, `"qcow2"` or `"raw"`; only with a backing file.
+    pub backing_format: Option<String>,
+    /// How compressed clusters will be compressed; other than deflate needs version 3.
+    pub compression_type: CompressionType,
+    /// Refcount updates may be postponed; needs version 3.
+    pub lazy_refcounts: bool,
+    /// What gets space at once.
+    pub preallocation: Preallocation,
+}
+
+impl Default for CreateOptions {
+    fn default() -> CreateOptions {
+        CreateOptions {
+            version: Version::V3,
+            cluster_bits: 16,
+            extended_l2: false,
+            refcount_order: 4,
+            size_bytes: 0,
+            backing_file: None,
+            backing_format: None,
+            compression_type: CompressionType::Deflate,
+            lazy_refcounts: false,
+            preallocation: Preallocation::Off,
+        }
+    }
+}
+
+pub(super) fn wrong(what: &'static str) -> Error {
+    Error::new(ErrorKind::InvalidInput, STRUCTURE, what)
+}
+
+impl CreateOptions {
+    /// The size of the disk as the image will have it.
+    pub fn rounded_size_bytes(&self) -> Result<u64, Error> {
+        self.size_bytes
+            .checked_next_multiple_of(512)
+            .ok_or_else(|| wrong("size is too large"))
+    }
+
+    /// Checks the options against each other; gives the geometry they make.
+    pub(super) fn check(&self) -> Result<Geometry, Error> {
+        let geometry = Geometry::new(
+            self.version,
+            self.cluster_bits,
+            self.extended_l2,
+            self.refcount_order,
+        )
+        .map_err(Error::into_invalid_input)?;
+        let v2 = self.version == Version::V2;
+        if v2 && self.compression_type != CompressionType::Deflate {
+            return Err(wrong("compression type zstd needs version 3"));
+        }
+        if v2 && self.lazy_refcounts {
+            return Err(wrong("lazy refcounts need version 3"));
+        }
+        if self.backing_format.is_some() && self.backing_file.is_none() {
+            return Err(wrong("backing format without a backing file"));
+        }
+        let preallocated = self.preallocation != Preallocation::Off;
+        if preallocated && self.backing_file.is_some() && !self.extended_l2 {
+            return Err(wrong(
+                "preallocation with a backing file needs extended l2 entries",
+            ));
+        }
+        let most = limit::L1_ENTRIES_MAX.saturating_mul(geometry.guest_bytes_per_l2());
+        if self.rounded_size_bytes()? > most {
+            return Err(
+                wrong("size is too large for this cluster size, try a larger one")
+                    .found(format_args!("{} bytes", self.size_bytes))
+                    .allowed(alloc::format!("up to {most} bytes")),
+            );
+        }
+        Ok(geometry)
+    }
+}
