@@ -10,6 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use gaur_block::{Errno, OpenError};
+use gaur_format::{Corruption, Error as FormatError, ErrorKind as FormatErrorKind};
 
 /// What sort of failure an [`ImageError`] is, for programs that decide by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,18 +119,27 @@ impl ImageError {
         )
     }
 
-    /// A file could not be opened.
-    pub(crate) fn open(error: OpenError, context: impl Into<String>) -> ImageError {
-        let errno = error.errno;
-        let kind = match errno {
+    /// A file could not be opened; the caller adds which one.
+    pub(crate) fn open(error: OpenError) -> ImageError {
+        let kind = match error.errno {
             Errno::EAGAIN | Errno::EBUSY => ErrorKind::Locked,
             other => ErrorKind::of_errno(other),
         };
-        ImageError::build(kind, errno, context, Some(Arc::new(error)))
+        ImageError::build(kind, error.errno, error.reason, None)
     }
 
     /// A structure of the image, or a request for a new one, is not what the format allows; the
-    /// cause is an error of `gaur_format`.
+    /// caller adds in which image.
+    pub(crate) fn format(error: FormatError) -> ImageError {
+        let kind = match error.kind() {
+            FormatErrorKind::Unsupported | FormatErrorKind::TooLarge => ErrorKind::Unsupported,
+            FormatErrorKind::NotQcow2 | FormatErrorKind::InvalidInput => ErrorKind::InvalidInput,
+            _ => ErrorKind::Corrupt,
+        };
+        ImageError::new(kind, error.to_string())
+    }
+
+    /// A failure of some sort for a reason that has an error of its own.
     pub(crate) fn caused(
         kind: ErrorKind,
         cause: impl StdError + Send + Sync + 'static,
@@ -139,10 +149,7 @@ impl ImageError {
     }
 
     /// A table entry of the image cannot be right.
-    pub(crate) fn corrupt(
-        cause: impl StdError + Send + Sync + 'static,
-        context: impl Into<String>,
-    ) -> ImageError {
+    pub(crate) fn corrupt(cause: Corruption, context: impl Into<String>) -> ImageError {
         ImageError::caused(ErrorKind::Corrupt, cause, context)
     }
 
@@ -197,7 +204,8 @@ mod tests {
             errno: Errno::ENOENT,
             reason: "no such file or directory".into(),
         };
-        let error = ImageError::open(missing, "cannot open backing file base").within("disk");
+        let error = ImageError::open(missing).within("cannot open backing file base");
+        let error = error.within("disk");
         assert_eq!(error.to_string(), "disk");
         assert_eq!(
             format!("{error:#}"),
@@ -215,7 +223,7 @@ mod tests {
             errno: Errno::EAGAIN,
             reason: "write lock is held".into(),
         };
-        assert_eq!(ImageError::open(held, "x").kind(), ErrorKind::Locked);
+        assert_eq!(ImageError::open(held).kind(), ErrorKind::Locked);
         assert_eq!(ImageError::io(Errno::EIO, "x").kind(), ErrorKind::Io);
         assert_eq!(
             ImageError::io(Errno::ENOSPC, "x").kind(),

@@ -1,17 +1,51 @@
 //! The qcow2 engine: shared image, one queue a thread, ordered metadata.
+//!
+//! [`open`] reads what an image and its backing chain say of themselves and gives an [`Image`],
+//! which all threads share, and the file handles it was read through. Each thread makes a
+//! [`Queue`] with handles of its own and submits requests to it through
+//! [`gaur_block::Device`]. The engine knows no runtime, system call, clock, thread or random
+//! source: whoever polls its futures and implements [`gaur_block::File`] decides about those.
+//!
+//! Inside, `metadata` is sync and answers with values, the flows (`read`, `write`, `zero`, `tables`,
+//! `resize`) do the input and output between those answers, and `writeback` alone decides in which
+//! order metadata reaches the disk.
 
 #![forbid(unsafe_code)]
 
 mod align;
+mod backing_name;
+mod chain;
+mod close;
 mod compress;
+mod create;
 mod error;
+mod flush;
+mod header_update;
+mod image;
+mod layer;
+mod map;
+mod metadata;
 mod options;
 mod pool;
+mod queue;
+mod raw;
+mod read;
+mod resize;
 mod sector_locks;
+mod tables;
 #[cfg(test)]
 mod test_file;
+mod waiters;
+mod write;
+mod writeback;
+mod zero;
 
+pub use chain::{Opened, open};
+pub use create::create;
 pub use error::{ErrorKind, ImageError};
+pub use image::{Image, Layer};
+pub use map::MapExtent;
 #[cfg(feature = "broken-order")]
 pub use options::BrokenRule;
 pub use options::{Format, OpenOptions};
+pub use queue::Queue;

@@ -4,7 +4,7 @@
 //! and its end, and can be told to fail.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io::IoSlice;
 use std::ops::{Deref, DerefMut};
@@ -413,7 +413,8 @@ impl File for TestFile {
 /// A file system in memory.
 #[derive(Default)]
 pub(crate) struct TestHost {
-    files: HashMap<String, Result<TestFile, OpenError>>,
+    files: BTreeMap<String, Result<TestFile, OpenError>>,
+    locked: BTreeSet<String>,
     /// What was opened, in order.
     pub(crate) opened: RefCell<Vec<(String, Access)>>,
 }
@@ -421,6 +422,11 @@ pub(crate) struct TestHost {
 impl TestHost {
     pub(crate) fn add(&mut self, name: &str, file: TestFile) {
         self.files.insert(name.to_owned(), Ok(file));
+    }
+
+    /// Opening `name` with locks fails from now on.
+    pub(crate) fn lock(&mut self, name: &str) {
+        self.locked.insert(name.to_owned());
     }
 
     pub(crate) fn refuse(&mut self, name: &str, errno: Errno, reason: &str) {

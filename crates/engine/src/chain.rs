@@ -1,0 +1,219 @@
+//! Opening an image: its file, then its backing file, and so on down.
+//!
+//! A loop, not a recursion, with at most [`limit::CHAIN_DEPTH_MAX`] layers. Only the top file is opened
+//! for writing. Two layers that are the same file would make the chain endless; they are recognised
+//! by path before the second is opened and by [`FileId`] after.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use gaur_block::{Access, File, FileId, Host};
+use gaur_format::{extension, limit};
+
+use crate::backing_name;
+use crate::error::{ErrorKind, ImageError};
+use crate::image::Image;
+use crate::layer::LayerReader;
+use crate::options::{Format, OpenOptions};
+
+pub(crate) use crate::layer::LayerParts;
+
+/// Most bytes of L1 and refcount tables over all layers. A single image has at most 40 MiB; a long
+/// chain of huge ones is more likely made to exhaust memory than to be used.
+const TABLE_BYTES: u64 = 1 << 30;
+
+/// An image and its files.
+#[derive(Debug)]
+pub struct Opened<F> {
+    /// The half that all queues share.
+    pub image: Arc<Image>,
+    /// One handle per layer, top first: what [`Image::queue`] wants.
+    pub files: Vec<F>,
+}
+
+/// A layer that is still to be opened.
+struct Next {
+    name: String,
+    format: Option<Format>,
+    /// The layer that named it; `None` for the top.
+    overlay: Option<String>,
+}
+
+impl Next {
+    /// Says which file could not be opened, and whose backing file it is.
+    fn context(&self) -> String {
+        match &self.overlay {
+            None => self.name.clone(),
+            Some(overlay) => format!("cannot open {:?}, backing file of {overlay:?}", self.name),
+        }
+    }
+}
+
+/// The files that are part of a chain already.
+#[derive(Default)]
+struct Seen {
+    names: BTreeSet<String>,
+    ids: BTreeMap<FileId, String>,
+}
+
+fn bites_its_tail(text: String) -> ImageError {
+    ImageError::new(ErrorKind::InvalidInput, text)
+}
+
+impl Seen {
+    fn add_name(&mut self, name: &str) -> Result<(), ImageError> {
+        if self.names.insert(name.to_owned()) {
+            return Ok(());
+        }
+        Err(bites_its_tail(
+            "the backing chain is a loop, this file is in it already".to_owned(),
+        ))
+    }
+
+    fn check_id(&self, id: Option<FileId>) -> Result<(), ImageError> {
+        match id.and_then(|id| self.ids.get(&id)) {
+            None => Ok(()),
+            Some(first) => Err(bites_its_tail(format!(
+                "the backing chain is a loop, this file is in it already as {first:?}"
+            ))),
+        }
+    }
+
+    fn add_id(&mut self, id: Option<FileId>, name: &str) -> Result<(), ImageError> {
+        self.check_id(id)?;
+        if let Some(id) = id {
+            self.ids.insert(id, name.to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// Opens the image called `name` and its backing chain, and reads the tables that say where things
+/// are. The host's files are opened with the locks that `options` ask for.
+pub async fn open<H: Host>(
+    host: &H,
+    name: &str,
+    options: &OpenOptions,
+) -> Result<Opened<H::File>, ImageError> {
+    if options.force_share && !options.read_only {
+        let text = "sharing an image with its writers needs read-only";
+        return Err(ImageError::new(ErrorKind::InvalidInput, text));
+    }
+    let mut layers: Vec<LayerParts> = Vec::new();
+    let mut files = Vec::new();
+    let mut seen = Seen::default();
+    let mut table_budget = TABLE_BYTES;
+    let mut next = Some(Next {
+        name: name.to_owned(),
+        format: options.format,
+        overlay: None,
+    });
+    while let Some(layer) = next.take() {
+        if layers.len() >= limit::CHAIN_DEPTH_MAX {
+            let text = format!(
+                "the backing chain is longer than {} images",
+                limit::CHAIN_DEPTH_MAX
+            );
+            return Err(ImageError::new(ErrorKind::Unsupported, text).within(layer.context()));
+        }
+        let (file, parts) = open_layer(host, &layer, options, &mut seen, &mut table_budget)
+            .await
+            .map_err(|error| error.within(layer.context()))?;
+        if options.backing {
+            next = backing_of(&parts)?;
+        }
+        layers.push(parts);
+        files.push(file);
+    }
+    let image = Image::assemble(layers, options).map_err(|error| error.within(name))?;
+    Ok(Opened {
+        image: Arc::new(image),
+        files,
+    })
+}
+
+async fn open_layer<H: Host>(
+    host: &H,
+    layer: &Next,
+    options: &OpenOptions,
+    seen: &mut Seen,
+    table_budget: &mut u64,
+) -> Result<(H::File, LayerParts), ImageError> {
+    seen.add_name(&layer.name)?;
+    let file = open_file(host, layer, options, seen).await?;
+    seen.add_id(file.id(), &layer.name)?;
+    let writable = layer.overlay.is_none() && !options.read_only && !file.limits().read_only;
+    let name = layer.name.clone();
+    let reader = LayerReader::new(&file).await?;
+    let parts = reader
+        .load(name, layer.format, writable, table_budget)
+        .await?;
+    drop(reader);
+    Ok((file, parts))
+}
+
+async fn open_file<H: Host>(
+    host: &H,
+    layer: &Next,
+    options: &OpenOptions,
+    seen: &Seen,
+) -> Result<H::File, ImageError> {
+    let top = layer.overlay.is_none();
+    let access = Access {
+        write: top && !options.read_only,
+        direct: options.direct,
+        lock: options.lock,
+        force_share: options.force_share,
+    };
+    let error = match host.open(&layer.name, access).await {
+        Ok(file) => return Ok(file),
+        Err(error) => error,
+    };
+    let error = ImageError::open(error);
+    if error.kind() == ErrorKind::Locked && !top {
+        // The lock may be our own: the chain comes back to its top under another name.
+        let look = Access {
+            lock: false,
+            ..access
+        };
+        if let Ok(file) = host.open(&layer.name, look).await {
+            seen.check_id(file.id())?;
+        }
+    }
+    Err(error)
+}
+
+/// The layer below, if there is one.
+fn backing_of(parts: &LayerParts) -> Result<Option<Next>, ImageError> {
+    let Some(header) = &parts.header else {
+        return Ok(None);
+    };
+    let Some(backing) = header.backing_file() else {
+        return Ok(None);
+    };
+    let context = |shown: &str| format!("cannot use {shown:?}, backing file of {:?}", parts.name);
+    let shown = || String::from_utf8_lossy(backing);
+    let name = backing_name::resolve(&parts.name, backing)
+        .map_err(|error| ImageError::caused(ErrorKind::Unsupported, error, context(&shown())))?;
+    let format = match header.extension(extension::BACKING_FORMAT) {
+        None | Some(&[]) => None,
+        Some(raw) => {
+            let known = std::str::from_utf8(raw).ok().and_then(Format::from_name);
+            Some(known.ok_or_else(|| {
+                let text = format!(
+                    "its format is given as {:?}, which is not supported (qcow2 and raw are)",
+                    String::from_utf8_lossy(raw)
+                );
+                ImageError::new(ErrorKind::Unsupported, text).within(context(&shown()))
+            })?)
+        }
+    };
+    Ok(Some(Next {
+        name,
+        format,
+        overlay: Some(parts.name.clone()),
+    }))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,478 @@
+use gaur_block::Errno;
+use gaur_format::feature::{Autoclear, Compatible, Incompatible};
+use gaur_format::header::{CompressionType, CryptMethod, Header};
+use gaur_format::{HostOffset, Version};
+
+use super::*;
+use crate::test_file::{Event, TestFile, TestHost, block_on, cached_limits, direct_limits};
+
+const CLUSTER: usize = 512;
+const SIZE: u64 = 64 << 10;
+/// Header, refcount table, refcount block, L1 table.
+const CLUSTERS: usize = 4;
+
+/// A header for clusters of 512 bytes and two L2 tables.
+fn header() -> Header {
+    Header {
+        version: Version::V3,
+        cluster_bits: 9,
+        size_bytes: SIZE,
+        crypt_method: CryptMethod::None,
+        l1_size: 2,
+        l1_table_offset: HostOffset(3 * CLUSTER as u64),
+        refcount_table_offset: HostOffset(CLUSTER as u64),
+        refcount_table_clusters: 1,
+        nb_snapshots: 0,
+        snapshots_offset: HostOffset(0),
+        incompatible: Incompatible(0),
+        compatible: Compatible(0),
+        autoclear: Autoclear(0),
+        refcount_order: 4,
+        compression_type: CompressionType::Deflate,
+        tail: Vec::new(),
+        extensions: Vec::new(),
+        backing_file_name: None,
+    }
+}
+
+fn over(backing: &str) -> Header {
+    Header {
+        backing_file_name: Some(backing.as_bytes().to_vec()),
+        ..header()
+    }
+}
+
+fn bytes_of(header: &Header) -> Vec<u8> {
+    let mut bytes = header.encode().unwrap();
+    bytes.resize(CLUSTERS * CLUSTER, 0);
+    put(&mut bytes, CLUSTER, 2 * CLUSTER as u64);
+    for cluster in 0..CLUSTERS {
+        bytes[2 * CLUSTER + 2 * cluster + 1] = 1;
+    }
+    bytes
+}
+
+fn put(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
+}
+
+fn file(bytes: Vec<u8>) -> TestFile {
+    TestFile::new(bytes, cached_limits())
+}
+
+fn host(files: &[(&str, Vec<u8>)]) -> TestHost {
+    let mut host = TestHost::default();
+    for (inode, (name, bytes)) in files.iter().enumerate() {
+        host.add(name, file(bytes.clone()).with_id(inode as u64));
+    }
+    host
+}
+
+fn read_only() -> OpenOptions {
+    OpenOptions {
+        read_only: true,
+        ..OpenOptions::default()
+    }
+}
+
+fn open_in(
+    host: &TestHost,
+    name: &str,
+    options: &OpenOptions,
+) -> Result<Opened<TestFile>, ImageError> {
+    block_on(open(host, name, options))
+}
+
+/// The kind and the whole line of a failure.
+fn failure(host: &TestHost, name: &str, options: &OpenOptions) -> (ErrorKind, String) {
+    let error = open_in(host, name, options)
+        .map(|_| ())
+        .expect_err("this must not open");
+    let line = format!("{error:#}");
+    assert!(
+        !line.contains('\n') && !line.ends_with('.'),
+        "not a line for a user: {line}"
+    );
+    (error.kind(), line)
+}
+
+/// What a single image made of these bytes fails with.
+fn damage(bytes: Vec<u8>, options: &OpenOptions) -> (ErrorKind, String) {
+    failure(&host(&[("top", bytes)]), "top", options)
+}
+
+#[test]
+fn a_single_image_is_opened_for_writing_with_its_lock() {
+    let host = host(&[("dir/top", bytes_of(&header()))]);
+    let opened = open_in(&host, "dir/top", &OpenOptions::default()).unwrap();
+    assert_eq!(opened.image.size_bytes(), SIZE);
+    assert_eq!(opened.files.len(), 1);
+    let layer = &opened.image.layers()[0];
+    assert_eq!((layer.name(), layer.format()), ("dir/top", Format::Qcow2));
+    let access = Access {
+        write: true,
+        direct: false,
+        lock: true,
+        force_share: false,
+    };
+    assert_eq!(*host.opened.borrow(), [("dir/top".to_owned(), access)]);
+}
+
+#[test]
+fn three_hundred_layers_open_and_only_the_top_one_for_writing() {
+    let mut files = vec![("d/0".to_owned(), bytes_of(&header()))];
+    for layer in 1..300 {
+        files.push((
+            format!("d/{layer}"),
+            bytes_of(&over(&(layer - 1).to_string())),
+        ));
+    }
+    let files: Vec<(&str, Vec<u8>)> = files
+        .iter()
+        .map(|(name, bytes)| (name.as_str(), bytes.clone()))
+        .collect();
+    let host = host(&files);
+    let opened = open_in(&host, "d/299", &OpenOptions::default()).unwrap();
+    assert_eq!(
+        (opened.files.len(), opened.image.layers().len()),
+        (300, 300)
+    );
+    assert_eq!(opened.image.layers()[299].name(), "d/0");
+    let written = host
+        .opened
+        .borrow()
+        .iter()
+        .filter(|(_, access)| access.write)
+        .count();
+    assert_eq!(written, 1);
+    let reads_only = |file: &TestFile| {
+        file.events()
+            .iter()
+            .all(|event| matches!(event, Event::Read { .. }))
+    };
+    assert!(
+        opened.files.iter().all(reads_only),
+        "opening changes nothing"
+    );
+}
+
+#[test]
+fn a_chain_longer_than_the_limit_is_refused() {
+    let names: Vec<String> = (0..=limit::CHAIN_DEPTH)
+        .map(|layer| format!("{layer}"))
+        .collect();
+    let mut host = TestHost::default();
+    for (layer, name) in names.iter().enumerate() {
+        let below = (layer + 1).to_string();
+        host.add(name, file(bytes_of(&over(&below))));
+    }
+    let (kind, line) = failure(&host, "0", &read_only());
+    assert_eq!(kind, ErrorKind::Unsupported);
+    assert!(line.contains("backing chain is longer than"), "{line}");
+    assert_eq!(host.opened.borrow().len(), limit::CHAIN_DEPTH);
+}
+
+#[test]
+fn without_backing_only_the_top_is_opened() {
+    let host = host(&[("top", bytes_of(&over("missing")))]);
+    let options = OpenOptions {
+        backing: false,
+        ..OpenOptions::default()
+    };
+    assert_eq!(open_in(&host, "top", &options).unwrap().files.len(), 1);
+}
+
+#[test]
+fn a_chain_that_comes_back_by_name_by_link_or_to_our_own_lock_is_a_loop() {
+    let by_name = host(&[("a", bytes_of(&over("b"))), ("b", bytes_of(&over("a")))]);
+    let (kind, line) = failure(&by_name, "a", &read_only());
+    assert_eq!(kind, ErrorKind::InvalidInput);
+    assert!(
+        line.contains("\"a\", backing file of \"b\": the backing chain is a loop"),
+        "{line}"
+    );
+
+    let itself = host(&[("a", bytes_of(&over("a")))]);
+    assert!(failure(&itself, "a", &read_only()).1.contains("loop"));
+
+    let bytes = bytes_of(&over("link"));
+    let mut by_link = host(&[("a", bytes.clone())]);
+    by_link.add("link", file(bytes).with_id(0));
+    let (_, line) = failure(&by_link, "a", &read_only());
+    assert!(
+        line.ends_with("loop, this file is in it already as \"a\""),
+        "{line}"
+    );
+
+    by_link.lock("link");
+    let (kind, line) = failure(&by_link, "a", &OpenOptions::default());
+    assert_eq!(kind, ErrorKind::InvalidInput, "{line}");
+}
+
+#[test]
+fn a_backing_file_locked_by_somebody_else_is_said_to_be_locked() {
+    let mut host = host(&[
+        ("top", bytes_of(&over("base"))),
+        ("base", bytes_of(&header())),
+    ]);
+    host.lock("base");
+    let (kind, line) = failure(&host, "top", &read_only());
+    assert_eq!(kind, ErrorKind::Locked);
+    assert!(line.contains("write lock is held"), "{line}");
+}
+
+#[test]
+fn a_backing_file_that_cannot_be_opened_is_named_with_its_overlay() {
+    let mut host = host(&[("d/top", bytes_of(&over("base")))]);
+    let (kind, line) = failure(&host, "d/top", &read_only());
+    assert_eq!(kind, ErrorKind::NotFound);
+    assert_eq!(
+        line,
+        "cannot open \"d/base\", backing file of \"d/top\": no such file or directory"
+    );
+    host.refuse("d/base", Errno::from_raw(21), "is a directory");
+    assert!(
+        failure(&host, "d/top", &read_only())
+            .1
+            .ends_with("\"d/top\": is a directory")
+    );
+    host.refuse("d/base", Errno::EACCES, "permission denied");
+    assert_eq!(
+        failure(&host, "d/top", &read_only()).0,
+        ErrorKind::PermissionDenied
+    );
+}
+
+#[test]
+fn the_format_of_a_backing_file_is_what_the_header_says_else_what_it_looks_like() {
+    let image = bytes_of(&header());
+    for (given, expected) in [
+        (None, Format::Qcow2),
+        (Some("qcow2"), Format::Qcow2),
+        (Some("raw"), Format::Raw),
+    ] {
+        let mut top = over("base");
+        if let Some(format) = given {
+            let data = format.as_bytes().to_vec();
+            top.extensions.push(extension::Extension {
+                kind: extension::BACKING_FORMAT,
+                data,
+            });
+        }
+        let host = host(&[("top", bytes_of(&top)), ("base", image.clone())]);
+        let opened = open_in(&host, "top", &read_only()).unwrap();
+        assert_eq!(opened.image.layers()[1].format(), expected);
+    }
+    let host = host(&[("top", bytes_of(&over("base"))), ("base", vec![1; 700])]);
+    let opened = open_in(&host, "top", &read_only()).unwrap();
+    let base = &opened.image.layers()[1];
+    assert_eq!((base.format(), base.size_bytes()), (Format::Raw, 700));
+}
+
+#[test]
+fn an_unknown_backing_format_is_refused_by_name_and_never_guessed() {
+    for (format, shown) in [(&b"vmdk"[..], "\"vmdk\""), (&b"\xff"[..], "\"\u{fffd}\"")] {
+        let mut top = over("base");
+        let data = format.to_vec();
+        top.extensions.push(extension::Extension {
+            kind: extension::BACKING_FORMAT,
+            data,
+        });
+        let host = host(&[("top", bytes_of(&top)), ("base", bytes_of(&header()))]);
+        let (kind, line) = failure(&host, "top", &read_only());
+        assert_eq!(kind, ErrorKind::Unsupported);
+        assert!(line.contains(shown), "{line}");
+    }
+}
+
+#[test]
+fn a_protocol_as_backing_file_is_refused_by_name() {
+    let (kind, line) = damage(bytes_of(&over("nbd://host/x")), &read_only());
+    assert_eq!(kind, ErrorKind::Unsupported);
+    assert!(line.contains("\"nbd\""), "{line}");
+}
+
+#[test]
+fn empty_and_tiny_files_are_raw_unless_qcow2_is_asked_for() {
+    for len in [0, 3, 511] {
+        let host = host(&[("top", vec![0x51; len])]);
+        let opened = open_in(&host, "top", &OpenOptions::default()).unwrap();
+        assert_eq!(opened.image.size_bytes(), len as u64);
+        let options = OpenOptions {
+            format: Some(Format::Qcow2),
+            ..read_only()
+        };
+        let (kind, line) = failure(&host, "top", &options);
+        assert_eq!(kind, ErrorKind::InvalidInput, "{line}");
+    }
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name() {
+    let with = |change: &dyn Fn(&mut Header)| {
+        let mut header = header();
+        change(&mut header);
+        bytes_of(&header)
+    };
+    let aes = with(&|header| header.crypt_method = CryptMethod::Aes);
+    let data_file = with(&|header| header.incompatible = Incompatible::DATA_FILE);
+    let unknown = with(&|header| header.incompatible = Incompatible(1 << 40));
+    for (bytes, word) in [
+        (aes, "aes"),
+        (data_file, "external data file"),
+        (unknown, "bit 40"),
+    ] {
+        let (kind, line) = damage(bytes, &read_only());
+        assert_eq!(kind, ErrorKind::Unsupported, "{line}");
+        assert!(line.starts_with("top: ") && line.contains(word), "{line}");
+    }
+}
+
+#[test]
+fn dirty_and_corrupt_images_open_for_reading_only_and_say_how_to_repair() {
+    for (bit, kind) in [
+        (Incompatible::DIRTY, ErrorKind::Unsupported),
+        (Incompatible::CORRUPT, ErrorKind::Corrupt),
+    ] {
+        let bytes = bytes_of(&Header {
+            incompatible: bit,
+            ..header()
+        });
+        assert!(open_in(&host(&[("top", bytes.clone())]), "top", &read_only()).is_ok());
+        let (found, line) = damage(bytes.clone(), &OpenOptions::default());
+        assert_eq!(found, kind);
+        assert!(line.contains("repair"), "{line}");
+        let over = host(&[("top", bytes_of(&over("base"))), ("base", bytes)]);
+        assert!(
+            open_in(&over, "top", &OpenOptions::default()).is_ok(),
+            "a base is only read"
+        );
+    }
+}
+
+#[test]
+fn tables_beyond_the_end_of_the_file_are_damage_not_zeros() {
+    let mut l2_outside = bytes_of(&header());
+    put(
+        &mut l2_outside,
+        3 * CLUSTER,
+        1 << 63 | (CLUSTERS * CLUSTER) as u64,
+    );
+    let (kind, line) = damage(l2_outside, &read_only());
+    assert_eq!(kind, ErrorKind::Corrupt);
+    assert!(
+        line.contains("l2 table 0 takes 512 bytes at 2048, but the file ends at 2048"),
+        "{line}"
+    );
+
+    let mut no_l1 = bytes_of(&header());
+    no_l1.truncate(3 * CLUSTER);
+    assert!(
+        damage(no_l1, &read_only())
+            .1
+            .contains("l1 table takes 16 bytes at 1536")
+    );
+
+    let mut block_outside = bytes_of(&header());
+    put(&mut block_outside, CLUSTER + 8, 1 << 40);
+    assert!(
+        open_in(
+            &host(&[("top", block_outside.clone())]),
+            "top",
+            &read_only()
+        )
+        .is_ok()
+    );
+    let (_, line) = damage(block_outside, &OpenOptions::default());
+    assert!(line.contains("refcount block 1 takes"), "{line}");
+
+    let snapshots = Header {
+        nb_snapshots: 1,
+        snapshots_offset: HostOffset(1 << 30),
+        ..header()
+    };
+    let (_, line) = damage(bytes_of(&snapshots), &OpenOptions::default());
+    assert!(line.contains("snapshot table"), "{line}");
+}
+
+#[test]
+fn a_damaged_refcount_table_entry_forbids_writing() {
+    let mut bytes = bytes_of(&header());
+    put(&mut bytes, CLUSTER + 8, 0x123);
+    let (kind, line) = damage(bytes, &OpenOptions::default());
+    assert_eq!(kind, ErrorKind::Corrupt);
+    assert!(line.contains("refcount block 1 is damaged"), "{line}");
+}
+
+/// Bounded time and memory whatever the header says, and never a panic.
+#[test]
+fn a_file_cut_anywhere_and_a_header_with_any_byte_changed_fail_or_open() {
+    let whole = bytes_of(&over("base"));
+    for len in 0..whole.len() {
+        let host = host(&[("top", whole[..len].to_vec()), ("base", vec![0; 512])]);
+        let options = OpenOptions {
+            format: Some(Format::Qcow2),
+            ..OpenOptions::default()
+        };
+        assert!(open_in(&host, "top", &options).is_err() || len > 3 * CLUSTER);
+    }
+    for at in 0..112 {
+        for value in [0, 1, 2, 8, 0x7f, 0x80, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[at] = value;
+            let host = host(&[("top", bytes), ("base", vec![0; 512])]);
+            for options in [read_only(), OpenOptions::default()] {
+                if let Err(error) = open_in(&host, "top", &options) {
+                    assert!(!format!("{error:#}").contains('\n'));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_that_wants_aligned_requests_is_opened_too() {
+    let mut bytes = bytes_of(&over("base"));
+    bytes.resize(8192, 0);
+    let mut host = TestHost::default();
+    host.add("top", TestFile::new(bytes, direct_limits(4096)));
+    host.add("base", TestFile::new(vec![7; 4096], direct_limits(4096)));
+    let options = OpenOptions {
+        direct: true,
+        ..OpenOptions::default()
+    };
+    assert_eq!(open_in(&host, "top", &options).unwrap().files.len(), 2);
+    assert!(host.opened.borrow().iter().all(|(_, access)| access.direct));
+}
+
+#[test]
+fn a_read_error_names_the_table() {
+    let host = host(&[("top", bytes_of(&header()))]);
+    let top = block_on(host.open(
+        "top",
+        Access {
+            write: false,
+            direct: false,
+            lock: false,
+            force_share: false,
+        },
+    ));
+    top.unwrap().fail_from(3, Errno::EIO);
+    let (kind, line) = failure(&host, "top", &read_only());
+    assert_eq!(kind, ErrorKind::Io);
+    assert_eq!(
+        line,
+        "top: cannot read 16 bytes of the l1 table at 1536: input/output error"
+    );
+}
+
+#[test]
+fn sharing_with_writers_needs_read_only() {
+    let host = host(&[("top", bytes_of(&header()))]);
+    let options = OpenOptions {
+        force_share: true,
+        ..OpenOptions::default()
+    };
+    assert_eq!(failure(&host, "top", &options).0, ErrorKind::InvalidInput);
+    assert!(host.opened.borrow().is_empty());
+}

@@ -1,0 +1,68 @@
+//! Closing an image so that nothing leaks: flush, count down, trim the tail of the file.
+
+use gaur_block::File;
+
+use crate::error::{ErrorKind, ImageError};
+use crate::image::{Qcow2, Writer};
+use crate::queue::Queue;
+
+/// Passes after which nothing can be left to give back: one removes the references, one counts
+/// them down, one writes the counts.
+const PASSES_MAX: usize = 6;
+
+impl<F: File> Queue<F> {
+    /// Closes the image: call it on the last queue, when no request is in flight on any. Everything
+    /// written is durable afterwards, unused reservations are given back and the file ends where
+    /// its last cluster does. Dropping the queue instead is safe but may leak clusters.
+    pub async fn close(self) -> Result<(), ImageError> {
+        if self.image.read_only {
+            return Ok(());
+        }
+        if let Some(errno) = self.image.poisoned() {
+            let text = "closed after an earlier error; writes since the last flush may be lost";
+            return Err(ImageError::io(errno, text));
+        }
+        let fail = |errno| ImageError::io(errno, "cannot write back what was changed");
+        let Some((qcow2, writer)) = self.top() else {
+            return self.flush_all().await.map_err(fail);
+        };
+        writer.alloc.lock().unreserve_all();
+        for _ in 0..PASSES_MAX {
+            self.flush_all().await.map_err(fail)?;
+            if settled(qcow2, writer) {
+                break;
+            }
+        }
+        if !settled(qcow2, writer) {
+            let text = "some freed clusters could not be given back; they are leaked";
+            return Err(ImageError::new(ErrorKind::Io, text));
+        }
+        self.trim(writer).await
+    }
+
+    /// Cuts off what the file grew by and nobody used.
+    async fn trim(&self, writer: &Writer) -> Result<(), ImageError> {
+        let (end, grown) = {
+            let mut alloc = writer.alloc.lock();
+            alloc.settle_end();
+            let end = alloc.bump * alloc.geometry.cluster_size();
+            (end.max(alloc.opened_end), alloc.physical_end)
+        };
+        let fail = |errno| ImageError::io(errno, "cannot trim the end of the file");
+        let file = self.top_file();
+        // Somebody else's growth is not ours to cut.
+        if writer.limits.resizable && grown > end && file.len().await.map_err(fail)? == grown {
+            file.set_len(end).await.map_err(fail)?;
+            file.flush().await.map_err(fail)?;
+            writer.alloc.lock().physical_end = end;
+        }
+        Ok(())
+    }
+}
+
+fn settled(qcow2: &Qcow2, writer: &Writer) -> bool {
+    let maps = qcow2.maps.read();
+    let alloc = writer.alloc.lock();
+    let clean = maps.slices.dirty() == 0 && maps.l1.is_clean() && alloc.blocks.dirty() == 0;
+    clean && !alloc.has_pending()
+}

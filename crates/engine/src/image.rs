@@ -1,0 +1,367 @@
+//! What all queues of an open image share: layers, mappings, free space, and whether writes are
+//! still allowed. No file handle and no memory of requests; those belong to a [`crate::Queue`].
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+
+use gaur_block::{Errno, File, FileId, FileLimits};
+use gaur_format::geometry::Geometry;
+use gaur_format::header::{CompressionType, Header};
+use gaur_format::{Corruption, limit, refcount, snapshot};
+use parking_lot::{Mutex, RwLock};
+
+use crate::chain::LayerParts;
+use crate::error::{ErrorKind, ImageError};
+use crate::flush::FlushGroup;
+use crate::metadata::alloc::Alloc;
+use crate::metadata::cache::SliceCache;
+use crate::metadata::claims::Claims;
+use crate::metadata::cluster_set::ClusterSet;
+use crate::metadata::grace::Grace;
+use crate::metadata::maps::{L1Table, Maps};
+use crate::options::{Format, OpenOptions};
+use crate::queue::Queue;
+use crate::sector_locks::SectorLocks;
+use crate::waiters::{AsyncLock, KeyLocks};
+
+/// An open image: the shared half. Make a [`Queue`] per thread to do input and output.
+pub struct Image {
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) options: OpenOptions,
+    pub(crate) writer: Option<Writer>,
+    /// Sectors of the top file that are being read, changed and written back.
+    pub(crate) locks: SectorLocks,
+    pub(crate) read_only: bool,
+    pub(crate) size_bytes: AtomicU64,
+    poison: AtomicI32,
+    corrupt: AtomicBool,
+    queues: AtomicUsize,
+}
+
+/// One image of the backing chain.
+pub struct Layer {
+    name: String,
+    format: Format,
+    id: Option<FileId>,
+    size_bytes: u64,
+    header: Option<Header>,
+    pub(crate) qcow2: Option<Qcow2>,
+}
+
+/// The mapping of a qcow2 layer.
+pub(crate) struct Qcow2 {
+    pub(crate) geometry: Geometry,
+    pub(crate) compression: CompressionType,
+    pub(crate) maps: RwLock<Maps>,
+    /// Slices being loaded, by host offset.
+    pub(crate) loads: KeyLocks,
+}
+
+/// What a qcow2 top layer open for writing has besides.
+pub(crate) struct Writer {
+    pub(crate) alloc: Mutex<Alloc>,
+    pub(crate) claims: Claims,
+    /// Held while an L1 entry is given a table, and while the L1 table moves.
+    pub(crate) tables: AsyncLock,
+    /// Held while the image is resized.
+    pub(crate) resizing: AsyncLock,
+    /// Refcount blocks being loaded, by host offset of the slice.
+    pub(crate) refcount_loads: KeyLocks,
+    /// Held while refcount table, L1 table, header or file length change.
+    pub(crate) structure: AsyncLock,
+    pub(crate) flush: FlushGroup,
+    pub(crate) grace: Grace,
+    /// The header says what it must say while somebody writes who does not maintain bitmaps.
+    pub(crate) announced: AtomicBool,
+    pub(crate) limits: FileLimits,
+}
+
+impl Layer {
+    /// The name it was opened by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How its bytes are read.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The header as it was when the image was opened; `None` for a raw layer.
+    pub fn header(&self) -> Option<&Header> {
+        self.header.as_ref()
+    }
+
+    /// Guest size in bytes when the image was opened.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Which file it is, if the host can say.
+    pub fn id(&self) -> Option<FileId> {
+        self.id
+    }
+}
+
+impl Image {
+    /// Builds the shared state from what was read of every layer, top first.
+    pub(crate) fn assemble(
+        parts: Vec<LayerParts>,
+        options: &OpenOptions,
+    ) -> Result<Image, ImageError> {
+        let mut layers = Vec::with_capacity(parts.len());
+        let mut writer = None;
+        let mut size_bytes = 0;
+        let mut read_only = options.read_only;
+        for (depth, part) in parts.into_iter().enumerate() {
+            let writable = depth == 0 && !options.read_only && !part.limits.read_only;
+            if depth == 0 {
+                size_bytes = part.size_bytes;
+                read_only = !writable;
+            }
+            let (layer, made) = assemble_layer(part, options, writable)?;
+            if made.is_some() {
+                writer = made;
+            }
+            layers.push(layer);
+        }
+        Ok(Image {
+            layers,
+            options: options.clone(),
+            writer,
+            locks: SectorLocks::default(),
+            read_only,
+            size_bytes: AtomicU64::new(size_bytes),
+            poison: AtomicI32::new(0),
+            corrupt: AtomicBool::new(false),
+            queues: AtomicUsize::new(0),
+        })
+    }
+
+    /// A queue for the calling thread. `files` has one handle per layer, top first, on the files
+    /// the image was opened from.
+    ///
+    /// # Panics
+    /// If `files` and the layers differ in number.
+    pub fn queue<F: File>(self: &Arc<Self>, files: Vec<F>) -> Queue<F> {
+        assert_eq!(
+            files.len(),
+            self.layers.len(),
+            "a queue has one file handle per layer"
+        );
+        let id = self.queues.fetch_add(1, Ordering::Relaxed);
+        Queue::new(Arc::clone(self), files, id)
+    }
+
+    /// Guest size in bytes, as of now.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes.load(Ordering::Acquire)
+    }
+
+    /// The backing chain, top first.
+    pub fn layers(&self) -> &[Layer] {
+        &self.layers
+    }
+
+    /// Whether writes are refused.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// The error that made the image refuse writes, if there was one.
+    pub fn poisoned(&self) -> Option<Errno> {
+        match self.poison.load(Ordering::Acquire) {
+            0 => None,
+            raw => Some(Errno::from_raw(raw)),
+        }
+    }
+
+    /// Refuses all writes from now on. The first error stays.
+    pub(crate) fn poison(&self, errno: Errno) {
+        let _ = self
+            .poison
+            .compare_exchange(0, errno.raw(), Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// An entry of layer `depth` cannot be right: the request fails, and if it is the layer we
+    /// write to, nothing is written any more and the header is to say so.
+    pub(crate) fn corruption(&self, depth: usize, _what: Corruption) -> Errno {
+        if depth == 0 && self.writer.is_some() {
+            self.corrupt.store(true, Ordering::Release);
+            self.poison(Errno::EIO);
+        }
+        Errno::EIO
+    }
+
+    /// Like [`Image::corruption`] for a contradiction that is not in one entry.
+    pub(crate) fn contradiction(&self) -> Errno {
+        self.corrupt.store(true, Ordering::Release);
+        self.poison(Errno::EIO);
+        Errno::EIO
+    }
+
+    /// Whether corruption was found that the header does not tell of yet; asks once.
+    pub(crate) fn take_corrupt(&self) -> bool {
+        self.corrupt.load(Ordering::Relaxed) && self.corrupt.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether the layer below the top has anything at guest offset `at`.
+    pub(crate) fn has_backing_at(&self, at: u64) -> bool {
+        self.layers
+            .get(1)
+            .is_some_and(|layer| at < layer.size_bytes)
+    }
+
+    #[cfg(feature = "broken-order")]
+    pub(crate) fn breaks(&self, rule: crate::options::BrokenRule) -> bool {
+        self.options.broken == Some(rule)
+    }
+}
+
+fn assemble_layer(
+    part: LayerParts,
+    options: &OpenOptions,
+    writable: bool,
+) -> Result<(Layer, Option<Writer>), ImageError> {
+    let (qcow2, writer) = match &part.header {
+        None => (None, None),
+        Some(header) => {
+            let geometry = header.geometry();
+            let (metadata, clean) = metadata_clusters(&part, header, &geometry);
+            if writable && !clean {
+                let text = format!("tables of {} overlap; check the image first", part.name);
+                return Err(ImageError::new(ErrorKind::Corrupt, text));
+            }
+            let writer = writable.then(|| new_writer(&part, header, geometry, options));
+            let maps = Maps {
+                geometry,
+                slices: SliceCache::new(geometry.cluster_size(), options.l2_cache_bytes),
+                metadata,
+                l1: L1Table::new(header.l1_table_offset.0, part.l1),
+            };
+            let qcow2 = Qcow2 {
+                geometry,
+                compression: header.compression_type,
+                maps: RwLock::new(maps),
+                loads: KeyLocks::default(),
+            };
+            (Some(qcow2), writer)
+        }
+    };
+    let layer = Layer {
+        name: part.name,
+        format: part.format,
+        id: part.id,
+        size_bytes: part.size_bytes,
+        header: part.header,
+        qcow2,
+    };
+    Ok((layer, writer))
+}
+
+fn new_writer(
+    part: &LayerParts,
+    header: &Header,
+    geometry: Geometry,
+    options: &OpenOptions,
+) -> Writer {
+    let table = part
+        .refcount_table
+        .iter()
+        .map(|raw| match refcount::decode_table_entry(*raw, &geometry) {
+            Ok(Some(offset)) => offset.0,
+            _ => 0,
+        })
+        .collect();
+    let place = (
+        header.refcount_table_offset.0,
+        u64::from(header.refcount_table_clusters),
+    );
+    let alloc = Alloc::new(
+        geometry,
+        table,
+        place,
+        options.refcount_cache_bytes,
+        part.file_len_bytes,
+        part.limits.resizable,
+    );
+    Writer {
+        alloc: Mutex::new(alloc),
+        claims: Claims::default(),
+        tables: AsyncLock::default(),
+        resizing: AsyncLock::default(),
+        refcount_loads: KeyLocks::default(),
+        structure: AsyncLock::default(),
+        flush: FlushGroup::default(),
+        grace: Grace::default(),
+        announced: AtomicBool::new(false),
+        limits: part.limits,
+    }
+}
+
+/// The clusters of an image that hold metadata, and whether no two structures share one.
+fn metadata_clusters(
+    part: &LayerParts,
+    header: &Header,
+    geometry: &Geometry,
+) -> (ClusterSet, bool) {
+    let mut set = ClusterSet::default();
+    let mut clean = true;
+    let size = geometry.cluster_size();
+    let mut add = |offset: u64, bytes: u64| {
+        if bytes > 0 {
+            clean &= set.insert(offset / size, geometry.clusters_for(bytes));
+        }
+    };
+    add(0, 1);
+    add(header.l1_table_offset.0, part.l1.len() as u64 * 8);
+    add(
+        header.refcount_table_offset.0,
+        u64::from(header.refcount_table_clusters) * size,
+    );
+    add(
+        header.snapshots_offset.0,
+        snapshot::encode_table(&part.snapshots).len() as u64,
+    );
+    for snapshot in &part.snapshots {
+        add(snapshot.l1_table_offset.0, u64::from(snapshot.l1_size) * 8);
+    }
+    for raw in &part.refcount_table {
+        if let Ok(Some(block)) = refcount::decode_table_entry(*raw, geometry) {
+            add(block.0, 1);
+        }
+    }
+    for raw in &part.l1 {
+        if let Ok(Some(table)) = gaur_format::l1::decode(*raw, geometry) {
+            add(table.offset.0, 1);
+        }
+    }
+    (set, clean)
+}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.layers.iter().map(Layer::name).collect();
+        out.debug_struct("Image")
+            .field("layers", &names)
+            .field("size_bytes", &self.size_bytes())
+            .field("read_only", &self.read_only)
+            .field("poisoned", &self.poisoned())
+            .finish()
+    }
+}
+
+impl fmt::Debug for Layer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Layer")
+            .field("name", &self.name)
+            .field("format", &self.format)
+            .field("size_bytes", &self.size_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+// Longest chain and largest tables are checked before an image is assembled; this keeps the two
+// sides from drifting apart.
+const _: () = assert!(limit::L1_BYTES_MAX <= 1 << 25, "an L1 table fits in memory");

@@ -1,0 +1,335 @@
+//! What one file of a backing chain says about itself: format, header, tables.
+//!
+//! Everything read here is hostile. The header is read first and alone; its fields were checked
+//! against the limits of the format when it was parsed, and here they are checked against the file:
+//! a table must lie inside it. That matters for more than the table itself, because bytes past the
+//! end of a file read as zeros, and a refcount table or an L2 table of zeros says that everything is
+//! free. Reads are of at most [`PIECE_BYTES`], and memory grows as they arrive.
+
+use gaur_block::{File, FileId, FileLimits, Target};
+use gaur_format::feature::Incompatible;
+use gaur_format::header::{CryptMethod, Header, MAGIC};
+use gaur_format::snapshot::{self, Snapshot};
+use gaur_format::{Geometry, HostOffset, l1, limit, refcount};
+
+use crate::align;
+use crate::error::{ErrorKind, ImageError};
+use crate::options::Format;
+use crate::pool::Pool;
+
+/// Longest single read in bytes.
+const PIECE_BYTES: u64 = 1 << 20;
+/// How much is read to see what a file is; the fixed part of a header fits.
+const PROBE_BYTES: u64 = 512;
+
+/// One image of a chain, as read when it was opened.
+pub(crate) struct LayerParts {
+    /// The name it was opened by.
+    pub(crate) name: String,
+    pub(crate) format: Format,
+    pub(crate) id: Option<FileId>,
+    /// Guest size in bytes.
+    pub(crate) size_bytes: u64,
+    pub(crate) file_len_bytes: u64,
+    pub(crate) limits: FileLimits,
+    /// `None` for a raw layer.
+    pub(crate) header: Option<Header>,
+    /// Entries of the active L1 table as they stand.
+    pub(crate) l1: Vec<u64>,
+    /// Entries of the refcount table; only when the layer is to be written.
+    pub(crate) refcount_table: Vec<u64>,
+    /// Only when the layer is to be written.
+    pub(crate) snapshots: Vec<Snapshot>,
+}
+
+/// Reads one file of a chain.
+pub(crate) struct LayerReader<'a, F: File> {
+    file: &'a F,
+    pool: Pool<F>,
+    len_bytes: u64,
+}
+
+impl<'a, F: File> LayerReader<'a, F> {
+    pub(crate) async fn new(file: &'a F) -> Result<LayerReader<'a, F>, ImageError> {
+        let len_bytes = file
+            .len()
+            .await
+            .map_err(|errno| ImageError::io(errno, "cannot tell the length of the file"))?;
+        Ok(LayerReader {
+            file,
+            pool: Pool::new(),
+            len_bytes,
+        })
+    }
+
+    /// Reads what is needed to use the file as a layer called `name`. `format` is looked up in the
+    /// content when it is not given. `table_budget` is how many bytes of tables may still be read
+    /// for the chain.
+    pub(crate) async fn load(
+        &self,
+        name: String,
+        format: Option<Format>,
+        writable: bool,
+        table_budget: &mut u64,
+    ) -> Result<LayerParts, ImageError> {
+        let format = match format {
+            Some(format) => format,
+            None => self.probe().await?,
+        };
+        let mut parts = LayerParts {
+            name,
+            format,
+            id: self.file.id(),
+            size_bytes: self.len_bytes,
+            file_len_bytes: self.len_bytes,
+            limits: self.file.limits(),
+            header: None,
+            l1: Vec::new(),
+            refcount_table: Vec::new(),
+            snapshots: Vec::new(),
+        };
+        if format == Format::Qcow2 {
+            self.load_qcow2(&mut parts, writable, table_budget).await?;
+        }
+        Ok(parts)
+    }
+
+    async fn load_qcow2(
+        &self,
+        parts: &mut LayerParts,
+        writable: bool,
+        table_budget: &mut u64,
+    ) -> Result<(), ImageError> {
+        let header = self.header().await?;
+        check_supported(&header, writable)?;
+        let geometry = header.geometry();
+        parts.size_bytes = header.size_bytes;
+        let l1_bytes = u64::from(header.l1_size) * 8;
+        parts.l1 = self
+            .table("l1 table", header.l1_table_offset, l1_bytes, table_budget)
+            .await?;
+        self.check_l2_tables(&parts.l1, &geometry)?;
+        if writable {
+            let offset = header.refcount_table_offset;
+            let len_bytes = u64::from(header.refcount_table_clusters) * geometry.cluster_size();
+            parts.refcount_table = self
+                .table("refcount table", offset, len_bytes, table_budget)
+                .await?;
+            self.check_refcount_blocks(&parts.refcount_table, &geometry)?;
+            parts.snapshots = self.snapshots(&header, &geometry).await?;
+        }
+        parts.header = Some(header);
+        Ok(())
+    }
+
+    /// Anything that does not start like a qcow2 image is raw.
+    async fn probe(&self) -> Result<Format, ImageError> {
+        let start = self
+            .bytes("first sector", 0, PROBE_BYTES.min(self.len_bytes))
+            .await?;
+        Ok(if start.starts_with(&MAGIC) {
+            Format::Qcow2
+        } else {
+            Format::Raw
+        })
+    }
+
+    async fn header(&self) -> Result<Header, ImageError> {
+        let start = self
+            .bytes("header", 0, PROBE_BYTES.min(self.len_bytes))
+            .await?;
+        let cluster_size = Header::cluster_size_of(&start).map_err(ImageError::format)?;
+        let cluster = self
+            .bytes("header", 0, cluster_size.min(self.len_bytes))
+            .await?;
+        Header::parse(&cluster).map_err(ImageError::format)
+    }
+
+    /// Reads `len_bytes` at `offset`, all of which the file must have.
+    async fn bytes(&self, what: &str, offset: u64, len_bytes: u64) -> Result<Vec<u8>, ImageError> {
+        self.check_inside(what, offset, len_bytes)?;
+        let mut bytes = Vec::new();
+        self.read_on(what, offset, len_bytes, &mut bytes).await?;
+        Ok(bytes)
+    }
+
+    /// Reads on at `offset` after what is in `bytes`, until those are `len_bytes`.
+    async fn read_on(
+        &self,
+        what: &str,
+        offset: u64,
+        len_bytes: u64,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), ImageError> {
+        while (bytes.len() as u64) < len_bytes {
+            let done = bytes.len();
+            let at = offset + done as u64;
+            let piece = (len_bytes - done as u64).min(PIECE_BYTES) as usize;
+            bytes.resize(done + piece, 0);
+            let target = Target::Memory(&mut bytes[done..]);
+            align::read(self.file, &self.pool, at, target)
+                .await
+                .map_err(|errno| {
+                    ImageError::io(
+                        errno,
+                        format!("cannot read {piece} bytes of the {what} at {at}"),
+                    )
+                })?;
+        }
+        Ok(())
+    }
+
+    fn check_inside(&self, what: &str, offset: u64, len_bytes: u64) -> Result<(), ImageError> {
+        match offset.checked_add(len_bytes) {
+            Some(end) if end <= self.len_bytes => Ok(()),
+            _ => {
+                let file_end = self.len_bytes;
+                let text = format!(
+                    "{what} takes {len_bytes} bytes at {offset}, but the file ends at {file_end}; \
+                     it is damaged or was truncated"
+                );
+                Err(ImageError::new(ErrorKind::Corrupt, text))
+            }
+        }
+    }
+
+    async fn table(
+        &self,
+        what: &str,
+        offset: HostOffset,
+        len_bytes: u64,
+        table_budget: &mut u64,
+    ) -> Result<Vec<u64>, ImageError> {
+        let left = table_budget.checked_sub(len_bytes).ok_or_else(|| {
+            let text = format!("{what} of {len_bytes} bytes is more than a chain may still have");
+            ImageError::new(ErrorKind::Unsupported, text)
+        })?;
+        *table_budget = left;
+        self.check_inside(what, offset.0, len_bytes)?;
+        let mut entries = Vec::new();
+        let mut piece = Vec::new();
+        let mut done = 0;
+        while done < len_bytes {
+            piece.clear();
+            let count = (len_bytes - done).min(PIECE_BYTES);
+            self.read_on(what, offset.0 + done, count, &mut piece)
+                .await?;
+            entries.extend(
+                piece
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|raw| u64::from_be_bytes(*raw)),
+            );
+            done += count;
+        }
+        Ok(entries)
+    }
+
+    /// Entries that cannot be decoded are left to the request that meets them; they fail it.
+    fn check_l2_tables(&self, entries: &[u64], geometry: &Geometry) -> Result<(), ImageError> {
+        for (index, raw) in entries.iter().enumerate() {
+            if let Ok(Some(table)) = l1::decode(*raw, geometry) {
+                let what = || format!("l2 table {index}");
+                self.check_cluster(what, table.offset, geometry)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A block that cannot be trusted would have its clusters taken for free ones.
+    fn check_refcount_blocks(
+        &self,
+        entries: &[u64],
+        geometry: &Geometry,
+    ) -> Result<(), ImageError> {
+        for (index, raw) in entries.iter().enumerate() {
+            let block = refcount::decode_table_entry(*raw, geometry).map_err(|corruption| {
+                let text = format!("cannot write to the image: refcount block {index} is damaged");
+                ImageError::corrupt(corruption, text)
+            })?;
+            if let Some(offset) = block {
+                self.check_cluster(|| format!("refcount block {index}"), offset, geometry)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_cluster(
+        &self,
+        what: impl Fn() -> String,
+        offset: HostOffset,
+        geometry: &Geometry,
+    ) -> Result<(), ImageError> {
+        let size = geometry.cluster_size();
+        if offset
+            .0
+            .checked_add(size)
+            .is_some_and(|end| end <= self.len_bytes)
+        {
+            return Ok(());
+        }
+        self.check_inside(&what(), offset.0, size)
+    }
+
+    /// The table's length stands nowhere, so it is read until all its entries are there.
+    async fn snapshots(
+        &self,
+        header: &Header,
+        geometry: &Geometry,
+    ) -> Result<Vec<Snapshot>, ImageError> {
+        if header.nb_snapshots == 0 {
+            return Ok(Vec::new());
+        }
+        let what = "snapshot table";
+        let offset = header.snapshots_offset.0;
+        let count = header.nb_snapshots;
+        let longest = limit::SNAPSHOT_TABLE_BYTES_MAX.min(self.len_bytes.saturating_sub(offset));
+        let mut bytes = Vec::new();
+        loop {
+            match snapshot::table_len(&bytes, count).map_err(ImageError::format)? {
+                snapshot::Progress::Len(_) => break,
+                snapshot::Progress::Need(needed) => {
+                    self.check_inside(what, offset, needed)?;
+                    let next = needed.max(bytes.len() as u64 + PIECE_BYTES).min(longest);
+                    self.read_on(what, offset, next, &mut bytes).await?;
+                }
+            }
+        }
+        let (snapshots, _) =
+            snapshot::parse_table(&bytes, count, geometry).map_err(ImageError::format)?;
+        for (index, snapshot) in snapshots.iter().enumerate() {
+            let len_bytes = u64::from(snapshot.l1_size) * 8;
+            let what = format!("l1 table of snapshot {index}");
+            self.check_inside(&what, snapshot.l1_table_offset.0, len_bytes)?;
+        }
+        Ok(snapshots)
+    }
+}
+
+/// Refuses by name what this engine would misread or damage.
+fn check_supported(header: &Header, writable: bool) -> Result<(), ImageError> {
+    header.check_features().map_err(ImageError::format)?;
+    let unsupported = |text: &str| Err(ImageError::new(ErrorKind::Unsupported, text));
+    match header.crypt_method {
+        CryptMethod::None => {}
+        CryptMethod::Aes => return unsupported("image is encrypted (aes), which is not supported"),
+        CryptMethod::Luks => {
+            return unsupported("image is encrypted (luks), which is not supported");
+        }
+    }
+    if header.incompatible.has(Incompatible::DATA_FILE) {
+        return unsupported("image has an external data file, which is not supported");
+    }
+    if writable && header.incompatible.has(Incompatible::CORRUPT) {
+        let text = "image is marked corrupt; open it read-only, or repair it first \
+                    (qemu-img check -r all)";
+        return Err(ImageError::new(ErrorKind::Corrupt, text));
+    }
+    if writable && header.incompatible.has(Incompatible::DIRTY) {
+        let text = "image was not closed and its refcounts are out of date; open it read-only, \
+                    or repair it first (qemu-img check -r all)";
+        return Err(ImageError::new(ErrorKind::Unsupported, text));
+    }
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! What a run of guest bytes is, for block status, `map` and `convert`.
+
+use gaur_block::{Errno, File};
+
+use crate::options::Format;
+use crate::queue::Queue;
+use crate::read::Place;
+
+/// A run of guest bytes of one kind, with the fields of `qemu-img map`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapExtent {
+    /// Length in bytes, at least 1.
+    pub len_bytes: u64,
+    /// Index of the layer that has it, 0 for the top; the last layer's for what no layer has.
+    pub depth: u32,
+    /// Some layer allocates it (data, or zeros it knows of).
+    pub present: bool,
+    /// It reads as zeros.
+    pub zero: bool,
+    /// It has bytes in some file.
+    pub data: bool,
+    /// Those bytes are compressed.
+    pub compressed: bool,
+    /// Where they are in the layer's file, unless compressed.
+    pub host_offset: Option<u64>,
+}
+
+impl<F: File> Queue<F> {
+    /// The run that starts at guest offset `offset_bytes` and is at most `len_bytes` (1 or more)
+    /// long. Runs next to each other may be of the same kind.
+    pub async fn map(&self, offset_bytes: u64, len_bytes: u64) -> Result<MapExtent, Errno> {
+        let left = self
+            .image
+            .size_bytes()
+            .checked_sub(offset_bytes)
+            .filter(|left| *left > 0);
+        let max = len_bytes.min(left.ok_or(Errno::EINVAL)?).max(1);
+        let found = self.find(offset_bytes, max).await?;
+        let mut extent = MapExtent {
+            len_bytes: found.len,
+            depth: found.layer as u32,
+            present: true,
+            zero: false,
+            data: false,
+            compressed: false,
+            host_offset: None,
+        };
+        match found.place {
+            Place::Nothing => {
+                extent.present = false;
+                extent.zero = true;
+            }
+            Place::Zero { host } => {
+                extent.zero = true;
+                extent.host_offset = host;
+            }
+            Place::Data { host } => {
+                extent.data = true;
+                extent.host_offset = Some(host);
+                self.look_for_hole(found.layer, host, &mut extent).await?;
+            }
+            Place::Compressed { .. } => {
+                extent.data = true;
+                extent.compressed = true;
+            }
+        }
+        Ok(extent)
+    }
+
+    /// A raw layer knows of zeros only by the holes of its file.
+    async fn look_for_hole(
+        &self,
+        layer: usize,
+        host: u64,
+        extent: &mut MapExtent,
+    ) -> Result<(), Errno> {
+        let raw = self
+            .image
+            .layers
+            .get(layer)
+            .is_some_and(|layer| layer.format() == Format::Raw);
+        if let Some(file) = self.files.get(layer).filter(|_| raw) {
+            let run = file.extent_at(host).await?;
+            extent.len_bytes = extent.len_bytes.min(run.len.max(1));
+            extent.data = run.data;
+            extent.zero = !run.data;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,516 @@
+//! Host clusters: reference counts, free space, reservations of the queues.
+//!
+//! Reference counts in memory may be ahead of the disk in one direction only: a count goes up when
+//! a cluster is taken, before anything refers to it, and goes down when the last durable reference
+//! is durably gone. So any copy of a refcount block may be written at any time (O1, O3).
+//!
+//! Free space comes from three places, in this order: runs known to be free, a scan of the refcount
+//! blocks below the end the file had when it was opened, and fresh space beyond. Every queue takes
+//! from a run of its own, so what one queue writes stays together.
+//!
+//! Units: clusters are host cluster numbers, offsets are bytes. Sync only; lock order: last.
+
+use gaur_block::Errno;
+use gaur_format::addr::ClusterIndex;
+use gaur_format::geometry::Geometry;
+use gaur_format::refcount;
+
+use super::cache::SliceCache;
+use super::grace::Grace;
+
+/// A run of clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// First cluster.
+    pub(crate) start: u64,
+    /// Number of clusters.
+    pub(crate) len: u64,
+    /// Every byte reads as zero and nothing was ever written there.
+    pub(crate) fresh: bool,
+}
+
+/// References to give back: each cluster of the run loses one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Free {
+    /// First cluster.
+    pub(crate) start: u64,
+    /// Number of clusters.
+    pub(crate) len: u64,
+}
+
+/// What has to be done before an allocation can go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AllocNeed {
+    /// Load the refcount slice at this host offset.
+    Slice(u64),
+    /// Make the refcount block with this index, in clusters of the queue's reservation.
+    Block(u64),
+    /// Make the file this many bytes long.
+    Grow(u64),
+}
+
+/// Why an allocation did not succeed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AllocError {
+    /// Something has to be done first.
+    Need(AllocNeed),
+    /// It cannot succeed.
+    Failed(Errno),
+    /// A cluster with a count of zero holds metadata.
+    Corrupt(u64),
+}
+
+/// Reference counts and free space of the top layer.
+#[derive(Debug)]
+pub(crate) struct Alloc {
+    pub(crate) geometry: Geometry,
+    /// Host offsets of the refcount blocks; 0 for none.
+    pub(crate) table: Vec<u64>,
+    pub(crate) table_offset: u64,
+    pub(crate) table_clusters: u64,
+    pub(crate) blocks: SliceCache,
+    pub(crate) free: Vec<Run>,
+    pub(crate) reserved: Vec<Run>,
+    /// First cluster beyond everything that was ever used.
+    pub(crate) bump: u64,
+    /// Where the scan for free clusters below `scan_end` goes on.
+    scan: u64,
+    scan_end: u64,
+    /// Length of the file in bytes, as far as this engine made it.
+    pub(crate) physical_end: u64,
+    /// Length of the file when it was opened.
+    pub(crate) opened_end: u64,
+    /// Number of clusters there can be at most (a block device).
+    pub(crate) capacity: Option<u64>,
+    /// References removed in memory since the last writeback pass began.
+    pub(crate) unmapped: Vec<Free>,
+    /// References durably gone, whose clusters some request may still be using.
+    pub(crate) durable: Vec<Free>,
+    /// Of those, the ones that wait for `draining_epoch` to drain.
+    pub(crate) draining: Vec<Free>,
+    pub(crate) draining_epoch: u64,
+    /// References that nobody uses any more and that are to be counted down.
+    pub(crate) releasable: Vec<Free>,
+}
+
+/// A queue without space of its own reserves this many bytes at once.
+const RESERVATION_BYTES: u64 = 1 << 20;
+/// Most clusters reserved at once.
+const RESERVATION_CLUSTERS_MAX: u64 = 512;
+/// The file grows in steps of this many bytes.
+pub(crate) const GROWTH_BYTES: u64 = 32 << 20;
+
+impl Alloc {
+    /// State of an image just opened whose file is `file_len` bytes long.
+    pub(crate) fn new(
+        geometry: Geometry,
+        table: Vec<u64>,
+        table_place: (u64, u64),
+        cache_bytes: u64,
+        file_len: u64,
+        resizable: bool,
+    ) -> Alloc {
+        let clusters = geometry.clusters_for(file_len);
+        let covered = table
+            .iter()
+            .rposition(|offset| *offset != 0)
+            .map_or(0, |last| last as u64 + 1)
+            * geometry.refcount_block_entries();
+        let bump = if resizable { clusters } else { covered };
+        let (table_offset, table_clusters) = table_place;
+        Alloc {
+            geometry,
+            table,
+            table_offset,
+            table_clusters,
+            blocks: SliceCache::new(geometry.cluster_size(), cache_bytes),
+            free: Vec::new(),
+            reserved: Vec::new(),
+            bump,
+            scan: 0,
+            scan_end: bump,
+            physical_end: file_len,
+            opened_end: file_len,
+            capacity: (!resizable).then(|| file_len / geometry.cluster_size()),
+            unmapped: Vec::new(),
+            durable: Vec::new(),
+            draining: Vec::new(),
+            draining_epoch: 0,
+            releasable: Vec::new(),
+        }
+    }
+
+    /// Host offset of the slice that counts `cluster`, and the cluster's index within the slice;
+    /// `None` if no refcount block covers it.
+    fn slice_of(&self, cluster: u64) -> Option<(u64, u64)> {
+        let index = ClusterIndex(cluster);
+        let block = *self
+            .table
+            .get(self.geometry.refcount_table_index(index) as usize)?;
+        if block == 0 {
+            return None;
+        }
+        let per_slice = self.per_slice();
+        let within = self.geometry.refcount_block_index(index);
+        Some((
+            block + within / per_slice * self.blocks.slice_bytes(),
+            within % per_slice,
+        ))
+    }
+
+    /// Counts in one slice.
+    fn per_slice(&self) -> u64 {
+        (self.blocks.slice_bytes() * 8) >> self.geometry.refcount_order()
+    }
+
+    /// Takes up to `want` clusters in a row for `queue`; each has a count of 1 afterwards.
+    pub(crate) fn take(
+        &mut self,
+        queue: usize,
+        want: u64,
+        is_metadata: impl Fn(u64) -> bool,
+    ) -> Result<Run, AllocError> {
+        loop {
+            let reserved = self.reserved.get(queue).copied().unwrap_or(Run::EMPTY);
+            if reserved.len == 0 {
+                self.refill(queue, want)?;
+                continue;
+            }
+            let index = self
+                .geometry
+                .refcount_table_index(ClusterIndex(reserved.start));
+            let Some((slice, within)) = self.slice_of(reserved.start) else {
+                return Err(AllocError::Need(AllocNeed::Block(index)));
+            };
+            let count = want.min(reserved.len).min(self.per_slice() - within);
+            let order = self.geometry.refcount_order();
+            let Some(bytes) = self.blocks.get(slice) else {
+                return Err(AllocError::Need(AllocNeed::Slice(slice)));
+            };
+            let unused = (within..within + count)
+                .take_while(|at| refcount::get(bytes, order, *at) == 0)
+                .count() as u64;
+            if unused == 0 {
+                // Somebody uses it after all (space beyond the end of a short file).
+                self.consume(queue, 1);
+                continue;
+            }
+            let taken = Run {
+                len: unused,
+                ..reserved
+            };
+            if let Some(bad) = (taken.start..taken.start + unused).find(|at| is_metadata(*at)) {
+                self.consume(queue, bad + 1 - taken.start);
+                return Err(AllocError::Corrupt(bad));
+            }
+            if let Some(bytes) = self.blocks.get_dirty(slice) {
+                for at in within..within + unused {
+                    let set = refcount::set(bytes, order, at, 1);
+                    debug_assert!(set.is_ok(), "every width holds a count of 1");
+                }
+            }
+            self.consume(queue, unused);
+            return Ok(taken);
+        }
+    }
+
+    /// Shortens the reservation of `queue` by `count` clusters at its start.
+    pub(crate) fn consume(&mut self, queue: usize, count: u64) {
+        if let Some(run) = self.reserved.get_mut(queue) {
+            let count = count.min(run.len);
+            run.start += count;
+            run.len -= count;
+        }
+    }
+
+    /// Gives the empty reservation of `queue` a new run.
+    fn refill(&mut self, queue: usize, want: u64) -> Result<(), AllocError> {
+        let usual = RESERVATION_BYTES / self.geometry.cluster_size();
+        let want = want.max(usual.clamp(1, RESERVATION_CLUSTERS_MAX));
+        if let Some(run) = self.free.last_mut() {
+            let len = run.len.min(want);
+            let taken = Run { len, ..*run };
+            run.start += len;
+            run.len -= len;
+            if run.len == 0 {
+                self.free.pop();
+            }
+            return self.reserve(queue, taken);
+        }
+        if self.scan < self.scan_end && self.scan_step()? {
+            return self.refill_from_free(queue, want);
+        }
+        if let Some(capacity) = self.capacity
+            && self.bump >= capacity
+        {
+            while self.scan < self.scan_end {
+                if self.scan_step()? {
+                    return self.refill_from_free(queue, want);
+                }
+            }
+            return Err(AllocError::Failed(Errno::ENOSPC));
+        }
+        self.reserve_fresh(queue, want)
+    }
+
+    fn refill_from_free(&mut self, queue: usize, want: u64) -> Result<(), AllocError> {
+        match self.free.pop() {
+            Some(run) => {
+                let len = run.len.min(want);
+                if len < run.len {
+                    self.free.push(Run {
+                        start: run.start + len,
+                        len: run.len - len,
+                        ..run
+                    });
+                }
+                self.reserve(queue, Run { len, ..run })
+            }
+            None => self.reserve_fresh(queue, want),
+        }
+    }
+
+    /// Reserves space beyond everything used so far.
+    fn reserve_fresh(&mut self, queue: usize, want: u64) -> Result<(), AllocError> {
+        let mut run = Run {
+            start: self.bump,
+            len: want,
+            fresh: self.capacity.is_none(),
+        };
+        // One refcount block at a time: the run then lies where one block counts it.
+        let entries = self.geometry.refcount_block_entries();
+        run.len = run.len.min(entries - run.start % entries);
+        if let Some(capacity) = self.capacity {
+            run.len = run.len.min(capacity.saturating_sub(run.start));
+        } else {
+            let end = (run.start + run.len) * self.geometry.cluster_size();
+            if end > self.physical_end {
+                return Err(AllocError::Need(AllocNeed::Grow(end)));
+            }
+        }
+        if run.len == 0 {
+            return Err(AllocError::Failed(Errno::ENOSPC));
+        }
+        self.bump = run.start + run.len;
+        self.reserve(queue, run)
+    }
+
+    fn reserve(&mut self, queue: usize, run: Run) -> Result<(), AllocError> {
+        while self.reserved.len() <= queue {
+            self.reserved.push(Run::EMPTY);
+        }
+        if let Some(slot) = self.reserved.get_mut(queue) {
+            *slot = run;
+        }
+        Ok(())
+    }
+
+    /// Looks at the counts of one more slice and adds what is free there to the free runs; whether
+    /// it found any.
+    fn scan_step(&mut self) -> Result<bool, AllocError> {
+        let start = self.scan;
+        let Some((slice, within)) = self.slice_of(start) else {
+            // No refcount block: every count in its range is zero.
+            let entries = self.geometry.refcount_block_entries();
+            let end = ((start / entries + 1) * entries).min(self.scan_end);
+            self.scan = end;
+            self.free.push(Run {
+                start,
+                len: end - start,
+                fresh: false,
+            });
+            return Ok(true);
+        };
+        let end = (start + self.per_slice() - within).min(self.scan_end);
+        let order = self.geometry.refcount_order();
+        let Some(bytes) = self.blocks.get(slice) else {
+            return Err(AllocError::Need(AllocNeed::Slice(slice)));
+        };
+        let mut found = false;
+        let mut cluster = start;
+        while cluster < end {
+            let at = within + (cluster - start);
+            let left = end - cluster;
+            let unused = (at..at + left)
+                .take_while(|at| refcount::get(bytes, order, *at) == 0)
+                .count() as u64;
+            if unused > 0 {
+                self.free.push(Run {
+                    start: cluster,
+                    len: unused,
+                    fresh: false,
+                });
+                found = true;
+            }
+            cluster += unused + 1;
+        }
+        self.scan = end;
+        Ok(found)
+    }
+
+    /// Moves references on from "durably gone" to "nobody uses them", as far as the requests that
+    /// may use them have ended.
+    pub(crate) fn drain(&mut self, grace: &Grace) {
+        if !self.draining.is_empty() && grace.drained(self.draining_epoch) {
+            self.releasable.append(&mut self.draining);
+        }
+        if !self.draining.is_empty() || self.durable.is_empty() {
+            return;
+        }
+        let Some(epoch) = grace.turn() else { return };
+        if grace.drained(epoch) {
+            self.releasable.append(&mut self.durable);
+        } else {
+            self.draining_epoch = epoch;
+            self.draining = std::mem::take(&mut self.durable);
+        }
+    }
+
+    /// Whether references wait to be given back.
+    pub(crate) fn has_pending(&self) -> bool {
+        let lists = [
+            &self.unmapped,
+            &self.durable,
+            &self.draining,
+            &self.releasable,
+        ];
+        lists.iter().any(|list| !list.is_empty())
+    }
+
+    /// Takes one reference from each cluster of `free`, as far as the counts are cached, and adds
+    /// those that reach zero to `zeroed`. What is left to do stays in `free`.
+    pub(crate) fn count_down(
+        &mut self,
+        free: &mut Free,
+        zeroed: &mut Vec<Run>,
+    ) -> Result<(), AllocNeed> {
+        while free.len > 0 {
+            let Some((slice, within)) = self.slice_of(free.start) else {
+                // Nothing counts it: the image was damaged before. Nothing to give back.
+                free.start += 1;
+                free.len -= 1;
+                continue;
+            };
+            let order = self.geometry.refcount_order();
+            let count = free.len.min(self.per_slice() - within);
+            if self.blocks.get(slice).is_none() {
+                return Err(AllocNeed::Slice(slice));
+            }
+            let Some(bytes) = self.blocks.get_dirty(slice) else {
+                return Err(AllocNeed::Slice(slice));
+            };
+            for step in 0..count {
+                let now = refcount::get(bytes, order, within + step);
+                if now > 0 {
+                    let set = refcount::set(bytes, order, within + step, now - 1);
+                    debug_assert!(set.is_ok(), "a smaller count fits");
+                }
+                if now == 1 {
+                    join(zeroed, free.start + step);
+                }
+            }
+            free.start += count;
+            free.len -= count;
+        }
+        Ok(())
+    }
+
+    /// Puts free clusters where later allocations find them.
+    pub(crate) fn give_back(&mut self, run: Run) {
+        if run.len == 0 {
+            return;
+        }
+        // A run that was not scanned yet will be found by the scan.
+        if run.start >= self.scan_end || run.start + run.len <= self.scan {
+            if let Some(last) = self.free.last_mut()
+                && last.start + last.len == run.start
+                && last.fresh == run.fresh
+            {
+                last.len += run.len;
+                return;
+            }
+            self.free.push(run);
+        } else if run.start < self.scan {
+            let len = self.scan - run.start;
+            self.free.push(Run { len, ..run });
+        }
+    }
+
+    /// Reserves exactly `len` clusters in a row beyond everything used so far for `queue`, whatever
+    /// refcount blocks count them. Answers with the index of a block that is missing first.
+    pub(crate) fn reserve_area(&mut self, queue: usize, len: u64) -> Result<u64, AllocError> {
+        let end = self.bump + len;
+        let per_block = self.geometry.refcount_block_entries();
+        let missing = (self.bump / per_block..=(end - 1) / per_block)
+            .find(|index| self.table.get(*index as usize).copied().unwrap_or(0) == 0);
+        if let Some(index) = missing {
+            return Err(AllocError::Need(AllocNeed::Block(index)));
+        }
+        match self.capacity {
+            Some(capacity) if end > capacity => return Err(AllocError::Failed(Errno::ENOSPC)),
+            None if end * self.geometry.cluster_size() > self.physical_end => {
+                let bytes = end * self.geometry.cluster_size();
+                return Err(AllocError::Need(AllocNeed::Grow(bytes)));
+            }
+            _ => {}
+        }
+        self.unreserve(queue);
+        let start = self.bump;
+        self.bump = end;
+        let fresh = self.capacity.is_none();
+        self.reserve(queue, Run { start, len, fresh })?;
+        Ok(start)
+    }
+
+    /// Ends the reservation of `queue`.
+    pub(crate) fn unreserve(&mut self, queue: usize) {
+        if let Some(slot) = self.reserved.get_mut(queue) {
+            let run = std::mem::replace(slot, Run::EMPTY);
+            if run.len > 0 {
+                self.free.push(run);
+            }
+        }
+    }
+
+    /// Ends the reservations of all queues.
+    pub(crate) fn unreserve_all(&mut self) {
+        for queue in 0..self.reserved.len() {
+            self.unreserve(queue);
+        }
+    }
+
+    /// Lowers the end of used space over free runs that touch it.
+    pub(crate) fn settle_end(&mut self) {
+        self.free.sort_unstable_by_key(|run| run.start);
+        while let Some(run) = self.free.last().copied() {
+            if run.start + run.len != self.bump {
+                break;
+            }
+            self.bump = run.start;
+            self.free.pop();
+        }
+        self.scan_end = self.scan_end.min(self.bump);
+        self.scan = self.scan.min(self.scan_end);
+    }
+}
+
+impl Run {
+    /// No clusters.
+    pub(crate) const EMPTY: Run = Run {
+        start: 0,
+        len: 0,
+        fresh: false,
+    };
+}
+
+/// Adds one cluster to a list of runs.
+fn join(runs: &mut Vec<Run>, cluster: u64) {
+    match runs.last_mut() {
+        Some(run) if run.start + run.len == cluster => run.len += 1,
+        _ => runs.push(Run {
+            start: cluster,
+            len: 1,
+            fresh: false,
+        }),
+    }
+}

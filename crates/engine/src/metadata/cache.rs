@@ -1,0 +1,278 @@
+//! A cache of metadata slices, keyed by where they lie in the image file.
+//!
+//! A slice is a piece of an L2 table or of a refcount block: 4 KiB, or a cluster if that is
+//! smaller. The bytes are kept as they are on disk, so that loading and writing back copy and do
+//! not convert. A slice that is dirty, being written, or pinned by a request stays; the others are
+//! evicted by a clock. When nothing can be evicted the cache grows past its budget for a while and
+//! reports pressure, which makes the caller write back.
+//!
+//! Looking up needs shared access only; usage and pins are atomic.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+/// The cache.
+#[derive(Debug)]
+pub(crate) struct SliceCache {
+    slice_bytes: usize,
+    capacity: usize,
+    slots: Vec<Slot>,
+    index: HashMap<u64, u32, FxBuildHasher>,
+    vacant: Vec<u32>,
+    hand: usize,
+    dirty: usize,
+}
+
+#[derive(Debug)]
+struct Slot {
+    offset: u64,
+    data: Box<[u8]>,
+    present: bool,
+    dirty: bool,
+    writing: bool,
+    used: AtomicBool,
+    pins: AtomicU32,
+}
+
+/// Longest slice in bytes.
+const SLICE_BYTES_MAX: u64 = 4096;
+/// Fewest slices a cache holds, whatever its budget: what a burst of requests pins at once.
+const SLICES_MIN: usize = 16;
+
+impl SliceCache {
+    /// A cache of slices of tables of `cluster_bytes`, of about `budget_bytes`.
+    pub(crate) fn new(cluster_bytes: u64, budget_bytes: u64) -> SliceCache {
+        let slice_bytes = cluster_bytes.min(SLICE_BYTES_MAX) as usize;
+        let capacity = (budget_bytes as usize / slice_bytes).max(SLICES_MIN);
+        SliceCache {
+            slice_bytes,
+            capacity,
+            slots: Vec::new(),
+            index: HashMap::default(),
+            vacant: Vec::new(),
+            hand: 0,
+            dirty: 0,
+        }
+    }
+
+    /// Length of a slice in bytes.
+    pub(crate) fn slice_bytes(&self) -> u64 {
+        self.slice_bytes as u64
+    }
+
+    /// Start of the slice that holds host offset `at`.
+    pub(crate) fn slice_of(&self, at: u64) -> u64 {
+        at & !(self.slice_bytes as u64 - 1)
+    }
+
+    /// Bytes of the slice at host offset `offset`, if cached.
+    pub(crate) fn get(&self, offset: u64) -> Option<&[u8]> {
+        let slot = self.slot(offset)?;
+        slot.used.store(true, Ordering::Relaxed);
+        Some(&slot.data)
+    }
+
+    /// Bytes of the slice at `offset` to be changed; it counts as dirty from now on.
+    pub(crate) fn get_dirty(&mut self, offset: u64) -> Option<&mut [u8]> {
+        let at = *self.index.get(&offset)? as usize;
+        let slot = self.slots.get_mut(at)?;
+        if !slot.dirty {
+            slot.dirty = true;
+            self.dirty += 1;
+        }
+        Some(&mut slot.data)
+    }
+
+    /// Keeps the slice at `offset` in the cache until `unpin`; false if it is not cached.
+    pub(crate) fn pin(&self, offset: u64) -> bool {
+        match self.slot(offset) {
+            Some(slot) => {
+                slot.pins.fetch_add(1, Ordering::Relaxed);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Takes one pin back.
+    pub(crate) fn unpin(&self, offset: u64) {
+        if let Some(slot) = self.slot(offset) {
+            let before = slot.pins.fetch_sub(1, Ordering::Relaxed);
+            debug_assert!(before > 0, "a pin is taken back once");
+        }
+    }
+
+    /// Puts a slice read from disk into the cache; one that is there already wins.
+    pub(crate) fn insert(&mut self, offset: u64, bytes: &[u8]) {
+        if self.index.contains_key(&offset) {
+            return;
+        }
+        let at = self.vacate();
+        if let Some(slot) = self.slots.get_mut(at as usize) {
+            slot.offset = offset;
+            slot.data.copy_from_slice(bytes);
+            slot.present = true;
+            slot.dirty = false;
+            slot.writing = false;
+            slot.used.store(true, Ordering::Relaxed);
+            slot.pins.store(0, Ordering::Relaxed);
+        }
+        self.index.insert(offset, at);
+    }
+
+    /// Forgets every slice in the `len` bytes from host offset `start` on, dirty or not: the
+    /// cluster there begins a new life, or ends one.
+    pub(crate) fn invalidate(&mut self, start: u64, len: u64) {
+        let mut offset = start;
+        while offset < start + len {
+            if let Some(at) = self.index.remove(&offset)
+                && let Some(slot) = self.slots.get_mut(at as usize)
+            {
+                self.dirty -= usize::from(slot.dirty);
+                slot.present = false;
+                slot.dirty = false;
+                slot.writing = false;
+                self.vacant.push(at);
+            }
+            offset += self.slice_bytes as u64;
+        }
+    }
+
+    /// Number of dirty slices.
+    pub(crate) fn dirty(&self) -> usize {
+        self.dirty
+    }
+
+    /// Whether writing back is due: half of the budget is dirty, or the budget is exceeded.
+    pub(crate) fn pressure(&self) -> bool {
+        self.dirty * 2 > self.capacity || (self.slots.len() > self.capacity && self.dirty > 0)
+    }
+
+    /// Hands every dirty slice, in host order, to `stage`; each is clean afterwards, but stays
+    /// until [`SliceCache::written`], because the disk does not have it yet.
+    pub(crate) fn stage_dirty(&mut self, mut stage: impl FnMut(u64, &[u8])) {
+        if self.dirty == 0 {
+            return;
+        }
+        let mut order: Vec<(u64, usize)> = Vec::with_capacity(self.dirty);
+        for (at, slot) in self.slots.iter().enumerate() {
+            if slot.present && slot.dirty {
+                order.push((slot.offset, at));
+            }
+        }
+        order.sort_unstable();
+        for (offset, at) in order {
+            if let Some(slot) = self.slots.get_mut(at) {
+                slot.dirty = false;
+                slot.writing = true;
+                stage(offset, &slot.data);
+            }
+        }
+        self.dirty = 0;
+    }
+
+    /// The staged slice at `offset` is on disk as staged.
+    pub(crate) fn written(&mut self, offset: u64) {
+        if let Some(at) = self.index.get(&offset)
+            && let Some(slot) = self.slots.get_mut(*at as usize)
+        {
+            slot.writing = false;
+        }
+    }
+
+    fn slot(&self, offset: u64) -> Option<&Slot> {
+        let at = *self.index.get(&offset)?;
+        self.slots.get(at as usize)
+    }
+
+    /// A slot to fill: a vacant one, a new one within the budget, an evicted one, or one too many.
+    fn vacate(&mut self) -> u32 {
+        if let Some(at) = self.vacant.pop() {
+            return at;
+        }
+        if self.slots.len() >= self.capacity
+            && let Some(at) = self.evict()
+        {
+            return at;
+        }
+        self.slots.push(Slot {
+            offset: 0,
+            data: vec![0; self.slice_bytes].into_boxed_slice(),
+            present: false,
+            dirty: false,
+            writing: false,
+            used: AtomicBool::new(false),
+            pins: AtomicU32::new(0),
+        });
+        (self.slots.len() - 1) as u32
+    }
+
+    fn evict(&mut self) -> Option<u32> {
+        for _ in 0..2 * self.slots.len() {
+            let at = self.hand;
+            self.hand = (self.hand + 1) % self.slots.len();
+            let slot = self.slots.get_mut(at)?;
+            let busy = slot.dirty || slot.writing || *slot.pins.get_mut() > 0;
+            if !slot.present || busy || std::mem::take(slot.used.get_mut()) {
+                continue;
+            }
+            slot.present = false;
+            let offset = slot.offset;
+            self.index.remove(&offset);
+            return Some(at as u32);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache(slices: u64) -> SliceCache {
+        SliceCache::new(4096, slices * 4096)
+    }
+
+    #[test]
+    fn eviction_spares_dirty_pinned_and_unwritten_slices() {
+        let mut cache = cache(16);
+        for n in 0..16_u64 {
+            cache.insert(n * 4096, &[n as u8; 4096]);
+        }
+        assert!(cache.get_dirty(0).is_some());
+        cache.stage_dirty(|offset, _| assert_eq!(offset, 0));
+        assert!(cache.get_dirty(4096).is_some());
+        assert!(cache.pin(8192));
+        for n in 16..64_u64 {
+            cache.insert(n * 4096, &[n as u8; 4096]);
+        }
+        for kept in [0, 4096, 8192] {
+            assert_eq!(
+                cache.get(kept).map(|bytes| bytes[0]),
+                Some((kept / 4096) as u8)
+            );
+        }
+        assert_eq!(cache.slots.len(), 16, "the others made room");
+        cache.written(0);
+        cache.unpin(8192);
+        for n in 64..128_u64 {
+            cache.insert(n * 4096, &[n as u8; 4096]);
+        }
+        assert!(cache.get(0).is_none());
+        assert!(cache.get(8192).is_none());
+        assert!(cache.get(4096).is_some(), "dirty stays");
+    }
+
+    #[test]
+    fn invalidated_slices_lose_their_dirt() {
+        let mut cache = cache(16);
+        cache.insert(0, &[1; 4096]);
+        assert!(cache.get_dirty(0).is_some());
+        cache.invalidate(0, 65536);
+        assert_eq!(cache.dirty(), 0);
+        cache.stage_dirty(|_, _| panic!("nothing is dirty"));
+        assert!(cache.get(0).is_none());
+    }
+}

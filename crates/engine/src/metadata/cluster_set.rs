@@ -1,0 +1,51 @@
+//! A set of host clusters: those that hold metadata, so that guest data never lands on them.
+//!
+//! A hostile or damaged image may map guest data onto its own tables. Writing there would destroy
+//! what is left, so the write path asks this set first.
+
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+/// A sparse set of host cluster numbers, 64 to a word.
+#[derive(Debug, Default)]
+pub(crate) struct ClusterSet {
+    words: HashMap<u64, u64, FxBuildHasher>,
+}
+
+impl ClusterSet {
+    /// Adds `count` clusters from `first` on; returns whether none of them was there before.
+    pub(crate) fn insert(&mut self, first: u64, count: u64) -> bool {
+        let mut fresh = true;
+        for cluster in first..first.saturating_add(count) {
+            let word = self.words.entry(cluster / 64).or_default();
+            let bit = 1 << (cluster % 64);
+            fresh &= *word & bit == 0;
+            *word |= bit;
+        }
+        fresh
+    }
+
+    /// Removes `count` clusters from `first` on.
+    pub(crate) fn remove(&mut self, first: u64, count: u64) {
+        for cluster in first..first.saturating_add(count) {
+            if let Some(word) = self.words.get_mut(&(cluster / 64)) {
+                *word &= !(1 << (cluster % 64));
+                if *word == 0 {
+                    self.words.remove(&(cluster / 64));
+                }
+            }
+        }
+    }
+
+    /// Whether `cluster` is in the set.
+    pub(crate) fn contains(&self, cluster: u64) -> bool {
+        self.words
+            .get(&(cluster / 64))
+            .is_some_and(|word| word & (1 << (cluster % 64)) != 0)
+    }
+
+    /// Whether any of `count` clusters from `first` on is in the set.
+    pub(crate) fn touches(&self, first: u64, count: u64) -> bool {
+        (first..first.saturating_add(count)).any(|cluster| self.contains(cluster))
+    }
+}

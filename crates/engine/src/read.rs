@@ -1,0 +1,280 @@
+//! Reading: find what a run of guest bytes is, layer by layer in a loop, and fetch it.
+
+use gaur_block::{Errno, File, Target};
+use gaur_format::CompressedDescriptor;
+
+use crate::align;
+use crate::image::Qcow2;
+use crate::metadata::maps::{Kind, Lookup};
+use crate::pool::PoolBuffer;
+use crate::queue::Queue;
+
+/// A run of guest bytes and where it comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    /// Index of the layer that answered; the last one for bytes that no layer has.
+    pub(crate) layer: usize,
+    /// Length in bytes, at least 1.
+    pub(crate) len: u64,
+    /// Where the bytes are.
+    pub(crate) place: Place,
+}
+
+/// Where the bytes of a run are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Nowhere: no layer has them, they read as zeros.
+    Nothing,
+    /// A layer says that they are zeros; it may have space for them.
+    Zero {
+        /// Host offset of that space.
+        host: Option<u64>,
+    },
+    /// In the layer's file.
+    Data {
+        /// Host offset.
+        host: u64,
+    },
+    /// Inside a compressed cluster.
+    Compressed {
+        /// Where its bytes are.
+        descriptor: CompressedDescriptor,
+    },
+}
+
+/// A cluster that was decompressed a moment ago; reading on in it costs nothing.
+pub(crate) struct Decompressed<F: File> {
+    layer: usize,
+    descriptor: CompressedDescriptor,
+    bytes: PoolBuffer<F>,
+}
+
+/// Decompressed clusters a queue keeps.
+const DECOMPRESSED_MAX: usize = 2;
+
+enum Step {
+    Found(Found),
+    Miss { layer: usize, slice: u64 },
+}
+
+impl<F: File> Queue<F> {
+    /// Fills `target` from guest offset `offset` on. Bytes beyond the end of the image are zeros.
+    pub(crate) async fn read(&self, offset: u64, target: Target<'_>) -> Result<(), Errno> {
+        let mut at = offset;
+        let mut rest = target;
+        while !rest.is_empty() {
+            let found = self.find(at, rest.len() as u64).await?;
+            if found.len == rest.len() as u64 {
+                return self.fetch(found, at, rest).await;
+            }
+            // A request that is in pieces has up to four of them in flight.
+            let (first, after) = rest.split_at(found.len as usize);
+            rest = after;
+            let mut next = at + found.len;
+            let mut more = [None, None, None];
+            for slot in &mut more {
+                if rest.is_empty() {
+                    break;
+                }
+                let found = self.find(next, rest.len() as u64).await?;
+                let (part, after) = rest.split_at(found.len as usize);
+                *slot = Some((found, next, part));
+                rest = after;
+                next += found.len;
+            }
+            let [second, third, fourth] = more;
+            let done = futures_util::join!(
+                self.fetch(found, at, first),
+                self.fetch_if(second),
+                self.fetch_if(third),
+                self.fetch_if(fourth),
+            );
+            done.0.and(done.1).and(done.2).and(done.3)?;
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// The run that starts at guest offset `at` and is at most `max` bytes (1 or more) long.
+    pub(crate) async fn find(&self, at: u64, max: u64) -> Result<Found, Errno> {
+        loop {
+            match self.find_cached(at, max)? {
+                Step::Found(found) => return Ok(found),
+                Step::Miss { layer, slice } => {
+                    if let Some(qcow2) = self.image.layers.get(layer).and_then(|l| l.qcow2.as_ref())
+                    {
+                        self.load_slice(layer, qcow2, slice).await?;
+                    }
+                }
+            }
+        }
+    }
+
+    fn find_cached(&self, at: u64, max: u64) -> Result<Step, Errno> {
+        let mut len = max;
+        let last = self.image.layers.len() - 1;
+        for (depth, layer) in self.image.layers.iter().enumerate() {
+            let size = if depth == 0 {
+                self.image.size_bytes()
+            } else {
+                layer.size_bytes()
+            };
+            if at >= size {
+                // This layer and those below it do not reach that far.
+                return Ok(Step::Found(Found {
+                    layer: depth,
+                    len,
+                    place: Place::Nothing,
+                }));
+            }
+            len = len.min(size - at);
+            let Some(qcow2) = &layer.qcow2 else {
+                return Ok(Step::Found(Found {
+                    layer: depth,
+                    len,
+                    place: Place::Data { host: at },
+                }));
+            };
+            let lookup = qcow2.maps.read().extent(at, len);
+            let place = match lookup.map_err(|what| self.image.corruption(depth, what))? {
+                Lookup::Miss(slice) => {
+                    return Ok(Step::Miss {
+                        layer: depth,
+                        slice,
+                    });
+                }
+                Lookup::Extent { kind, len: run } => {
+                    len = run;
+                    match kind {
+                        Kind::Unallocated { .. } if depth < last => continue,
+                        Kind::Unallocated { .. } => Place::Nothing,
+                        Kind::Zero { host } => Place::Zero { host },
+                        Kind::Data { host, .. } => Place::Data { host },
+                        Kind::Compressed { descriptor } => Place::Compressed { descriptor },
+                    }
+                }
+            };
+            return Ok(Step::Found(Found {
+                layer: depth,
+                len,
+                place,
+            }));
+        }
+        Ok(Step::Found(Found {
+            layer: last,
+            len,
+            place: Place::Nothing,
+        }))
+    }
+
+    /// Brings the L2 slice at host offset `slice` of a layer into its cache.
+    pub(crate) async fn load_slice(
+        &self,
+        layer: usize,
+        qcow2: &Qcow2,
+        slice: u64,
+    ) -> Result<(), Errno> {
+        let Some(_loading) = qcow2.loads.lock_or_wait(slice).await else {
+            return Ok(());
+        };
+        let slice_bytes = {
+            let maps = qcow2.maps.read();
+            if maps.slices.get(slice).is_some() {
+                return Ok(());
+            }
+            maps.slices.slice_bytes() as usize
+        };
+        let file = self.files.get(layer).ok_or(Errno::EIO)?;
+        let mut buffer = self.pool.take(file, slice_bytes);
+        align::read(file, &self.pool, slice, Target::Memory(&mut buffer)).await?;
+        qcow2.maps.write().slices.insert(slice, &buffer);
+        Ok(())
+    }
+
+    async fn fetch_if(&self, part: Option<(Found, u64, Target<'_>)>) -> Result<(), Errno> {
+        match part {
+            Some((found, at, target)) => self.fetch(found, at, target).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Fills `target`, which is as long as the run, with the run at guest offset `at`.
+    async fn fetch(&self, found: Found, at: u64, target: Target<'_>) -> Result<(), Errno> {
+        match found.place {
+            Place::Nothing | Place::Zero { .. } => {
+                memory_of(target)?.fill(0);
+                Ok(())
+            }
+            Place::Data { host } => {
+                let file = self.files.get(found.layer).ok_or(Errno::EIO)?;
+                align::read(file, &self.pool, host, target).await
+            }
+            Place::Compressed { descriptor } => {
+                self.decompress(found.layer, descriptor, at, memory_of(target)?)
+                    .await
+            }
+        }
+    }
+
+    async fn decompress(
+        &self,
+        layer: usize,
+        descriptor: CompressedDescriptor,
+        at: u64,
+        out: &mut [u8],
+    ) -> Result<(), Errno> {
+        let qcow2 = self
+            .image
+            .layers
+            .get(layer)
+            .and_then(|layer| layer.qcow2.as_ref());
+        let (qcow2, file) = qcow2.zip(self.files.get(layer)).ok_or(Errno::EIO)?;
+        let cluster_bytes = qcow2.geometry.cluster_size() as usize;
+        let start = at as usize & (cluster_bytes - 1);
+        let mut copy = |bytes: &[u8]| {
+            let from = bytes.get(start..start + out.len()).ok_or(Errno::EIO)?;
+            out.copy_from_slice(from);
+            Ok(())
+        };
+        {
+            let kept = self.decompressed.borrow();
+            let hit = kept
+                .iter()
+                .find(|one| one.layer == layer && one.descriptor == descriptor);
+            if let Some(hit) = hit {
+                return copy(&hit.bytes);
+            }
+        }
+        let mut input = self.pool.take(file, descriptor.byte_len() as usize);
+        align::read(
+            file,
+            &self.pool,
+            descriptor.offset,
+            Target::Memory(&mut input),
+        )
+        .await?;
+        let mut bytes = self.pool.take(file, cluster_bytes);
+        self.decompressor
+            .decompress(qcow2.compression, &input, &mut bytes)?;
+        copy(&bytes)?;
+        let mut kept = self.decompressed.borrow_mut();
+        if kept.len() >= DECOMPRESSED_MAX {
+            kept.remove(0);
+        }
+        kept.push(Decompressed {
+            layer,
+            descriptor,
+            bytes,
+        });
+        Ok(())
+    }
+}
+
+/// The memory of `target`. A buffer that only the kernel sees cannot be filled here: the export
+/// asks again with memory.
+fn memory_of(target: Target<'_>) -> Result<&mut [u8], Errno> {
+    match target {
+        Target::Memory(memory) => Ok(memory),
+        Target::Registered(_) => Err(Errno::EOPNOTSUPP),
+    }
+}

@@ -1,0 +1,149 @@
+//! Waiting without a runtime: an event that tasks of any thread can wait for.
+//!
+//! The order of steps makes lost wake-ups impossible: take a ticket, look at the state, and only
+//! then wait on the ticket. Every [`Waiters::notify`] after the ticket was taken ends the wait.
+
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+
+use parking_lot::Mutex;
+
+/// An event with a generation number.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    generation: u64,
+    wakers: Vec<Waker>,
+}
+
+/// A moment before which nothing is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket(u64);
+
+impl Waiters {
+    /// Marks this moment; take it before looking at what is waited for.
+    pub(crate) fn ticket(&self) -> Ticket {
+        Ticket(self.state.lock().generation)
+    }
+
+    /// Wakes every task that waits.
+    pub(crate) fn notify(&self) {
+        let mut wakers = {
+            let mut state = self.state.lock();
+            state.generation = state.generation.wrapping_add(1);
+            std::mem::take(&mut state.wakers)
+        };
+        for waker in wakers.drain(..) {
+            waker.wake();
+        }
+        // Hand the memory back, so that waiting does not allocate for ever.
+        let mut state = self.state.lock();
+        if state.wakers.capacity() < wakers.capacity() && state.wakers.is_empty() {
+            state.wakers = wakers;
+        }
+    }
+
+    /// Waits for the first `notify` after `ticket`.
+    pub(crate) async fn wait(&self, ticket: Ticket) {
+        poll_fn(|context| {
+            let mut state = self.state.lock();
+            if state.generation != ticket.0 {
+                return Poll::Ready(());
+            }
+            if !state
+                .wakers
+                .iter()
+                .any(|waker| waker.will_wake(context.waker()))
+            {
+                state.wakers.push(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// A lock that a task may hold while it waits for input and output.
+#[derive(Debug, Default)]
+pub(crate) struct AsyncLock {
+    held: Mutex<bool>,
+    waiters: Waiters,
+}
+
+impl AsyncLock {
+    /// Waits until nobody holds the lock and takes it.
+    pub(crate) async fn lock(&self) -> AsyncGuard<'_> {
+        loop {
+            let ticket = self.waiters.ticket();
+            if !std::mem::replace(&mut *self.held.lock(), true) {
+                return AsyncGuard { lock: self };
+            }
+            self.waiters.wait(ticket).await;
+        }
+    }
+}
+
+/// Holds an [`AsyncLock`].
+#[derive(Debug)]
+pub(crate) struct AsyncGuard<'a> {
+    lock: &'a AsyncLock,
+}
+
+impl Drop for AsyncGuard<'_> {
+    fn drop(&mut self) {
+        *self.lock.held.lock() = false;
+        self.lock.waiters.notify();
+    }
+}
+
+/// Locks on single numbers: host offsets being loaded, L1 entries being given a table.
+#[derive(Debug, Default)]
+pub(crate) struct KeyLocks {
+    held: Mutex<Vec<u64>>,
+    waiters: Waiters,
+}
+
+impl KeyLocks {
+    /// Takes the lock on `key`, or waits until its holder is done and returns `None`: what the
+    /// caller wanted to do has probably been done meanwhile.
+    pub(crate) async fn lock_or_wait(&self, key: u64) -> Option<KeyGuard<'_>> {
+        let ticket = self.waiters.ticket();
+        if let Some(guard) = self.try_lock(key) {
+            return Some(guard);
+        }
+        self.waiters.wait(ticket).await;
+        None
+    }
+
+    fn try_lock(&self, key: u64) -> Option<KeyGuard<'_>> {
+        let mut held = self.held.lock();
+        if held.contains(&key) {
+            return None;
+        }
+        held.push(key);
+        Some(KeyGuard { locks: self, key })
+    }
+}
+
+/// Holds one key of [`KeyLocks`].
+#[derive(Debug)]
+pub(crate) struct KeyGuard<'a> {
+    locks: &'a KeyLocks,
+    key: u64,
+}
+
+impl Drop for KeyGuard<'_> {
+    fn drop(&mut self) {
+        {
+            let mut held = self.locks.held.lock();
+            if let Some(at) = held.iter().position(|key| *key == self.key) {
+                held.swap_remove(at);
+            }
+        }
+        self.locks.waiters.notify();
+    }
+}

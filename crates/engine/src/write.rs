@@ -1,0 +1,610 @@
+//! Writing: in place where the image owns the cluster, else claim, fill, write, commit.
+//!
+//! Crash rule: nothing maps a cluster before its bytes have been written (`commit` comes last), and
+//! the writeback pass makes those bytes durable before the mapping (O2). The count of a new cluster
+//! goes up when it is taken, before the commit (O1); what the old mapping referred to is given back
+//! only after a pass has made the new mapping durable (O3).
+
+use std::io::IoSlice;
+
+use gaur_block::{Errno, File, Source, Target};
+use gaur_format::addr::{GuestOffset, HostOffset};
+use gaur_format::l2::L2Entry;
+
+use crate::align;
+use crate::image::{Image, Qcow2, Writer};
+use crate::metadata::alloc::{AllocError, AllocNeed, Free, Run};
+use crate::metadata::claims::ClaimList;
+use crate::metadata::maps::{Kind, Located, Lookup, Maps};
+use crate::queue::Queue;
+use crate::waiters::Ticket;
+
+/// What to do with the next bytes of a write.
+enum Plan<'a> {
+    /// Write them where they are.
+    InPlace { host: u64, len: u64 },
+    /// Write them into the piece.
+    Piece(Piece<'a>),
+    /// Do this first, then plan again.
+    Need(Need),
+}
+
+/// What stands in the way of changing a mapping.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Need {
+    /// The L2 slice at this host offset is not loaded.
+    Slice(u64),
+    /// There is no L2 table, or one shared with a snapshot, at this L1 index.
+    Table(u64),
+    /// Free space needs input or output.
+    Alloc(AllocNeed),
+    /// Somebody is changing the mapping; wait for the end of a claim.
+    Busy(Ticket),
+}
+
+/// What the part of a piece that the guest does not write is filled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fill {
+    /// What is there already reads as zeros.
+    Nothing,
+    Zeros,
+    /// What the guest sees there now.
+    Old,
+}
+
+/// A claimed guest range that is about to get a new mapping. Dropping it aborts.
+struct Piece<'a> {
+    image: &'a Image,
+    qcow2: &'a Qcow2,
+    writer: &'a Writer,
+    claim: u64,
+    /// Pinned L2 slice.
+    slice: u64,
+    /// Guest range that will be mapped: whole subclusters.
+    region: (u64, u64),
+    /// Guest range that the guest writes.
+    written: (u64, u64),
+    /// Host offset of the start of the region.
+    host: u64,
+    head: Fill,
+    tail: Fill,
+    /// Clusters taken for it; empty when the cluster was there.
+    run: Run,
+    /// References of the old mapping.
+    frees: Vec<Free>,
+    committed: bool,
+}
+
+impl<F: File> Queue<F> {
+    /// Stores `source` at guest offset `offset`; the range is inside the image.
+    pub(crate) async fn write(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        offset: u64,
+        source: Source<'_>,
+    ) -> Result<(), Errno> {
+        let mut at = offset;
+        let mut rest = source;
+        while !rest.is_empty() {
+            match self.plan(qcow2, writer, at, rest.len() as u64)? {
+                Plan::Need(need) => self.resolve(qcow2, writer, need).await?,
+                Plan::InPlace { host, len } => {
+                    let (part, after) = rest.split_at(len as usize);
+                    let file = self.top_file();
+                    align::write(file, &self.pool, &self.image.locks, host, part).await?;
+                    rest = after;
+                    at += len;
+                }
+                Plan::Piece(piece) => {
+                    let len = piece.written.1 - piece.written.0;
+                    let (part, after) = rest.split_at(len as usize);
+                    self.write_piece(piece, part).await?;
+                    rest = after;
+                    at += len;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what a plan needs before it can be made.
+    pub(crate) async fn resolve(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        need: Need,
+    ) -> Result<(), Errno> {
+        match need {
+            Need::Slice(slice) => self.load_slice(0, qcow2, slice).await,
+            Need::Table(index) => self.make_table(qcow2, writer, index).await,
+            Need::Alloc(need) => self.resolve_alloc(qcow2, writer, need).await,
+            Need::Busy(ticket) => {
+                writer.claims.waiters().wait(ticket).await;
+                Ok(())
+            }
+        }
+    }
+
+    fn plan<'a>(
+        &'a self,
+        qcow2: &'a Qcow2,
+        writer: &'a Writer,
+        at: u64,
+        len: u64,
+    ) -> Result<Plan<'a>, Errno> {
+        {
+            let maps = qcow2.maps.read();
+            if let Some(plan) = self.plan_in_place(&maps, at, len)? {
+                return Ok(plan);
+            }
+        }
+        let ticket = writer.claims.ticket();
+        let mut claims = writer.claims.lock();
+        let maps = qcow2.maps.read();
+        // The mapping may have changed between the two looks.
+        if let Some(plan) = self.plan_in_place(&maps, at, len)? {
+            return Ok(plan);
+        }
+        let planner = Planner {
+            image: &self.image,
+            qcow2,
+            writer,
+            queue: self.id,
+            at,
+            len,
+        };
+        match planner.plan(&maps, &mut claims) {
+            Ok(piece) => Ok(Plan::Piece(piece)),
+            Err(Obstacle::Busy) => Ok(Plan::Need(Need::Busy(ticket))),
+            Err(Obstacle::Need(need)) => Ok(Plan::Need(need)),
+            Err(Obstacle::Failed(errno)) => Err(errno),
+        }
+    }
+
+    fn plan_in_place(&self, maps: &Maps, at: u64, len: u64) -> Result<Option<Plan<'_>>, Errno> {
+        let lookup = maps
+            .extent(at, len)
+            .map_err(|what| self.image.corruption(0, what))?;
+        match lookup {
+            Lookup::Miss(slice) => Ok(Some(Plan::Need(Need::Slice(slice)))),
+            Lookup::Extent {
+                kind: Kind::Data { host, copied: true },
+                len,
+            } => {
+                self.check_not_metadata(maps, host, len)?;
+                Ok(Some(Plan::InPlace { host, len }))
+            }
+            Lookup::Extent { .. } => Ok(None),
+        }
+    }
+
+    fn check_not_metadata(&self, maps: &Maps, host: u64, len: u64) -> Result<(), Errno> {
+        let bits = maps.geometry.cluster_bits();
+        let (first, last) = (host >> bits, (host + len - 1) >> bits);
+        if maps.metadata.touches(first, last - first + 1) {
+            return Err(self.image.contradiction());
+        }
+        Ok(())
+    }
+
+    async fn write_piece(&self, mut piece: Piece<'_>, data: Source<'_>) -> Result<(), Errno> {
+        #[cfg(feature = "broken-order")]
+        if self.image.breaks(crate::options::BrokenRule::O2) {
+            piece.commit();
+            return self.fill_piece(&piece, data).await;
+        }
+        self.fill_piece(&piece, data).await?;
+        piece.commit();
+        Ok(())
+    }
+
+    /// Writes head, data and tail of a piece as one request.
+    async fn fill_piece(&self, piece: &Piece<'_>, data: Source<'_>) -> Result<(), Errno> {
+        let file = self.top_file();
+        let (pool, locks) = (&self.pool, &self.image.locks);
+        let head_len = piece.written.0 - piece.region.0;
+        let tail_len = piece.region.1 - piece.written.1;
+        let head = self.filling(piece.head, piece.region.0, head_len).await?;
+        let tail = self.filling(piece.tail, piece.written.1, tail_len).await?;
+        let data_at = piece.host + head_len;
+        let data_end = data_at + data.len() as u64;
+        if head.is_none() && tail.is_none() {
+            return align::write(file, pool, locks, data_at, data).await;
+        }
+        let Source::Memory(memory) = data else {
+            if let Some(head) = &head {
+                align::write(file, pool, locks, piece.host, Source::Memory(head)).await?;
+            }
+            align::write(file, pool, locks, data_at, data).await?;
+            if let Some(tail) = &tail {
+                align::write(file, pool, locks, data_end, Source::Memory(tail)).await?;
+            }
+            return Ok(());
+        };
+        let empty = IoSlice::new(&[]);
+        let mut parts = [empty; 3];
+        let mut count = 0;
+        let mut start = data_at;
+        if let Some(head) = &head {
+            parts[count] = IoSlice::new(head);
+            count += 1;
+            start = piece.host;
+        }
+        parts[count] = IoSlice::new(memory);
+        count += 1;
+        if let Some(tail) = &tail {
+            parts[count] = IoSlice::new(tail);
+            count += 1;
+        }
+        align::write_vectored(file, pool, locks, start, &parts[..count]).await
+    }
+
+    /// The bytes that go beside the guest's own, if any.
+    async fn filling(
+        &self,
+        fill: Fill,
+        at: u64,
+        len: u64,
+    ) -> Result<Option<crate::pool::PoolBuffer<F>>, Errno> {
+        if len == 0 || fill == Fill::Nothing {
+            return Ok(None);
+        }
+        let mut buffer = self.pool.take(self.top_file(), len as usize);
+        match fill {
+            Fill::Old => self.read(at, Target::Memory(&mut buffer)).await?,
+            Fill::Zeros | Fill::Nothing => buffer.fill(0),
+        }
+        Ok(Some(buffer))
+    }
+}
+
+/// Why no piece could be planned.
+enum Obstacle {
+    Busy,
+    Need(Need),
+    Failed(Errno),
+}
+
+/// Looks for the next piece of a write, under the locks of claims and maps.
+struct Planner<'a> {
+    image: &'a Image,
+    qcow2: &'a Qcow2,
+    writer: &'a Writer,
+    queue: usize,
+    at: u64,
+    len: u64,
+}
+
+impl<'a> Planner<'a> {
+    fn plan(&self, maps: &Maps, claims: &mut ClaimList) -> Result<Piece<'a>, Obstacle> {
+        let (entry, slice) = self.entry_at(maps, self.at)?;
+        match entry {
+            L2Entry::Cluster {
+                host: Some(host),
+                copied: true,
+                alloc,
+                zero,
+            } => self.plan_inside(maps, claims, slice, host, (alloc, zero)),
+            _ => self.plan_new(maps, claims, slice, entry),
+        }
+    }
+
+    fn entry_at(&self, maps: &Maps, at: u64) -> Result<(L2Entry, u64), Obstacle> {
+        let table = Need::Table(maps.geometry.l1_index(GuestOffset(at)));
+        match maps.locate(at) {
+            Ok(Located::NoTable) => Err(Obstacle::Need(table)),
+            Ok(Located::Entry {
+                table_copied: false,
+                ..
+            }) => Err(Obstacle::Need(table)),
+            Ok(Located::Miss(slice)) => Err(Obstacle::Need(Need::Slice(slice))),
+            Ok(Located::Entry { entry, slice, .. }) => Ok((entry, slice)),
+            Err(what) => Err(Obstacle::Failed(self.image.corruption(0, what))),
+        }
+    }
+
+    fn cluster_of(&self, at: u64) -> u64 {
+        at & !(self.qcow2.geometry.cluster_size() - 1)
+    }
+
+    /// What fills the unwritten part of a subcluster in the given state.
+    fn fill_for(&self, is_zero: bool, at: u64) -> Fill {
+        if !is_zero && self.image.has_backing_at(at) {
+            Fill::Old
+        } else {
+            Fill::Zeros
+        }
+    }
+
+    /// The cluster is allocated and ours, but some subclusters written to have no data in it yet.
+    fn plan_inside(
+        &self,
+        maps: &Maps,
+        claims: &mut ClaimList,
+        slice: u64,
+        host: HostOffset,
+        (alloc, zero): (u32, u32),
+    ) -> Result<Piece<'a>, Obstacle> {
+        let geometry = &self.qcow2.geometry;
+        let (cluster, sub) = (self.cluster_of(self.at), geometry.subcluster_size());
+        let end = (self.at + self.len).min(cluster + geometry.cluster_size());
+        let first = (self.at - cluster) / sub;
+        let last = (end - 1 - cluster) / sub;
+        let region = (cluster + first * sub, cluster + (last + 1) * sub);
+        if claims.free_prefix(region.0, region.1) < region.1 - region.0 {
+            return Err(Obstacle::Busy);
+        }
+        if maps.metadata.contains(geometry.cluster_of(host).0) {
+            return Err(Obstacle::Failed(self.image.contradiction()));
+        }
+        let edge = |index: u64| {
+            let bit = 1_u32 << index;
+            if alloc & bit != 0 {
+                Fill::Nothing
+            } else {
+                self.fill_for(zero & bit != 0, cluster + index * sub)
+            }
+        };
+        maps.slices.pin(slice);
+        Ok(Piece {
+            image: self.image,
+            qcow2: self.qcow2,
+            writer: self.writer,
+            claim: claims.insert(region.0, region.1),
+            slice,
+            region,
+            written: (self.at, end),
+            host: host.0 + first * sub,
+            head: edge(first),
+            tail: edge(last),
+            run: Run::EMPTY,
+            frees: Vec::new(),
+            committed: false,
+        })
+    }
+
+    /// The clusters need new space: nothing there, shared with a snapshot, or compressed.
+    fn plan_new(
+        &self,
+        maps: &Maps,
+        claims: &mut ClaimList,
+        slice: u64,
+        first: L2Entry,
+    ) -> Result<Piece<'a>, Obstacle> {
+        let geometry = &self.qcow2.geometry;
+        let size = geometry.cluster_size();
+        let start = self.cluster_of(self.at);
+        let wanted_end = self.cluster_of(self.at + self.len - 1) + size;
+        let free = claims.free_prefix(start, wanted_end) / size;
+        if free == 0 {
+            return Err(Obstacle::Busy);
+        }
+        let mut count = 1;
+        while count < free && self.needs_new(maps, slice, start + count * size) {
+            count += 1;
+        }
+        let run = self.take(maps, count)?;
+        let last_cluster = start + (run.len - 1) * size;
+        let end = (self.at + self.len).min(last_cluster + size);
+        let last = if run.len == 1 {
+            first
+        } else {
+            self.entry_at(maps, last_cluster)
+                .map_or(L2Entry::UNALLOCATED, |(entry, _)| entry)
+        };
+        let (low, head) = self.low_edge(first, start);
+        let (high, tail) = self.high_edge(last, last_cluster, end);
+        let fill = |fill| {
+            if fill == Fill::Zeros && run.fresh {
+                Fill::Nothing
+            } else {
+                fill
+            }
+        };
+        maps.slices.pin(slice);
+        Ok(Piece {
+            image: self.image,
+            qcow2: self.qcow2,
+            writer: self.writer,
+            claim: claims.insert(start, start + run.len * size),
+            slice,
+            region: (low, high),
+            written: (self.at, end),
+            host: run.start * size + (low - start),
+            head: fill(head),
+            tail: fill(tail),
+            run,
+            frees: self.old_references(maps, start, run.len),
+            committed: false,
+        })
+    }
+
+    fn needs_new(&self, maps: &Maps, slice: u64, at: u64) -> bool {
+        match self.entry_at(maps, at) {
+            Ok((entry, same)) => {
+                let own = matches!(
+                    entry,
+                    L2Entry::Cluster {
+                        host: Some(_),
+                        copied: true,
+                        ..
+                    }
+                );
+                same == slice && !own
+            }
+            Err(_) => false,
+        }
+    }
+
+    fn take(&self, maps: &Maps, count: u64) -> Result<Run, Obstacle> {
+        let mut alloc = self.writer.alloc.lock();
+        match alloc.take(self.queue, count, |cluster| maps.metadata.contains(cluster)) {
+            Ok(run) => Ok(run),
+            Err(AllocError::Need(need)) => Err(Obstacle::Need(Need::Alloc(need))),
+            Err(AllocError::Failed(errno)) => Err(Obstacle::Failed(errno)),
+            Err(AllocError::Corrupt(_)) => Err(Obstacle::Failed(self.image.contradiction())),
+        }
+    }
+
+    /// Where the mapped region starts in the first cluster, and what fills it up to the write.
+    fn low_edge(&self, old: L2Entry, cluster: u64) -> (u64, Fill) {
+        let sub = self.qcow2.geometry.subcluster_size();
+        let index = (self.at - cluster) / sub;
+        let old_first = match old {
+            L2Entry::Compressed(_) => Some(0),
+            L2Entry::Cluster { alloc, .. } if alloc != 0 => Some(u64::from(alloc.trailing_zeros())),
+            L2Entry::Cluster { .. } => None,
+        };
+        match old_first {
+            Some(old_first) => (cluster + index.min(old_first) * sub, Fill::Old),
+            None => (
+                cluster + index * sub,
+                self.edge_fill(old, index, cluster + index * sub),
+            ),
+        }
+    }
+
+    /// Where the mapped region ends in the last cluster, and what fills it after the write.
+    fn high_edge(&self, old: L2Entry, cluster: u64, end: u64) -> (u64, Fill) {
+        let geometry = &self.qcow2.geometry;
+        let sub = geometry.subcluster_size();
+        let index = (end - 1 - cluster) / sub;
+        let old_last = match old {
+            L2Entry::Compressed(_) => Some(u64::from(geometry.subclusters()) - 1),
+            L2Entry::Cluster { alloc, .. } if alloc != 0 => {
+                Some(u64::from(u32::BITS - 1 - alloc.leading_zeros()))
+            }
+            L2Entry::Cluster { .. } => None,
+        };
+        match old_last {
+            Some(old_last) => (cluster + (index.max(old_last) + 1) * sub, Fill::Old),
+            None => (
+                cluster + (index + 1) * sub,
+                self.edge_fill(old, index, cluster + index * sub),
+            ),
+        }
+    }
+
+    fn edge_fill(&self, old: L2Entry, index: u64, at: u64) -> Fill {
+        let zero = match old {
+            L2Entry::Cluster { zero, .. } => zero & (1 << index) != 0,
+            L2Entry::Compressed(_) => false,
+        };
+        self.fill_for(zero, at)
+    }
+
+    fn old_references(&self, maps: &Maps, start: u64, count: u64) -> Vec<Free> {
+        let geometry = &self.qcow2.geometry;
+        let mut frees = Vec::new();
+        for index in 0..count {
+            let at = start + index * geometry.cluster_size();
+            if let Ok((entry, _)) = self.entry_at(maps, at)
+                && let Some(free) = reference_of(entry, geometry)
+            {
+                frees.push(free);
+            }
+        }
+        frees
+    }
+}
+
+/// The host clusters an entry refers to.
+pub(crate) fn reference_of(
+    entry: L2Entry,
+    geometry: &gaur_format::geometry::Geometry,
+) -> Option<Free> {
+    match entry {
+        L2Entry::Compressed(descriptor) => {
+            let (first, len) = descriptor.clusters(geometry);
+            Some(Free {
+                start: first.0,
+                len,
+            })
+        }
+        L2Entry::Cluster {
+            host: Some(host), ..
+        } => Some(Free {
+            start: geometry.cluster_of(host).0,
+            len: 1,
+        }),
+        L2Entry::Cluster { host: None, .. } => None,
+    }
+}
+
+impl Piece<'_> {
+    /// Makes the new mapping visible. The disk learns of it from a writeback pass.
+    fn commit(&mut self) {
+        let geometry = &self.qcow2.geometry;
+        let size = geometry.cluster_size();
+        {
+            let mut maps = self.qcow2.maps.write();
+            let mut cluster = self.region.0 & !(size - 1);
+            while cluster < self.region.1 {
+                let entry = self.new_entry(&maps, cluster);
+                maps.set_entry(cluster, entry);
+                cluster += size;
+            }
+        }
+        if !self.frees.is_empty() {
+            // After the mapping: a pass takes the frees before it copies the mappings.
+            self.writer.unmapped(self.image, &self.frees);
+        }
+        self.committed = true;
+    }
+
+    fn new_entry(&self, maps: &Maps, cluster: u64) -> L2Entry {
+        let geometry = &self.qcow2.geometry;
+        let (size, sub) = (geometry.cluster_size(), geometry.subcluster_size());
+        let first = self.region.0.saturating_sub(cluster) / sub;
+        let last = (self.region.1 - 1 - cluster).min(size - 1) / sub;
+        let upto = if last >= 31 {
+            u32::MAX
+        } else {
+            (1 << (last + 1)) - 1
+        };
+        let covered = upto & !((1_u32 << first) - 1) & geometry.subcluster_mask();
+        let (mut alloc, mut zero, mut host) = (0, 0, None);
+        if let Ok(Located::Entry {
+            entry:
+                L2Entry::Cluster {
+                    alloc: a,
+                    zero: z,
+                    host: h,
+                    ..
+                },
+            ..
+        }) = maps.locate(cluster)
+        {
+            zero = z;
+            if self.run.len == 0 {
+                (alloc, host) = (a, h);
+            }
+        }
+        if self.run.len > 0 {
+            let index = (cluster - (self.region.0 & !(size - 1))) / size;
+            host = Some(HostOffset((self.run.start + index) * size));
+        }
+        L2Entry::Cluster {
+            host,
+            copied: true,
+            alloc: alloc | covered,
+            zero: zero & !covered,
+        }
+    }
+}
+
+impl Drop for Piece<'_> {
+    fn drop(&mut self) {
+        if !self.committed && self.run.len > 0 {
+            // Nothing refers to the clusters and no request is using them any more.
+            let free = Free {
+                start: self.run.start,
+                len: self.run.len,
+            };
+            self.writer.alloc.lock().releasable.push(free);
+        }
+        self.qcow2.maps.read().slices.unpin(self.slice);
+        self.writer.claims.remove(self.claim);
+    }
+}

@@ -1,0 +1,251 @@
+//! The writeback pass: the only place where references reach the disk.
+//!
+//! 1. Under the locks: take the list of removed references, then a copy of every dirty L2 slice and
+//!    L1 sector, then a copy of every dirty refcount slice. In this order, a removed reference is
+//!    missing from the copied mappings, and every mapping that was copied has its count.
+//! 2. Write the refcount slices. Flush: counts and guest data are durable.
+//! 3. Write the L2 slices and L1 sectors. Flush: mappings are durable, and so is what was removed.
+//! 4. Only now do the removed references count down, once the requests that may still use their
+//!    clusters have ended; clusters that reach zero are punched and can be allocated again.
+//!
+//! What changes while a pass runs belongs to the next one. Two flushes at most, one if no mapping
+//! changed.
+
+use gaur_block::{Errno, File, Source};
+
+use crate::align;
+use crate::image::{Qcow2, Writer};
+use crate::metadata::alloc::{AllocNeed, Free, Run};
+use crate::pool::PoolBuffer;
+use crate::queue::Queue;
+
+/// Bytes staged in one buffer.
+const STAGE_BYTES: usize = 128 << 10;
+
+/// Copies of dirty metadata on their way to the disk.
+struct Staging<F: File> {
+    buffers: Vec<PoolBuffer<F>>,
+    used: usize,
+    writes: Vec<StagedWrite>,
+}
+
+/// Bytes next to each other in one buffer and in the file.
+#[derive(Clone, Copy, Debug)]
+struct StagedWrite {
+    buffer: usize,
+    start: usize,
+    len: usize,
+    offset: u64,
+}
+
+impl<F: File> Staging<F> {
+    fn new() -> Staging<F> {
+        Staging {
+            buffers: Vec::new(),
+            used: STAGE_BYTES,
+            writes: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, queue: &Queue<F>, offset: u64, bytes: &[u8]) {
+        if self.used + bytes.len() > STAGE_BYTES {
+            self.buffers
+                .push(queue.pool.take(queue.top_file(), STAGE_BYTES));
+            self.used = 0;
+        }
+        let buffer = self.buffers.len() - 1;
+        let start = self.used;
+        self.buffers[buffer][start..start + bytes.len()].copy_from_slice(bytes);
+        self.used += bytes.len();
+        if let Some(last) = self.writes.last_mut()
+            && last.buffer == buffer
+            && last.start + last.len == start
+            && last.offset + last.len as u64 == offset
+        {
+            last.len += bytes.len();
+            return;
+        }
+        self.writes.push(StagedWrite {
+            buffer,
+            start,
+            len: bytes.len(),
+            offset,
+        });
+    }
+
+    fn source(&self, write: StagedWrite) -> Source<'_> {
+        Source::Memory(&self.buffers[write.buffer][write.start..write.start + write.len])
+    }
+}
+
+impl<F: File> Queue<F> {
+    /// One pass; see the module.
+    pub(crate) async fn write_back(&self, writer: &Writer) -> Result<(), Errno> {
+        let Some((qcow2, _)) = self.top() else {
+            return self.top_file().flush().await;
+        };
+        let frees = std::mem::take(&mut writer.alloc.lock().unmapped);
+        let maps = self.stage_maps(qcow2);
+        let counts = self.stage_counts(writer);
+        self.write_in_order(&maps, &counts).await?;
+        self.staged_are_written(qcow2, writer, &maps, &counts);
+        writer.alloc.lock().durable.extend(frees);
+        self.release(writer).await;
+        Ok(())
+    }
+
+    #[cfg(not(feature = "broken-order"))]
+    async fn write_in_order(&self, maps: &Staging<F>, counts: &Staging<F>) -> Result<(), Errno> {
+        self.write_staged(counts).await?;
+        self.top_file().flush().await?;
+        if maps.writes.is_empty() {
+            return Ok(());
+        }
+        self.write_staged(maps).await?;
+        self.top_file().flush().await
+    }
+
+    #[cfg(feature = "broken-order")]
+    async fn write_in_order(&self, maps: &Staging<F>, counts: &Staging<F>) -> Result<(), Errno> {
+        use crate::options::BrokenRule;
+        let file = self.top_file();
+        if self.image.breaks(BrokenRule::O1) {
+            // Data first, as it should be, but mappings ahead of the counts.
+            file.flush().await?;
+            self.write_staged(maps).await?;
+            self.write_staged(counts).await?;
+            return file.flush().await;
+        }
+        self.write_staged(counts).await?;
+        file.flush().await?;
+        self.write_staged(maps).await?;
+        if maps.writes.is_empty() || self.image.breaks(BrokenRule::O4) {
+            return Ok(());
+        }
+        file.flush().await
+    }
+
+    fn stage_maps(&self, qcow2: &Qcow2) -> Staging<F> {
+        let mut staging = Staging::new();
+        let maps = qcow2.maps.read();
+        if maps.slices.dirty() == 0 && maps.l1.is_clean() {
+            return staging;
+        }
+        drop(maps);
+        let mut maps = qcow2.maps.write();
+        maps.slices
+            .stage_dirty(|offset, bytes| staging.add(self, offset, bytes));
+        maps.l1
+            .stage_dirty(|offset, bytes| staging.add(self, offset, bytes));
+        staging
+    }
+
+    fn stage_counts(&self, writer: &Writer) -> Staging<F> {
+        let mut staging = Staging::new();
+        let mut alloc = writer.alloc.lock();
+        alloc
+            .blocks
+            .stage_dirty(|offset, bytes| staging.add(self, offset, bytes));
+        staging
+    }
+
+    async fn write_staged(&self, staging: &Staging<F>) -> Result<(), Errno> {
+        let file = self.top_file();
+        let write = async |write: Option<&StagedWrite>| match write {
+            Some(write) => {
+                let source = staging.source(*write);
+                align::write(file, &self.pool, &self.image.locks, write.offset, source).await
+            }
+            None => Ok(()),
+        };
+        for group in staging.writes.chunks(4) {
+            let done = futures_util::join!(
+                write(group.first()),
+                write(group.get(1)),
+                write(group.get(2)),
+                write(group.get(3)),
+            );
+            done.0.and(done.1).and(done.2).and(done.3)?;
+        }
+        Ok(())
+    }
+
+    fn staged_are_written(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        maps: &Staging<F>,
+        counts: &Staging<F>,
+    ) {
+        if !maps.writes.is_empty() {
+            let mut locked = qcow2.maps.write();
+            let slice_bytes = locked.slices.slice_bytes();
+            each_slice(&maps.writes, slice_bytes, |offset| {
+                locked.slices.written(offset)
+            });
+        }
+        if !counts.writes.is_empty() {
+            let mut alloc = writer.alloc.lock();
+            let slice_bytes = alloc.blocks.slice_bytes();
+            each_slice(&counts.writes, slice_bytes, |offset| {
+                alloc.blocks.written(offset)
+            });
+        }
+    }
+
+    /// Gives back what is durably unreferenced and no longer used by any request. What some
+    /// request may still be using, or cannot be counted now, waits for a later pass.
+    async fn release(&self, writer: &Writer) {
+        writer.alloc.lock().drain(&writer.grace);
+        loop {
+            let Some(mut free) = writer.alloc.lock().releasable.pop() else {
+                return;
+            };
+            if self.count_down(writer, &mut free).await.is_err() {
+                writer.alloc.lock().releasable.push(free);
+                return;
+            }
+        }
+    }
+
+    async fn count_down(&self, writer: &Writer, free: &mut Free) -> Result<(), Errno> {
+        let mut result = Ok(());
+        let mut zeroed = Vec::new();
+        while free.len > 0 && result.is_ok() {
+            let need = writer.alloc.lock().count_down(free, &mut zeroed);
+            if let Err(AllocNeed::Slice(slice)) = need {
+                result = self.load_refcounts(writer, slice).await;
+            }
+        }
+        for run in zeroed {
+            let fresh = self.punch(writer, run).await;
+            writer.alloc.lock().give_back(Run { fresh, ..run });
+        }
+        result
+    }
+
+    /// Gives the space of free clusters back to the host; whether they read as zeros now.
+    async fn punch(&self, writer: &Writer, run: Run) -> bool {
+        /// Smaller clusters share the host's blocks; punching them would write zeros.
+        const PUNCH_BYTES_MIN: u64 = 4096;
+        let limits = &writer.limits;
+        let size = writer.alloc.lock().geometry.cluster_size();
+        if !self.image.options.discard || !limits.discard_zeroes || size < PUNCH_BYTES_MIN {
+            return false;
+        }
+        let range = run.start * size..(run.start + run.len) * size;
+        align::discard(self.top_file(), &self.image.locks, range)
+            .await
+            .is_ok()
+    }
+}
+
+fn each_slice(writes: &[StagedWrite], slice_bytes: u64, mut visit: impl FnMut(u64)) {
+    for write in writes {
+        let mut offset = write.offset & !(slice_bytes - 1);
+        while offset < write.offset + write.len as u64 {
+            visit(offset);
+            offset += slice_bytes;
+        }
+    }
+}

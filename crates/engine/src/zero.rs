@@ -1,0 +1,384 @@
+//! Write zeroes and discard: change mappings, write as little as possible.
+//!
+//! Whole subclusters become zero by their mapping; the rest is written. A discard touches whole
+//! clusters only and makes them read as zeros; where the format cannot say so (version 2 over a
+//! backing file) it does nothing.
+//!
+//! Crash rule: as for writes; what a mapping no longer refers to is given back by the pass that
+//! made the removal durable (O3).
+
+use gaur_block::{Errno, File, Source};
+use gaur_format::addr::GuestOffset;
+use gaur_format::geometry::Version;
+use gaur_format::l2::L2Entry;
+
+use crate::image::{Image, Qcow2, Writer};
+use crate::metadata::alloc::Free;
+use crate::metadata::maps::{Located, Maps};
+use crate::queue::Queue;
+use crate::read::Place;
+use crate::write::{Need, reference_of};
+
+/// What is done with a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// Zeros, and the space stays allocated where it is.
+    Keep,
+    /// Zeros, and space is given back.
+    Unmap,
+    /// Space is given back; zeros if the format can say so.
+    Discard,
+    /// Nothing is mapped any more, whatever lies below (shrinking).
+    Forget,
+}
+
+/// What became of the start of a range.
+enum Step {
+    /// So many bytes are done.
+    Done(u64),
+    /// So many bytes have to be written as zeros.
+    Write(u64),
+    Need(Need),
+}
+
+/// Longest piece of zeros written at once.
+const ZEROS_BYTES: u64 = 64 << 10;
+
+impl<F: File> Queue<F> {
+    /// Makes a range inside the image read as zeros.
+    pub(crate) async fn zero(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        offset: u64,
+        len: u64,
+        may_unmap: bool,
+    ) -> Result<(), Errno> {
+        let geometry = &qcow2.geometry;
+        let unit = geometry.subcluster_size();
+        let end = offset + len;
+        let first = offset.next_multiple_of(unit).min(end);
+        // What lies beyond the end of the image may be zeroed with it.
+        let last = if end == self.image.size_bytes() {
+            end.next_multiple_of(unit)
+        } else {
+            end - end % unit
+        };
+        if first >= last {
+            return self.zero_by_writing(qcow2, writer, offset, len).await;
+        }
+        self.zero_by_writing(qcow2, writer, offset, first - offset)
+            .await?;
+        let mode = if may_unmap { Mode::Unmap } else { Mode::Keep };
+        self.unmap(qcow2, writer, (first, last), mode).await?;
+        let tail = end.saturating_sub(last);
+        self.zero_by_writing(qcow2, writer, last, tail).await
+    }
+
+    /// Gives back the whole clusters of a range inside the image.
+    pub(crate) async fn discard(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Errno> {
+        let unit = qcow2.geometry.cluster_size();
+        let end = offset + len;
+        let first = offset.next_multiple_of(unit);
+        let last = if end == self.image.size_bytes() {
+            end.next_multiple_of(unit)
+        } else {
+            end - end % unit
+        };
+        if first >= last {
+            return Ok(());
+        }
+        self.unmap(qcow2, writer, (first, last), Mode::Discard)
+            .await
+    }
+
+    /// Removes every mapping in a range of whole clusters.
+    pub(crate) async fn forget(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        range: (u64, u64),
+    ) -> Result<(), Errno> {
+        self.unmap(qcow2, writer, range, Mode::Forget).await
+    }
+
+    /// Makes clusters beyond the end of the image read as zeros when it will reach them.
+    pub(crate) async fn zero_beyond(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        range: (u64, u64),
+    ) -> Result<(), Errno> {
+        self.unmap(qcow2, writer, range, Mode::Unmap).await
+    }
+
+    async fn unmap(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        range: (u64, u64),
+        mode: Mode,
+    ) -> Result<(), Errno> {
+        let (mut at, end) = range;
+        while at < end {
+            match self.unmap_step(qcow2, writer, at, end, mode)? {
+                Step::Done(len) => at += len,
+                Step::Need(need) => self.resolve(qcow2, writer, need).await?,
+                Step::Write(len) => {
+                    let inside = self.image.size_bytes().clamp(at, at + len) - at;
+                    self.zero_by_writing(qcow2, writer, at, inside).await?;
+                    // A growing image needs zeros where it is about to reach.
+                    self.write_zero_bytes(qcow2, writer, at + inside, len - inside)
+                        .await?;
+                    at += len;
+                }
+            }
+            // A long range must not fill the cache with dirt.
+            self.relieve().await?;
+        }
+        Ok(())
+    }
+
+    /// Zeros a range by writing, unless it reads as zeros already.
+    async fn zero_by_writing(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Errno> {
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let found = self.find(at, end - at).await?;
+            if !matches!(found.place, Place::Nothing | Place::Zero { .. }) {
+                self.write_zero_bytes(qcow2, writer, at, found.len).await?;
+            }
+            at += found.len;
+        }
+        Ok(())
+    }
+
+    /// Writes zeros, whatever is there.
+    pub(crate) async fn write_zero_bytes(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Errno> {
+        let (mut at, end) = (offset, offset + len);
+        while at < end {
+            let step = (end - at).min(ZEROS_BYTES);
+            let mut zeros = self.pool.take(self.top_file(), step as usize);
+            zeros.fill(0);
+            self.write(qcow2, writer, at, Source::Memory(&zeros))
+                .await?;
+            at += step;
+        }
+        Ok(())
+    }
+
+    fn unmap_step(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        at: u64,
+        end: u64,
+        mode: Mode,
+    ) -> Result<Step, Errno> {
+        let geometry = &qcow2.geometry;
+        let ticket = writer.claims.ticket();
+        let claims = writer.claims.lock();
+        let free = claims.free_prefix(at, end);
+        if free == 0 {
+            return Ok(Step::Need(Need::Busy(ticket)));
+        }
+        let mut maps = qcow2.maps.write();
+        let located = maps
+            .locate(at)
+            .map_err(|what| self.image.corruption(0, what))?;
+        let index = geometry.l1_index(GuestOffset(at));
+        let per_table = geometry.guest_bytes_per_l2();
+        let table_end = (at / per_table + 1).saturating_mul(per_table);
+        let slice = match located {
+            Located::NoTable if mode == Mode::Forget || !self.image.has_backing_at(at) => {
+                return Ok(Step::Done(table_end.min(end) - at));
+            }
+            Located::NoTable if geometry.version() == Version::V2 => {
+                let len = table_end.min(end) - at;
+                let skip = mode == Mode::Discard;
+                return Ok(if skip {
+                    Step::Done(len)
+                } else {
+                    Step::Write(len)
+                });
+            }
+            Located::NoTable
+            | Located::Entry {
+                table_copied: false,
+                ..
+            } => {
+                return Ok(Step::Need(Need::Table(index)));
+            }
+            Located::Miss(slice) => return Ok(Step::Need(Need::Slice(slice))),
+            Located::Entry { slice, .. } => slice,
+        };
+        let unmapper = Unmapper {
+            image: &self.image,
+            qcow2,
+            mode,
+            slice,
+        };
+        let mut frees = Vec::new();
+        let step = unmapper.run(&mut maps, (at, at + free), &mut frees);
+        drop(maps);
+        if !frees.is_empty() {
+            writer.unmapped(&self.image, &frees);
+        }
+        Ok(step)
+    }
+}
+
+/// Changes the entries of one slice, under the locks of claims and maps.
+struct Unmapper<'a> {
+    image: &'a Image,
+    qcow2: &'a Qcow2,
+    mode: Mode,
+    slice: u64,
+}
+
+/// What is done with one entry.
+enum Change {
+    /// It stays.
+    None,
+    /// It becomes this; the references of the old entry go if `true`.
+    Entry(L2Entry, bool),
+    /// It cannot say so: zeros have to be written.
+    Write,
+}
+
+impl Unmapper<'_> {
+    fn run(&self, maps: &mut Maps, range: (u64, u64), frees: &mut Vec<Free>) -> Step {
+        let size = self.qcow2.geometry.cluster_size();
+        let (start, end) = range;
+        let mut at = start;
+        while at < end {
+            let upto = ((at & !(size - 1)) + size).min(end);
+            let entry = match maps.locate(at) {
+                Ok(Located::Entry { entry, slice, .. }) if slice == self.slice => entry,
+                _ => break,
+            };
+            match self.change(entry, at, upto) {
+                Change::None => {}
+                Change::Entry(new, gone) => {
+                    maps.set_entry(at, new);
+                    if gone && let Some(free) = reference_of(entry, &self.qcow2.geometry) {
+                        push_free(frees, free);
+                    }
+                }
+                Change::Write if at > start => break,
+                Change::Write => return Step::Write(upto - at),
+            }
+            at = upto;
+        }
+        if at == start {
+            // The entry is in another slice, or damaged: look again, which reports it.
+            return Step::Done(0);
+        }
+        Step::Done(at - start)
+    }
+
+    fn change(&self, entry: L2Entry, at: u64, upto: u64) -> Change {
+        let geometry = &self.qcow2.geometry;
+        let all = geometry.subcluster_mask();
+        let mask = self.mask(at, upto);
+        if self.mode == Mode::Forget {
+            return match entry {
+                L2Entry::UNALLOCATED => Change::None,
+                _ => Change::Entry(L2Entry::UNALLOCATED, true),
+            };
+        }
+        let backed = self
+            .image
+            .has_backing_at(at & !(geometry.cluster_size() - 1));
+        if geometry.version() == Version::V2 {
+            return self.change_v2(entry, backed);
+        }
+        let (host, copied, alloc, zero) = match entry {
+            L2Entry::Compressed(_) if mask != all => return Change::Write,
+            L2Entry::Compressed(_) => return Change::Entry(plain_zero(all), true),
+            L2Entry::Cluster {
+                host,
+                copied,
+                alloc,
+                zero,
+            } => (host, copied, alloc, zero),
+        };
+        if host.is_none() && !backed {
+            return Change::None;
+        }
+        let (alloc, zero_now) = (alloc & !mask, zero | mask);
+        // A cluster shared with a snapshot is no space of ours to keep.
+        let keep = self.mode == Mode::Keep && copied;
+        if host.is_some() && alloc == 0 && !keep {
+            return Change::Entry(plain_zero(zero_now), true);
+        }
+        let new = L2Entry::Cluster {
+            host,
+            copied,
+            alloc,
+            zero: zero_now,
+        };
+        if new == entry {
+            Change::None
+        } else {
+            Change::Entry(new, false)
+        }
+    }
+
+    /// Version 2 has no zero clusters: without a backing file an unallocated one does as well.
+    fn change_v2(&self, entry: L2Entry, backed: bool) -> Change {
+        match (entry, self.mode) {
+            (_, Mode::Discard) if backed => Change::None,
+            (_, _) if backed => Change::Write,
+            (L2Entry::UNALLOCATED, _) => Change::None,
+            _ => Change::Entry(L2Entry::UNALLOCATED, true),
+        }
+    }
+
+    /// The subclusters of one cluster that `at..upto` covers; both are multiples of a subcluster.
+    fn mask(&self, at: u64, upto: u64) -> u32 {
+        let geometry = &self.qcow2.geometry;
+        let sub = geometry.subcluster_size();
+        let first = geometry.offset_in_cluster(GuestOffset(at)) / sub;
+        let count = (upto - at) / sub;
+        let ones = if count >= 32 {
+            u32::MAX
+        } else {
+            (1 << count) - 1
+        };
+        (ones << first) & geometry.subcluster_mask()
+    }
+}
+
+fn plain_zero(zero: u32) -> L2Entry {
+    L2Entry::Cluster {
+        host: None,
+        copied: false,
+        alloc: 0,
+        zero,
+    }
+}
+
+fn push_free(frees: &mut Vec<Free>, free: Free) {
+    match frees.last_mut() {
+        Some(last) if last.start + last.len == free.start => last.len += free.len,
+        _ => frees.push(free),
+    }
+}
