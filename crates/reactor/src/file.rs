@@ -1,0 +1,374 @@
+//! Files on a reactor: through its ring where that is faster, by plain system calls where not.
+//!
+//! With a ring a file takes a place in the ring's table, and memory of the ring's pool goes by its
+//! number, so that the kernel looks neither up. Files that live in memory never wait for a disk, and
+//! a ring would hand them to a worker thread; their transfers are done at once by this thread.
+
+use std::io::IoSlice;
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
+
+use gaur_block::{
+    Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Registered, Source, Target,
+};
+use io_uring::{opcode, squeue, types};
+
+use crate::blocking::Inline;
+use crate::context;
+use crate::memory::Buffer;
+use crate::op::Op;
+use crate::open::OpenFile;
+use crate::reactor::Core;
+use crate::ring::Ring;
+use crate::syscall;
+use crate::whole::{self, Raw};
+
+/// Opens files for the reactor of the calling thread.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReactorHost;
+
+impl Host for ReactorHost {
+    type File = ReactorFile;
+
+    async fn open(&self, name: &str, access: Access) -> Result<ReactorFile, OpenError> {
+        OpenFile::open(name, access).map(ReactorFile::new)
+    }
+}
+
+/// A file on the reactor of the thread that made it.
+pub struct ReactorFile {
+    core: Rc<Core>,
+    inline: Inline,
+    /// Place in the ring's table of files.
+    slot: Option<u32>,
+}
+
+impl ReactorFile {
+    /// For an open file, which other threads may use too.
+    ///
+    /// # Panics
+    /// When the thread has no reactor.
+    pub fn new(file: OpenFile) -> ReactorFile {
+        let core = context::current();
+        let slot = core
+            .ring()
+            .and_then(|ring| ring.register_file(file.as_raw_fd()));
+        ReactorFile {
+            core,
+            inline: Inline { file },
+            slot,
+        }
+    }
+
+    /// The open file, to make another thread's file from.
+    pub fn open_file(&self) -> &OpenFile {
+        &self.inline.file
+    }
+
+    /// The ring, unless this file's operations are done by the thread itself.
+    fn ring(&self) -> Option<&Ring> {
+        if self.open_file().in_memory() {
+            None
+        } else {
+            self.core.ring()
+        }
+    }
+
+    /// Runs operations on `ring` until one ends other than by interruption.
+    ///
+    /// # Safety
+    /// What the entries point to stays valid while the future exists.
+    async unsafe fn run(
+        &self,
+        ring: &Ring,
+        entry: impl Fn(Descriptor) -> squeue::Entry,
+    ) -> Result<u32, Errno> {
+        let descriptor = match self.slot {
+            Some(slot) => Descriptor::Fixed(types::Fixed(slot)),
+            None => Descriptor::Plain(types::Fd(self.open_file().as_raw_fd())),
+        };
+        let mut flags = squeue::Flags::empty();
+        loop {
+            let entry = entry(descriptor);
+            let entry = if flags.is_empty() {
+                entry
+            } else {
+                add_flags(entry, self.slot, flags)
+            };
+            // SAFETY: the caller's promise.
+            match unsafe { Op::new(ring, entry) }.await {
+                Err(Errno::EINTR) => {}
+                // It would have to wait: from now on on a worker thread, which may.
+                Err(Errno::EAGAIN) => flags |= squeue::Flags::ASYNC,
+                result => return result,
+            }
+        }
+    }
+}
+
+/// `flags` replaces what the entry has, so the one that marks a fixed file is said again.
+fn add_flags(entry: squeue::Entry, slot: Option<u32>, flags: squeue::Flags) -> squeue::Entry {
+    let fixed = if slot.is_some() {
+        squeue::Flags::FIXED_FILE
+    } else {
+        squeue::Flags::empty()
+    };
+    entry.flags(flags | fixed)
+}
+
+#[derive(Clone, Copy)]
+enum Descriptor {
+    Fixed(types::Fixed),
+    Plain(types::Fd),
+}
+
+/// Builds an entry for either kind of descriptor; the opcodes' constructors are generic over it.
+macro_rules! entry {
+    ($opcode:ident, $descriptor:expr, [$($argument:expr),*] $(, $method:ident($value:expr))*) => {
+        match $descriptor {
+            Descriptor::Fixed(fd) => {
+                opcode::$opcode::new(fd, $($argument),*)$(.$method($value))*.build()
+            }
+            Descriptor::Plain(fd) => {
+                opcode::$opcode::new(fd, $($argument),*)$(.$method($value))*.build()
+            }
+        }
+    };
+}
+
+/// A length as the ring wants it; callers keep below `syscall::RW_MAX`.
+fn length(len: usize) -> u32 {
+    u32::try_from(len).expect("one operation moves less than 2 GiB")
+}
+
+impl Raw for ReactorFile {
+    fn file(&self) -> &OpenFile {
+        self.open_file()
+    }
+
+    async fn read(&self, offset_bytes: u64, memory: &mut [u8]) -> Result<usize, Errno> {
+        let Some(ring) = self.ring() else {
+            return self.inline.read(offset_bytes, memory).await;
+        };
+        let (start, len) = (memory.as_mut_ptr(), length(memory.len()));
+        let buffer = ring.buffer_of(start, memory.len());
+        // SAFETY: the memory is borrowed while this future exists.
+        let count = unsafe {
+            self.run(ring, |fd| match buffer {
+                Some(index) => entry!(ReadFixed, fd, [start, len, index], offset(offset_bytes)),
+                None => entry!(Read, fd, [start, len], offset(offset_bytes)),
+            })
+        };
+        Ok(count.await? as usize)
+    }
+
+    async fn read_registered(&self, offset_bytes: u64, to: Registered) -> Result<usize, Errno> {
+        let ring = self.core.ring().ok_or(Errno::EOPNOTSUPP)?;
+        let start = registered_start(ring, to)? as *mut u8;
+        let len = length(to.len);
+        // SAFETY: the address is one that the kernel checks against the registered buffer.
+        let count = unsafe {
+            self.run(ring, |fd| {
+                entry!(ReadFixed, fd, [start, len, to.index], offset(offset_bytes))
+            })
+        };
+        Ok(count.await? as usize)
+    }
+
+    async fn zero_registered(&self, to: Registered) -> Result<(), Errno> {
+        let ring = self.core.ring().ok_or(Errno::EOPNOTSUPP)?;
+        let zeros = self.core.zeros()?;
+        let mut done = 0;
+        while done < to.len {
+            let len = (to.len - done).min(syscall::RW_MAX);
+            let rest = Registered {
+                offset: to.offset + done as u64,
+                len,
+                ..to
+            };
+            let start = registered_start(ring, rest)? as *mut u8;
+            let fd = types::Fd(zeros.as_raw_fd());
+            let entry = opcode::ReadFixed::new(fd, start, length(len), to.index).build();
+            // SAFETY: the address is one that the kernel checks against the registered buffer.
+            match unsafe { Op::new(ring, entry) }.await {
+                Ok(0) => return Err(Errno::EIO),
+                Ok(count) => done += count as usize,
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(())
+    }
+
+    async fn write(&self, offset_bytes: u64, memory: &[u8]) -> Result<usize, Errno> {
+        let Some(ring) = self.ring() else {
+            return self.inline.write(offset_bytes, memory).await;
+        };
+        let (start, len) = (memory.as_ptr(), length(memory.len()));
+        let buffer = ring.buffer_of(start, memory.len());
+        // SAFETY: the memory is borrowed while this future exists.
+        let count = unsafe {
+            self.run(ring, |fd| match buffer {
+                Some(index) => entry!(WriteFixed, fd, [start, len, index], offset(offset_bytes)),
+                None => entry!(Write, fd, [start, len], offset(offset_bytes)),
+            })
+        };
+        Ok(count.await? as usize)
+    }
+
+    async fn write_registered(&self, offset_bytes: u64, from: Registered) -> Result<usize, Errno> {
+        let ring = self.core.ring().ok_or(Errno::EOPNOTSUPP)?;
+        let start = registered_start(ring, from)? as *const u8;
+        let len = length(from.len);
+        // SAFETY: the address is one that the kernel checks against the registered buffer.
+        let count = unsafe {
+            self.run(ring, |fd| {
+                entry!(
+                    WriteFixed,
+                    fd,
+                    [start, len, from.index],
+                    offset(offset_bytes)
+                )
+            })
+        };
+        Ok(count.await? as usize)
+    }
+
+    async fn write_parts(&self, offset_bytes: u64, parts: &[IoSlice<'_>]) -> Result<usize, Errno> {
+        let Some(ring) = self.ring() else {
+            return self.inline.write_parts(offset_bytes, parts).await;
+        };
+        let count = parts.len().min(syscall::IOV_MAX) as u32;
+        // `IoSlice` has the layout of `iovec`.
+        let start = parts.as_ptr().cast::<libc::iovec>();
+        // SAFETY: the parts and their memory are borrowed while this future exists.
+        let count = unsafe {
+            self.run(ring, |fd| {
+                entry!(Writev, fd, [start, count], offset(offset_bytes))
+            })
+        };
+        Ok(count.await? as usize)
+    }
+
+    async fn fallocate(&self, mode: libc::c_int, offset: u64, len: u64) -> Result<(), Errno> {
+        let Some(ring) = self.ring() else {
+            return self.inline.fallocate(mode, offset, len).await;
+        };
+        // SAFETY: the entry points to nothing.
+        let result = unsafe {
+            self.run(ring, |fd| {
+                entry!(Fallocate, fd, [len], offset(offset), mode(mode))
+            })
+        };
+        result.await.map(drop)
+    }
+
+    async fn fdatasync(&self) -> Result<(), Errno> {
+        let Some(ring) = self.ring() else {
+            return self.inline.fdatasync().await;
+        };
+        let only_data = types::FsyncFlags::DATASYNC;
+        // SAFETY: the entry points to nothing.
+        let result = unsafe { self.run(ring, |fd| entry!(Fsync, fd, [], flags(only_data))) };
+        result.await.map(drop)
+    }
+
+    async fn ftruncate(&self, len_bytes: u64) -> Result<(), Errno> {
+        match self.ring().filter(|ring| ring.features().ftruncate) {
+            None => self.inline.ftruncate(len_bytes).await,
+            Some(ring) => {
+                // SAFETY: the entry points to nothing.
+                let result = unsafe { self.run(ring, |fd| entry!(Ftruncate, fd, [len_bytes])) };
+                result.await.map(drop)
+            }
+        }
+    }
+}
+
+/// The kernel's name for the first byte of part of a registered buffer.
+fn registered_start(ring: &Ring, part: Registered) -> Result<u64, Errno> {
+    let (base, len_bytes) = ring.buffer_base(part.index);
+    let end = part
+        .offset
+        .checked_add(part.len as u64)
+        .ok_or(Errno::EINVAL)?;
+    if len_bytes.is_some_and(|len_bytes| end > len_bytes) {
+        return Err(Errno::EINVAL);
+    }
+    base.checked_add(part.offset).ok_or(Errno::EINVAL)
+}
+
+impl Drop for ReactorFile {
+    fn drop(&mut self) {
+        if let (Some(slot), Some(ring)) = (self.slot, self.core.ring()) {
+            ring.unregister_file(slot);
+        }
+    }
+}
+
+impl std::fmt::Debug for ReactorFile {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "ReactorFile({:?})", self.open_file())
+    }
+}
+
+impl File for ReactorFile {
+    type Buffer = Buffer;
+
+    fn limits(&self) -> FileLimits {
+        self.open_file().limits()
+    }
+
+    fn id(&self) -> Option<FileId> {
+        Some(self.open_file().id())
+    }
+
+    fn buffer(&self, len_bytes: usize) -> Buffer {
+        self.core.buffer(len_bytes)
+    }
+
+    async fn len(&self) -> Result<u64, Errno> {
+        self.open_file().len()
+    }
+
+    async fn read_at(&self, offset_bytes: u64, target: Target<'_>) -> Result<(), Errno> {
+        whole::read_at(self, offset_bytes, target).await
+    }
+
+    async fn write_at(&self, offset_bytes: u64, source: Source<'_>) -> Result<(), Errno> {
+        whole::write_at(self, offset_bytes, source).await
+    }
+
+    async fn write_vectored_at(
+        &self,
+        offset_bytes: u64,
+        parts: &[IoSlice<'_>],
+    ) -> Result<(), Errno> {
+        whole::write_vectored_at(self, offset_bytes, parts).await
+    }
+
+    async fn write_zeroes_at(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+        may_unmap: bool,
+    ) -> Result<(), Errno> {
+        whole::write_zeroes_at(self, offset_bytes, len_bytes, may_unmap).await
+    }
+
+    async fn discard_at(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
+        whole::discard_at(self, offset_bytes, len_bytes).await
+    }
+
+    async fn flush(&self) -> Result<(), Errno> {
+        self.fdatasync().await
+    }
+
+    async fn set_len(&self, len_bytes: u64) -> Result<(), Errno> {
+        whole::set_len(self, len_bytes).await
+    }
+
+    async fn extent_at(&self, offset_bytes: u64) -> Result<Extent, Errno> {
+        self.open_file().extent_at(offset_bytes)
+    }
+}

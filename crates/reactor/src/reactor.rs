@@ -1,0 +1,342 @@
+//! A thread's reactor: it runs tasks until none can go on, tells the kernel what they asked for in
+//! one call, and sleeps in that call until something happens.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use gaur_block::Errno;
+
+use crate::context;
+use crate::inbox::{Inbox, Message};
+use crate::memory::{Buffer, Pool};
+use crate::readiness::Readiness;
+use crate::ring::{self, Ring};
+use crate::syscall;
+use crate::task::{self, JoinHandle, Tasks};
+use crate::timer::Timers;
+
+/// How a reactor waits for files and sockets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Driver {
+    /// A ring where io_uring works, otherwise the fallback.
+    #[default]
+    Auto,
+    /// A ring, or an error.
+    Ring,
+    /// `poll(2)` for sockets; files block the thread.
+    Fallback,
+}
+
+/// How a reactor is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// How it waits.
+    pub driver: Driver,
+    /// Entries of the submission queue: what one turn hands to the kernel at once.
+    pub entries: u32,
+    /// The most memory that the buffer pool registers with the ring, in bytes.
+    pub pool_bytes: usize,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            driver: Driver::Auto,
+            entries: 256,
+            pool_bytes: 64 << 20,
+        }
+    }
+}
+
+/// Turns between two looks at the kernel while tasks keep each other busy.
+const TURNS_BETWEEN_ENTERS: u32 = 16;
+
+pub(crate) enum Engine {
+    Ring(Ring),
+    Fallback(Readiness),
+}
+
+/// What the operations on a thread share.
+pub(crate) struct Core {
+    tasks: Tasks,
+    timers: Timers,
+    inbox: Arc<Inbox>,
+    engine: Engine,
+    /// Declared after the ring: the ring goes before the memory registered with it.
+    pool: Option<Arc<Pool>>,
+    running: Cell<bool>,
+    /// `/dev/zero`, for memory that only the kernel can fill.
+    zeros: OnceCell<OwnedFd>,
+    messages: RefCell<VecDeque<Message>>,
+}
+
+impl Core {
+    fn new(config: &Config) -> Result<Core, Errno> {
+        let inbox = Inbox::new()?;
+        let ring = match config.driver {
+            Driver::Fallback => None,
+            Driver::Ring => Some(Ring::new(config.entries)?),
+            Driver::Auto => Ring::new(config.entries).ok(),
+        };
+        let pool = ring
+            .as_ref()
+            .map(|_| Pool::new(config.pool_bytes, ring::POOL_SLOTS));
+        Ok(Core {
+            tasks: Tasks::new(inbox.clone()),
+            timers: Timers::default(),
+            inbox,
+            engine: ring.map_or_else(|| Engine::Fallback(Readiness::default()), Engine::Ring),
+            pool,
+            running: Cell::new(false),
+            zeros: OnceCell::new(),
+            messages: RefCell::default(),
+        })
+    }
+
+    pub(crate) fn tasks(&self) -> &Tasks {
+        &self.tasks
+    }
+
+    pub(crate) fn timers(&self) -> &Timers {
+        &self.timers
+    }
+
+    pub(crate) fn inbox(&self) -> &Arc<Inbox> {
+        &self.inbox
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(crate) fn ring(&self) -> Option<&Ring> {
+        match &self.engine {
+            Engine::Ring(ring) => Some(ring),
+            Engine::Fallback(_) => None,
+        }
+    }
+
+    pub(crate) fn buffer(&self, len_bytes: usize) -> Buffer {
+        match (&self.pool, self.ring()) {
+            (Some(pool), Some(ring)) => {
+                pool.buffer(len_bytes, |index, chunk| ring.register_chunk(index, chunk))
+            }
+            _ => Buffer::from_system(len_bytes),
+        }
+    }
+
+    /// `/dev/zero`, opened when it is first needed.
+    pub(crate) fn zeros(&self) -> Result<BorrowedFd<'_>, Errno> {
+        if self.zeros.get().is_none() {
+            let _ = self.zeros.set(syscall::open(c"/dev/zero", libc::O_RDONLY)?);
+        }
+        self.zeros.get().map(AsFd::as_fd).ok_or(Errno::EIO)
+    }
+
+    /// Takes what other threads sent.
+    fn read_inbox(&self) {
+        let mut messages = self.messages.take();
+        self.inbox.take(&mut messages);
+        for message in messages.drain(..) {
+            match message {
+                Message::Wake(header) => self.tasks.push_ready(header),
+                Message::Run(run) => run(),
+            }
+        }
+        self.messages.replace(messages);
+    }
+
+    /// Lets the kernel have its say, and sleeps if nothing can go on.
+    fn visit_kernel(&self) {
+        let sleep = !self.tasks.has_ready() && self.inbox.fall_asleep();
+        let timeout = if sleep {
+            self.timers.next_in()
+        } else {
+            Some(Duration::ZERO)
+        };
+        match &self.engine {
+            Engine::Ring(ring) => {
+                ring.arm_event(self.inbox.event().as_raw_fd());
+                if sleep {
+                    ring.enter(1, timeout);
+                } else if ring.needs_enter() {
+                    ring.enter(0, None);
+                }
+                if ring.reap() {
+                    self.inbox.clear_event();
+                }
+            }
+            Engine::Fallback(readiness) => {
+                readiness.wait(self.inbox.event().as_raw_fd(), timeout);
+                self.inbox.clear_event();
+            }
+        }
+        if sleep {
+            self.inbox.wake_up();
+        }
+        self.timers.fire();
+        self.read_inbox();
+    }
+
+    fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        let waker = self.tasks.root_waker();
+        let mut context = Context::from_waker(&waker);
+        loop {
+            for _ in 0..TURNS_BETWEEN_ENTERS {
+                if self.tasks.take_root_ready()
+                    && let Poll::Ready(output) = future.as_mut().poll(&mut context)
+                {
+                    return output;
+                }
+                self.tasks.run_ready();
+                if !self.tasks.has_ready() {
+                    break;
+                }
+            }
+            self.visit_kernel();
+        }
+    }
+}
+
+/// The reactor of the thread that made it. It stays on that thread; its tasks and files do too.
+pub struct Reactor {
+    core: Rc<Core>,
+    stays: PhantomData<*const ()>,
+}
+
+impl Reactor {
+    /// Gives this thread a reactor.
+    ///
+    /// # Errors
+    /// What the kernel says when it makes no ring or event.
+    ///
+    /// # Panics
+    /// When the thread has one already.
+    pub fn new(config: &Config) -> Result<Reactor, Errno> {
+        assert!(!context::has_reactor(), "a thread has one reactor at most");
+        let core = Rc::new(Core::new(config)?);
+        context::set(Some(core.clone()));
+        Ok(Reactor {
+            core,
+            stays: PhantomData,
+        })
+    }
+
+    /// Drives `future`, and the tasks, until `future` is done.
+    ///
+    /// # Panics
+    /// When called by something that the reactor is driving.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        assert!(
+            !self.core.running.replace(true),
+            "a reactor is driven by one loop"
+        );
+        let running = Running { core: &self.core };
+        let output = self.core.block_on(future);
+        drop(running);
+        output
+    }
+
+    /// For other threads, to spawn tasks here.
+    pub fn handle(&self) -> Handle {
+        Handle {
+            inbox: self.core.inbox.clone(),
+        }
+    }
+
+    /// Whether it has a ring, rather than the fallback.
+    pub fn has_ring(&self) -> bool {
+        self.core.ring().is_some()
+    }
+
+    /// Tasks that have not ended.
+    pub fn tasks_alive(&self) -> usize {
+        self.core.tasks.alive()
+    }
+}
+
+/// Marks the reactor as driven, also while it unwinds.
+struct Running<'a> {
+    core: &'a Core,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.core.running.set(false);
+    }
+}
+
+impl Drop for Reactor {
+    fn drop(&mut self) {
+        // Tasks refer to the core, and their operations need it to end.
+        self.core.inbox.close();
+        self.core.tasks.clear();
+        context::set(None);
+    }
+}
+
+/// Starts a task on this thread's reactor.
+///
+/// # Panics
+/// When the thread has none.
+pub fn spawn<F: Future + 'static>(future: F) -> JoinHandle<F::Output> {
+    let (handle, completer) = task::joint();
+    context::current()
+        .tasks
+        .spawn(task::wrap(future, completer));
+    handle
+}
+
+/// Memory for transfers on this thread: of the pool registered with its ring if it has one.
+pub fn buffer(len_bytes: usize) -> Buffer {
+    match context::find() {
+        Some(core) => core.buffer(len_bytes),
+        None => Buffer::from_system(len_bytes),
+    }
+}
+
+/// A way into a reactor from any thread.
+#[derive(Clone)]
+pub struct Handle {
+    inbox: Arc<Inbox>,
+}
+
+impl Handle {
+    /// Calls `make` on the reactor's thread and drives the future it returns there.
+    ///
+    /// # Errors
+    /// [`Errno::ESHUTDOWN`] when the reactor has ended.
+    pub fn spawn<M, F>(&self, make: M) -> Result<JoinHandle<F::Output>, Errno>
+    where
+        M: FnOnce() -> F + Send + 'static,
+        F: Future + 'static,
+        F::Output: Send + 'static,
+    {
+        let (handle, completer) = task::joint();
+        let run = move || {
+            let future = async move { make().await };
+            context::current()
+                .tasks
+                .spawn(task::wrap(future, completer));
+        };
+        match self.inbox.send(Message::Run(Box::new(run))) {
+            Ok(()) => Ok(handle),
+            Err(_) => Err(Errno::ESHUTDOWN),
+        }
+    }
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Handle")
+    }
+}

@@ -1,0 +1,152 @@
+//! Waiting for descriptors without a ring, by `poll(2)`: the fallback's other half.
+//!
+//! It serves machines where io_uring is forbidden, so it is simple rather than fast: each wait looks
+//! at every descriptor that somebody waits for.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::os::fd::RawFd;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+struct Wait {
+    fd: RawFd,
+    events: libc::c_short,
+    waker: Waker,
+    done: bool,
+}
+
+#[derive(Default)]
+struct State {
+    waits: Vec<Option<Wait>>,
+    /// The array for `poll`, kept for its memory.
+    asked: Vec<libc::pollfd>,
+    /// Which wait each element of `asked` is for; the first is the inbox's event.
+    owners: Vec<usize>,
+}
+
+/// The descriptors that tasks of one reactor wait for.
+#[derive(Default)]
+pub(crate) struct Readiness {
+    state: RefCell<State>,
+}
+
+impl Readiness {
+    /// Waits until one of `events` (or an error, or a hang-up) is there.
+    pub(crate) fn ready(&self, fd: RawFd, events: libc::c_short) -> Ready<'_> {
+        Ready {
+            readiness: self,
+            fd,
+            events,
+            slot: None,
+        }
+    }
+
+    /// Waits until a descriptor is ready, `event` can be read, or the time is up; then wakes those
+    /// concerned.
+    pub(crate) fn wait(&self, event: RawFd, timeout: Option<Duration>) {
+        let mut state = self.state.borrow_mut();
+        let State {
+            waits,
+            asked,
+            owners,
+        } = &mut *state;
+        asked.clear();
+        owners.clear();
+        asked.push(libc::pollfd {
+            fd: event,
+            events: libc::POLLIN,
+            revents: 0,
+        });
+        owners.push(usize::MAX);
+        for (index, wait) in waits.iter().enumerate() {
+            if let Some(wait) = wait.as_ref().filter(|wait| !wait.done) {
+                asked.push(libc::pollfd {
+                    fd: wait.fd,
+                    events: wait.events,
+                    revents: 0,
+                });
+                owners.push(index);
+            }
+        }
+        let timeout_ms = match timeout {
+            None => -1,
+            // Rounded up, so that a wait never ends just before its time.
+            Some(time) => {
+                libc::c_int::try_from(time.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX)
+            }
+        };
+        // SAFETY: the pointer and count are those of a vector.
+        let found =
+            unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, timeout_ms) };
+        if found <= 0 {
+            return;
+        }
+        for (answer, owner) in asked.iter().zip(owners.iter()).skip(1) {
+            if let (true, Some(wait)) = (answer.revents != 0, waits[*owner].as_mut()) {
+                wait.done = true;
+                // Wakers of tasks put them into a queue and do not come back here.
+                wait.waker.wake_by_ref();
+            }
+        }
+    }
+}
+
+/// See [`Readiness::ready`].
+pub(crate) struct Ready<'a> {
+    readiness: &'a Readiness,
+    fd: RawFd,
+    events: libc::c_short,
+    slot: Option<usize>,
+}
+
+impl Future for Ready<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let readiness = self.readiness;
+        let mut state = readiness.state.borrow_mut();
+        if let Some(slot) = self.slot {
+            let Some(wait) = state.waits[slot].as_mut() else {
+                return Poll::Ready(());
+            };
+            if wait.done {
+                state.waits[slot] = None;
+                self.slot = None;
+                return Poll::Ready(());
+            }
+            wait.waker.clone_from(context.waker());
+            return Poll::Pending;
+        }
+        let waker = context.waker().clone();
+        let wait = Some(Wait {
+            fd: self.fd,
+            events: self.events,
+            waker,
+            done: false,
+        });
+        let vacant = state.waits.iter().position(Option::is_none);
+        let slot = match vacant {
+            Some(slot) => {
+                state.waits[slot] = wait;
+                slot
+            }
+            None => {
+                state.waits.push(wait);
+                state.waits.len() - 1
+            }
+        };
+        drop(state);
+        self.slot = Some(slot);
+        Poll::Pending
+    }
+}
+
+impl Drop for Ready<'_> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot {
+            self.readiness.state.borrow_mut().waits[slot] = None;
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Tasks of one thread: futures that a reactor drives, and the handles that wait for their results.
+//!
+//! A task is a slot of a slab. Its header is what wakers share; it may be used from any thread and
+//! outlive the task. Spawning allocates (the future's box, the header, the result's place), driving
+//! does not. A panic ends the task that panicked and resumes in whoever joins it.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::panic::{self, AssertUnwindSafe};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+
+use crate::context;
+use crate::inbox::{Inbox, Message};
+
+/// The slot number of the future that `block_on` drives, which is in no slot.
+const ROOT: usize = usize::MAX;
+
+/// What the wakers of a task share.
+pub(crate) struct TaskHeader {
+    inbox: Arc<Inbox>,
+    slot: usize,
+    /// It is in a ready queue already, or on its way there.
+    queued: AtomicBool,
+}
+
+impl TaskHeader {
+    fn new(inbox: Arc<Inbox>, slot: usize) -> Arc<TaskHeader> {
+        Arc::new(TaskHeader {
+            inbox,
+            slot,
+            queued: AtomicBool::new(false),
+        })
+    }
+}
+
+impl Wake for TaskHeader {
+    fn wake(self: Arc<Self>) {
+        if self.queued.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let local = context::with(|core| match core {
+            Some(core) if Arc::ptr_eq(core.inbox(), &self.inbox) => {
+                core.tasks().push_ready(self.clone());
+                true
+            }
+            _ => false,
+        });
+        if !local {
+            // A reactor that has ended has no use for it.
+            let inbox = self.inbox.clone();
+            let _ = inbox.send(Message::Wake(self));
+        }
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.queued.load(Ordering::Acquire) {
+            self.clone().wake();
+        }
+    }
+}
+
+type BoxedFuture = Pin<Box<dyn Future<Output = ()>>>;
+
+struct Slot {
+    header: Arc<TaskHeader>,
+    /// Empty while the task is being polled.
+    future: Option<BoxedFuture>,
+}
+
+/// The tasks of a reactor and the queue of those that can go on.
+pub(crate) struct Tasks {
+    inbox: Arc<Inbox>,
+    slots: RefCell<Vec<Option<Slot>>>,
+    vacant: RefCell<Vec<usize>>,
+    ready: RefCell<VecDeque<Arc<TaskHeader>>>,
+    root_ready: Cell<bool>,
+    alive: Cell<usize>,
+}
+
+impl Tasks {
+    pub(crate) fn new(inbox: Arc<Inbox>) -> Tasks {
+        Tasks {
+            inbox,
+            slots: RefCell::new(Vec::new()),
+            vacant: RefCell::new(Vec::new()),
+            ready: RefCell::new(VecDeque::new()),
+            root_ready: Cell::new(false),
+            alive: Cell::new(0),
+        }
+    }
+
+    /// How many tasks have not ended.
+    pub(crate) fn alive(&self) -> usize {
+        self.alive.get()
+    }
+
+    /// A waker for the future that `block_on` drives; it counts as woken.
+    pub(crate) fn root_waker(&self) -> Waker {
+        self.root_ready.set(true);
+        Waker::from(TaskHeader::new(self.inbox.clone(), ROOT))
+    }
+
+    /// Whether the root future was woken; asking resets it.
+    pub(crate) fn take_root_ready(&self) -> bool {
+        self.root_ready.replace(false)
+    }
+
+    /// Adds a task, which will be polled in the next turn.
+    pub(crate) fn spawn(&self, future: BoxedFuture) {
+        let slot = self.vacant.borrow_mut().pop().unwrap_or_else(|| {
+            let mut slots = self.slots.borrow_mut();
+            slots.push(None);
+            slots.len() - 1
+        });
+        let header = TaskHeader::new(self.inbox.clone(), slot);
+        let waker = header.clone();
+        self.slots.borrow_mut()[slot] = Some(Slot {
+            header,
+            future: Some(future),
+        });
+        self.alive.set(self.alive.get() + 1);
+        waker.wake();
+    }
+
+    /// Queues a task that was woken.
+    pub(crate) fn push_ready(&self, header: Arc<TaskHeader>) {
+        self.ready.borrow_mut().push_back(header);
+    }
+
+    /// Whether something can go on.
+    pub(crate) fn has_ready(&self) -> bool {
+        self.root_ready.get() || !self.ready.borrow().is_empty()
+    }
+
+    /// Polls each task that is ready now once; those that become ready meanwhile have to wait for
+    /// the next turn, after the ring had its say.
+    pub(crate) fn run_ready(&self) {
+        let count = self.ready.borrow().len();
+        for _ in 0..count {
+            let Some(header) = self.ready.borrow_mut().pop_front() else {
+                break;
+            };
+            header.queued.store(false, Ordering::Release);
+            if header.slot == ROOT {
+                self.root_ready.set(true);
+            } else {
+                self.run(header);
+            }
+        }
+    }
+
+    fn run(&self, header: Arc<TaskHeader>) {
+        let future = match self.slots.borrow_mut().get_mut(header.slot) {
+            Some(Some(slot)) if Arc::ptr_eq(&slot.header, &header) => slot.future.take(),
+            // A waker outlived its task.
+            _ => None,
+        };
+        let Some(mut future) = future else { return };
+        let index = header.slot;
+        let waker = Waker::from(header);
+        let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
+        match polled {
+            Poll::Pending => {
+                if let Some(slot) = &mut self.slots.borrow_mut()[index] {
+                    slot.future = Some(future);
+                }
+            }
+            Poll::Ready(()) => {
+                drop(future);
+                let ended = self.slots.borrow_mut()[index].take();
+                drop(ended);
+                self.vacant.borrow_mut().push(index);
+                self.alive.set(self.alive.get() - 1);
+            }
+        }
+    }
+
+    /// Drops every task. Their operations end first, see `crate::op`.
+    pub(crate) fn clear(&self) {
+        self.ready.borrow_mut().clear();
+        let count = self.slots.borrow().len();
+        for index in 0..count {
+            let slot = self.slots.borrow_mut()[index].take();
+            if slot.is_some() {
+                self.alive.set(self.alive.get() - 1);
+            }
+            drop(slot);
+        }
+    }
+}
+
+enum Outcome<T> {
+    Running(Option<Waker>),
+    Done(Result<T, Box<dyn Any + Send>>),
+    /// The task was dropped before its end, with its reactor.
+    Gone,
+}
+
+struct Joint<T> {
+    outcome: Mutex<Outcome<T>>,
+}
+
+/// The result of a task, as a future. Dropping it lets the task run on by itself.
+///
+/// # Panics
+/// Awaiting it panics when the task panicked, with the same message, and when the task was dropped
+/// because its reactor ended.
+pub struct JoinHandle<T> {
+    joint: Arc<Joint<T>>,
+}
+
+impl<T> Future for JoinHandle<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let mut outcome = self
+            .joint
+            .outcome
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match &mut *outcome {
+            Outcome::Running(waker) => {
+                *waker = Some(context.waker().clone());
+                return Poll::Pending;
+            }
+            Outcome::Done(_) | Outcome::Gone => {}
+        }
+        let taken = std::mem::replace(&mut *outcome, Outcome::Gone);
+        drop(outcome);
+        match taken {
+            Outcome::Done(Ok(value)) => Poll::Ready(value),
+            Outcome::Done(Err(panic)) => panic::resume_unwind(panic),
+            _ => panic!("the reactor of the task that is waited for has ended"),
+        }
+    }
+}
+
+/// The task's side of a [`JoinHandle`]; says so when it is dropped without a result.
+pub(crate) struct Completer<T> {
+    joint: Arc<Joint<T>>,
+}
+
+impl<T> Completer<T> {
+    fn finish(&self, with: Outcome<T>) {
+        let waker = {
+            let mut outcome = self
+                .joint
+                .outcome
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            match &mut *outcome {
+                Outcome::Running(waker) => {
+                    let waker = waker.take();
+                    *outcome = with;
+                    waker
+                }
+                _ => None,
+            }
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Drop for Completer<T> {
+    fn drop(&mut self) {
+        self.finish(Outcome::Gone);
+    }
+}
+
+/// A handle and the side that fills it.
+pub(crate) fn joint<T>() -> (JoinHandle<T>, Completer<T>) {
+    let joint = Arc::new(Joint {
+        outcome: Mutex::new(Outcome::Running(None)),
+    });
+    (
+        JoinHandle {
+            joint: joint.clone(),
+        },
+        Completer { joint },
+    )
+}
+
+/// The future as a task: it keeps its panic to itself and leaves its result with `completer`.
+pub(crate) fn wrap<F: Future + 'static>(future: F, completer: Completer<F::Output>) -> BoxedFuture {
+    Box::pin(async move {
+        let result = CatchUnwind {
+            future: Box::pin(future),
+        }
+        .await;
+        completer.finish(Outcome::Done(result));
+    })
+}
+
+struct CatchUnwind<F> {
+    future: Pin<Box<F>>,
+}
+
+impl<F: Future> Future for CatchUnwind<F> {
+    type Output = Result<F::Output, Box<dyn Any + Send>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let future = self.future.as_mut();
+        match panic::catch_unwind(AssertUnwindSafe(|| future.poll(context))) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),
+            Err(panic) => Poll::Ready(Err(panic)),
+        }
+    }
+}
