@@ -141,3 +141,6 @@ fn failed_write(errno: gaur_block::Errno, range: &Range<u64>) -> ImageError {
         format!("cannot write bytes {start} to {end} of the new image"),
     )
 }
+
+#[cfg(test)]
+mod tests;

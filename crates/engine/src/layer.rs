@@ -179,9 +179,12 @@ impl<'a, F: File> LayerReader<'a, F> {
         Ok(())
     }
 
+    /// A file may end inside the sector of its last structure: QEMU does not write the padding
+    /// behind the last entry of a snapshot table.
     fn check_inside(&self, what: &str, offset: u64, len_bytes: u64) -> Result<(), ImageError> {
+        let file_end = self.len_bytes.next_multiple_of(512);
         match offset.checked_add(len_bytes) {
-            Some(end) if end <= self.len_bytes => Ok(()),
+            Some(end) if end <= file_end => Ok(()),
             _ => {
                 let file_end = self.len_bytes;
                 let text = format!(
@@ -284,7 +287,8 @@ impl<'a, F: File> LayerReader<'a, F> {
         let what = "snapshot table";
         let offset = header.snapshots_offset.0;
         let count = header.nb_snapshots;
-        let longest = limit::SNAPSHOT_TABLE_BYTES_MAX.min(self.len_bytes.saturating_sub(offset));
+        let file_end = self.len_bytes.next_multiple_of(512);
+        let longest = limit::SNAPSHOT_TABLE_BYTES_MAX.min(file_end.saturating_sub(offset));
         let mut bytes = Vec::new();
         loop {
             match snapshot::table_len(&bytes, count).map_err(ImageError::format)? {

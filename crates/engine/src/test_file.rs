@@ -443,6 +443,13 @@ impl Host for TestHost {
 
     async fn open(&self, name: &str, access: Access) -> Result<TestFile, OpenError> {
         self.opened.borrow_mut().push((name.to_owned(), access));
+        if access.lock && self.locked.contains(name) {
+            let reason = "write lock is held by another process".to_owned();
+            return Err(OpenError {
+                errno: Errno::EAGAIN,
+                reason,
+            });
+        }
         let missing = OpenError {
             errno: Errno::ENOENT,
             reason: "no such file or directory".to_owned(),

@@ -158,7 +158,7 @@ fn three_hundred_layers_open_and_only_the_top_one_for_writing() {
 
 #[test]
 fn a_chain_longer_than_the_limit_is_refused() {
-    let names: Vec<String> = (0..=limit::CHAIN_DEPTH)
+    let names: Vec<String> = (0..=limit::CHAIN_DEPTH_MAX)
         .map(|layer| format!("{layer}"))
         .collect();
     let mut host = TestHost::default();
@@ -169,7 +169,7 @@ fn a_chain_longer_than_the_limit_is_refused() {
     let (kind, line) = failure(&host, "0", &read_only());
     assert_eq!(kind, ErrorKind::Unsupported);
     assert!(line.contains("backing chain is longer than"), "{line}");
-    assert_eq!(host.opened.borrow().len(), limit::CHAIN_DEPTH);
+    assert_eq!(host.opened.borrow().len(), limit::CHAIN_DEPTH_MAX);
 }
 
 #[test]
