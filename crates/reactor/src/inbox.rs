@@ -108,6 +108,13 @@ impl Inbox {
         let _ = unsafe { libc::read(self.event.as_raw_fd(), (&raw mut counter).cast(), 8) };
     }
 
+    /// Takes no more messages, unless one is waiting; says whether it is closed now.
+    pub(crate) fn close_if_empty(&self) -> bool {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.closed |= queue.messages.is_empty();
+        queue.closed
+    }
+
     /// Takes no more messages, and drops those that wait.
     pub(crate) fn close(&self) {
         let messages = {

@@ -1,31 +1,53 @@
 //! Hosts for the engine: io_uring and blocking system calls.
 //!
 //! A file is opened once ([`OpenFile`], with the locks QEMU uses) and then used in either of two
-//! ways: [`BlockingFile`] on any thread, or [`ReactorFile`] on a thread that runs a reactor.
+//! ways: [`BlockingFile`] on any thread, or [`ReactorFile`] on a thread that runs a [`Reactor`].
+//!
+//! A reactor drives the tasks of its thread. It waits in an io_uring, and where that is not allowed
+//! in `poll(2)`; [`Stream`], [`sleep`] and the rest work with either, and on a thread without a
+//! reactor they block. [`Threads`] runs a reactor on each of several threads, and a [`Handle`] sends
+//! work to one of them. Nothing moves between threads by itself.
+//!
+//! Rules: a future with an operation in flight may be dropped, which waits for the kernel to let go
+//! of its memory, but must not be leaked. After warm-up the transfers of files and streams allocate
+//! nothing; spawning does.
 
+mod address;
 mod blocking;
 mod context;
 mod file;
 mod inbox;
+pub mod local;
 mod lock;
 mod memory;
 mod op;
 mod open;
+mod race;
 mod reactor;
 mod readiness;
 mod ring;
+mod signal;
+mod socket;
+mod stop;
 mod syscall;
 mod task;
+mod threads;
 mod timer;
 mod whole;
 
+pub use address::Address;
 pub use blocking::{BlockingFile, BlockingHost, block_on};
 pub use context::has_reactor;
 pub use file::{ReactorFile, ReactorHost};
 pub use memory::Buffer;
 pub use open::{CreateFile, OpenFile};
+pub use race::{Either, race, timeout, yield_now};
 pub use reactor::{Config, Driver, Handle, Reactor, buffer, spawn};
+pub use signal::{Signal, Signals};
+pub use socket::{Listener, Stream};
+pub use stop::Stop;
 pub use task::JoinHandle;
+pub use threads::{Threads, ThreadsConfig};
 pub use timer::sleep;
 
 /// io_uring on this machine.

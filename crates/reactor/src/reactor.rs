@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::pin::pin;
@@ -261,6 +261,22 @@ impl Reactor {
     /// Tasks that have not ended.
     pub fn tasks_alive(&self) -> usize {
         self.core.tasks.alive()
+    }
+
+    /// Waits until every task has ended, and takes no more from other threads from then on.
+    pub async fn drained(&self) {
+        poll_fn(|context| {
+            if !self.core.tasks.poll_drained(context.waker()) {
+                return Poll::Pending;
+            }
+            if !self.core.inbox.close_if_empty() {
+                // What arrived is read before this is polled again.
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Poll::Ready(())
+        })
+        .await;
     }
 }
 

@@ -80,6 +80,8 @@ pub(crate) struct Tasks {
     ready: RefCell<VecDeque<Arc<TaskHeader>>>,
     root_ready: Cell<bool>,
     alive: Cell<usize>,
+    /// Who waits until no task is alive.
+    drained: RefCell<Option<Waker>>,
 }
 
 impl Tasks {
@@ -91,12 +93,34 @@ impl Tasks {
             ready: RefCell::new(VecDeque::new()),
             root_ready: Cell::new(false),
             alive: Cell::new(0),
+            drained: RefCell::new(None),
         }
     }
 
     /// How many tasks have not ended.
     pub(crate) fn alive(&self) -> usize {
         self.alive.get()
+    }
+
+    /// Whether no task is alive; otherwise wakes `waker` when that comes true.
+    pub(crate) fn poll_drained(&self, waker: &Waker) -> bool {
+        if self.alive.get() > 0 {
+            *self.drained.borrow_mut() = Some(waker.clone());
+        }
+        self.alive.get() == 0
+    }
+
+    fn ended(&self, slot: usize) {
+        self.vacant.borrow_mut().push(slot);
+        self.alive.set(self.alive.get() - 1);
+        let waker = if self.alive.get() == 0 {
+            self.drained.borrow_mut().take()
+        } else {
+            None
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     /// A waker for the future that `block_on` drives; it counts as woken.
@@ -174,8 +198,7 @@ impl Tasks {
                 drop(future);
                 let ended = self.slots.borrow_mut()[index].take();
                 drop(ended);
-                self.vacant.borrow_mut().push(index);
-                self.alive.set(self.alive.get() - 1);
+                self.ended(index);
             }
         }
     }
@@ -187,9 +210,9 @@ impl Tasks {
         for index in 0..count {
             let slot = self.slots.borrow_mut()[index].take();
             if slot.is_some() {
-                self.alive.set(self.alive.get() - 1);
+                drop(slot);
+                self.ended(index);
             }
-            drop(slot);
         }
     }
 }

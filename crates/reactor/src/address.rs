@@ -1,0 +1,171 @@
+//! Where a socket listens or connects.
+
+use std::ffi::{OsStr, c_int};
+use std::fmt;
+use std::mem::{MaybeUninit, offset_of};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use gaur_block::Errno;
+
+use crate::syscall;
+
+/// The address of a stream socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A socket file. At most 107 bytes, which is what the kernel takes.
+    Unix(PathBuf),
+    /// A TCP port.
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Unix(path) => write!(out, "{}", path.display()),
+            Address::Tcp(address) => write!(out, "{address}"),
+        }
+    }
+}
+
+/// An address as the kernel takes it. Constant once made; it may be handed to a ring.
+pub(crate) struct RawAddress {
+    storage: libc::sockaddr_storage,
+    len: libc::socklen_t,
+}
+
+impl RawAddress {
+    pub(crate) fn new(address: &Address) -> Result<RawAddress, Errno> {
+        match address {
+            Address::Unix(path) => RawAddress::unix(path.as_os_str()),
+            Address::Tcp(SocketAddr::V4(address)) => Ok(RawAddress::v4(*address)),
+            Address::Tcp(SocketAddr::V6(address)) => Ok(RawAddress::v6(*address)),
+        }
+    }
+
+    fn unix(path: &OsStr) -> Result<RawAddress, Errno> {
+        // SAFETY: `sockaddr_un` is plain integers, for which zero is a value.
+        let mut raw: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+        let bytes = path.as_bytes();
+        // One byte stays zero and ends the name; a first byte of zero would mean another namespace.
+        if bytes.is_empty() || bytes.contains(&0) {
+            return Err(Errno::EINVAL);
+        }
+        if bytes.len() >= raw.sun_path.len() {
+            return Err(Errno::from_raw(libc::ENAMETOOLONG));
+        }
+        raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        for (to, from) in raw.sun_path.iter_mut().zip(bytes) {
+            *to = *from as libc::c_char;
+        }
+        let len = offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1;
+        Ok(RawAddress::from_parts(raw, len))
+    }
+
+    fn v4(address: SocketAddrV4) -> RawAddress {
+        // SAFETY: `sockaddr_in` is plain integers, for which zero is a value.
+        let mut raw: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+        raw.sin_family = libc::AF_INET as libc::sa_family_t;
+        raw.sin_port = address.port().to_be();
+        raw.sin_addr.s_addr = u32::from_ne_bytes(address.ip().octets());
+        RawAddress::from_parts(raw, size_of::<libc::sockaddr_in>())
+    }
+
+    fn v6(address: SocketAddrV6) -> RawAddress {
+        // SAFETY: `sockaddr_in6` is plain integers, for which zero is a value.
+        let mut raw: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+        raw.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+        raw.sin6_port = address.port().to_be();
+        raw.sin6_addr.s6_addr = address.ip().octets();
+        raw.sin6_flowinfo = address.flowinfo();
+        raw.sin6_scope_id = address.scope_id();
+        RawAddress::from_parts(raw, size_of::<libc::sockaddr_in6>())
+    }
+
+    /// `T` is one of the kernel's address structures.
+    fn from_parts<T>(raw: T, len: usize) -> RawAddress {
+        // SAFETY: `sockaddr_storage` is plain integers, is at least as large and as aligned as any
+        // address structure, and was made to hold them.
+        let storage = unsafe {
+            let mut storage: libc::sockaddr_storage = std::mem::zeroed();
+            (&raw mut storage).cast::<T>().write(raw);
+            storage
+        };
+        RawAddress {
+            storage,
+            len: len as libc::socklen_t,
+        }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const libc::sockaddr {
+        (&raw const self.storage).cast()
+    }
+
+    pub(crate) fn len(&self) -> libc::socklen_t {
+        self.len
+    }
+
+    /// `AF_UNIX`, `AF_INET` or `AF_INET6`.
+    pub(crate) fn family(&self) -> c_int {
+        c_int::from(self.storage.ss_family)
+    }
+}
+
+/// The address that a socket is bound to.
+pub(crate) fn local_address(fd: BorrowedFd<'_>) -> Result<Address, Errno> {
+    ask(fd, libc::getsockname)
+}
+
+/// The address that a socket is connected to.
+pub(crate) fn peer_address(fd: BorrowedFd<'_>) -> Result<Address, Errno> {
+    ask(fd, libc::getpeername)
+}
+
+type Ask = unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> c_int;
+
+fn ask(fd: BorrowedFd<'_>, call: Ask) -> Result<Address, Errno> {
+    let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
+    let mut len = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes of `storage`, and says how many there are.
+    let storage = unsafe {
+        if call(fd.as_raw_fd(), storage.as_mut_ptr().cast(), &raw mut len) != 0 {
+            return Err(syscall::last_errno());
+        }
+        storage.assume_init()
+    };
+    let start = &raw const storage;
+    match c_int::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says which structure it is, and storage is large enough for it.
+            let raw = unsafe { start.cast::<libc::sockaddr_in>().read() };
+            let ip = Ipv4Addr::from(raw.sin_addr.s_addr.to_ne_bytes());
+            Ok(Address::Tcp(SocketAddr::from((
+                ip,
+                u16::from_be(raw.sin_port),
+            ))))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let raw = unsafe { start.cast::<libc::sockaddr_in6>().read() };
+            let ip = Ipv6Addr::from(raw.sin6_addr.s6_addr);
+            let port = u16::from_be(raw.sin6_port);
+            let address = SocketAddrV6::new(ip, port, raw.sin6_flowinfo, raw.sin6_scope_id);
+            Ok(Address::Tcp(SocketAddr::V6(address)))
+        }
+        libc::AF_UNIX => {
+            // SAFETY: as above.
+            let raw = unsafe { start.cast::<libc::sockaddr_un>().read() };
+            let bytes: Vec<u8> = raw.sun_path.iter().map(|byte| *byte as u8).collect();
+            let end = bytes
+                .iter()
+                .position(|byte| *byte == 0)
+                .unwrap_or(bytes.len());
+            Ok(Address::Unix(PathBuf::from(OsStr::from_bytes(
+                &bytes[..end],
+            ))))
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}

@@ -1,0 +1,137 @@
+//! Signals that ask the program to end or to look again, as something to wait for.
+//!
+//! The handler does the two things a handler may do: it writes the signal's number to a socket that
+//! a task reads, or, once [`Signals::exit_on_next`] has been called, it ends the process at once.
+
+use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+use gaur_block::Errno;
+
+use crate::socket::Stream;
+use crate::syscall;
+
+/// A signal that can be waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// `SIGINT`, from a terminal's control-C.
+    Interrupt,
+    /// `SIGTERM`.
+    Terminate,
+    /// `SIGHUP`.
+    Hangup,
+}
+
+impl Signal {
+    fn number(self) -> libc::c_int {
+        match self {
+            Signal::Interrupt => libc::SIGINT,
+            Signal::Terminate => libc::SIGTERM,
+            Signal::Hangup => libc::SIGHUP,
+        }
+    }
+
+    fn from_number(number: u8) -> Option<Signal> {
+        [Signal::Interrupt, Signal::Terminate, Signal::Hangup]
+            .into_iter()
+            .find(|signal| signal.number() == libc::c_int::from(number))
+    }
+}
+
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+/// Where the handler writes; -1 before the installation.
+static WRITE_TO: AtomicI32 = AtomicI32::new(-1);
+/// The status with which the next signal ends the process; -1 if it does not.
+static EXIT_WITH: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn handle(number: libc::c_int) {
+    let status = EXIT_WITH.load(Ordering::SeqCst);
+    if status >= 0 {
+        // SAFETY: `_exit` may be called from a handler and does not return.
+        unsafe { libc::_exit(status) }
+    }
+    let byte = number as u8;
+    // SAFETY: the pointer is to one byte; `send` may be called from a handler, and `errno` is put
+    // back for the code that was interrupted. A full socket has enough to read already.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        libc::send(
+            WRITE_TO.load(Ordering::SeqCst),
+            (&raw const byte).cast(),
+            1,
+            flags,
+        );
+        *libc::__errno_location() = errno;
+    }
+}
+
+/// The signals of this process. There is one value of this type at most.
+#[derive(Debug)]
+pub struct Signals {
+    stream: Stream,
+}
+
+impl Signals {
+    /// Takes over these signals, from whichever thread.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    ///
+    /// # Panics
+    /// When called twice in a process.
+    pub fn install(signals: &[Signal]) -> Result<Signals, Errno> {
+        assert!(
+            !INSTALLED.swap(true, Ordering::SeqCst),
+            "signals are installed once"
+        );
+        let (read, write) = Stream::pair()?;
+        let write: OwnedFd = write
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(|error| syscall::errno_of(&error))?;
+        // The handler stays for the life of the process, so this end is never closed.
+        WRITE_TO.store(write.into_raw_fd(), Ordering::SeqCst);
+        for signal in signals {
+            // SAFETY: `sigaction` is plain integers, for which zero is a value; the handler does
+            // nothing but what a handler may do.
+            unsafe {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                action.sa_sigaction = handle as extern "C" fn(libc::c_int) as libc::sighandler_t;
+                action.sa_flags = libc::SA_RESTART;
+                libc::sigemptyset(&raw mut action.sa_mask);
+                let old = std::ptr::null_mut();
+                if libc::sigaction(signal.number(), &raw const action, old) != 0 {
+                    return Err(syscall::last_errno());
+                }
+            }
+        }
+        Ok(Signals { stream: read })
+    }
+
+    /// Waits for the next signal. Those that came meanwhile are not lost, up to a few hundred.
+    pub async fn next(&self) -> Signal {
+        let mut byte = [0];
+        loop {
+            match self.stream.recv(&mut byte).await {
+                Ok(1) => {
+                    if let Some(signal) = Signal::from_number(byte[0]) {
+                        return signal;
+                    }
+                }
+                // The other end is never closed, so this is not an end either.
+                _ => crate::timer::sleep(std::time::Duration::from_millis(100)).await,
+            }
+        }
+    }
+
+    /// From now on the next signal ends the process with `status` at once, whatever its threads do.
+    pub fn exit_on_next(&self, status: u8) {
+        EXIT_WITH.store(libc::c_int::from(status), Ordering::SeqCst);
+    }
+
+    /// The descriptor that becomes readable with a signal.
+    pub fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.stream.as_fd().as_raw_fd()
+    }
+}

@@ -1,0 +1,142 @@
+//! Threads with a reactor each.
+
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+
+use gaur_block::Errno;
+
+use crate::reactor::{Config, Handle, Reactor};
+use crate::stop::Stop;
+use crate::syscall;
+
+/// What [`Threads::start`] starts.
+#[derive(Clone, Debug)]
+pub struct ThreadsConfig {
+    /// How many, at least 1.
+    pub count: usize,
+    /// Thread n runs on the n-th of the processors that this process may use.
+    pub pin: bool,
+    /// The first part of the threads' names.
+    pub name: String,
+    /// For each thread's reactor.
+    pub reactor: Config,
+}
+
+/// Running reactors. Work reaches them through their handles.
+pub struct Threads {
+    handles: Vec<Handle>,
+    threads: Vec<JoinHandle<()>>,
+    stop: Stop,
+}
+
+impl Threads {
+    /// Starts the threads; each has its reactor when this returns.
+    ///
+    /// # Errors
+    /// When the system gives no thread, or a reactor cannot be made. Threads that started end.
+    ///
+    /// # Panics
+    /// When the count is 0.
+    pub fn start(config: &ThreadsConfig) -> Result<Threads, Errno> {
+        assert!(config.count > 0, "there is at least one thread");
+        let processors = if config.pin {
+            allowed_processors()
+        } else {
+            Vec::new()
+        };
+        let mut started = Threads {
+            handles: vec![],
+            threads: vec![],
+            stop: Stop::new(),
+        };
+        for index in 0..config.count {
+            let (send, receive) = mpsc::sync_channel(1);
+            let reactor_config = config.reactor;
+            let stop = started.stop.clone();
+            let processor = processors.get(index % processors.len().max(1)).copied();
+            let run = move || {
+                if let Some(processor) = processor {
+                    pin_to(processor);
+                }
+                match Reactor::new(&reactor_config) {
+                    Err(errno) => drop(send.send(Err(errno))),
+                    Ok(reactor) => {
+                        let _ = send.send(Ok(reactor.handle()));
+                        serve(&reactor, &stop);
+                    }
+                }
+            };
+            let name = format!("{}-{index}", config.name);
+            let thread = thread::Builder::new().name(name).spawn(run);
+            let result = match thread {
+                Ok(thread) => {
+                    started.threads.push(thread);
+                    receive.recv().unwrap_or(Err(Errno::EIO))
+                }
+                Err(error) => Err(syscall::errno_of(&error)),
+            };
+            match result {
+                Ok(handle) => started.handles.push(handle),
+                Err(errno) => {
+                    started.join();
+                    return Err(errno);
+                }
+            }
+        }
+        Ok(started)
+    }
+
+    /// One for each thread.
+    pub fn handles(&self) -> &[Handle] {
+        &self.handles
+    }
+
+    /// Ends each thread once its tasks have ended, and waits for that.
+    ///
+    /// # Panics
+    /// When one of the threads did, outside of any task.
+    pub fn join(self) {
+        self.stop.stop();
+        for thread in self.threads {
+            if let Err(panic) = thread.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+/// Runs a reactor until it is told to stop, and then until its tasks have ended.
+fn serve(reactor: &Reactor, stop: &Stop) {
+    reactor.block_on(async {
+        stop.stopped().await;
+        reactor.drained().await;
+    });
+}
+
+/// The processors that this process may run on.
+fn allowed_processors() -> Vec<usize> {
+    // SAFETY: `cpu_set_t` is plain integers, for which zero is a value, and its size is passed.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
+            return Vec::new();
+        }
+        set
+    };
+    let limit = libc::CPU_SETSIZE as usize;
+    // SAFETY: the number is below the size of the set.
+    (0..limit)
+        .filter(|processor| unsafe { libc::CPU_ISSET(*processor, &set) })
+        .collect()
+}
+
+/// A hint: where it is refused the thread runs anywhere.
+fn pin_to(processor: usize) {
+    // SAFETY: `cpu_set_t` is plain integers, for which zero is a value; the number is below the
+    // size of the set, and the size is passed.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(processor, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+    }
+}
