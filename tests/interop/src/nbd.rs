@@ -1,5 +1,6 @@
 //! A running NBD server: ours or QEMU's.
 
+use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -43,7 +44,7 @@ impl Server {
             if let Ok(Some(_)) = child.try_wait() {
                 return Err(end_of(child, &text));
             }
-            if UnixStream::connect(socket).is_ok() {
+            if greets(socket) {
                 break;
             }
             if start.elapsed() > PATIENCE {
@@ -139,6 +140,20 @@ impl Drop for Server {
             }
         }
     }
+}
+
+/// Whether a server on the socket starts to speak: one that listens may still find out that it
+/// cannot open its image.
+fn greets(socket: &str) -> bool {
+    let Ok(mut stream) = UnixStream::connect(socket) else {
+        return false;
+    };
+    let mut greeting = [0; 8];
+    stream
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .is_ok()
+        && stream.read_exact(&mut greeting).is_ok()
+        && greeting == *b"NBDMAGIC"
 }
 
 /// What a child that has ended left behind.

@@ -78,10 +78,14 @@ pub fn apply(format: &str, target: &str, ops: &[Op]) {
     assert!(failed.is_none(), "{failed:?}: {run}");
 }
 
-/// Like [`apply`], for operations that may fail.
+/// Like [`apply`], for operations that may fail. The target is opened for writing only if some
+/// operation writes.
 pub fn try_apply(format: &str, target: &str, ops: &[Op]) -> Run {
     let commands: Vec<String> = ops.iter().map(Op::command).collect();
     let mut arguments = vec!["-d", "unmap", "-f", format];
+    if ops.iter().all(|op| matches!(op, Op::Expect { .. })) {
+        arguments.push("--read-only");
+    }
     for command in &commands {
         arguments.extend(["-c", command]);
     }
