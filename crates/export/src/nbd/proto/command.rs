@@ -116,6 +116,11 @@ impl Parser {
         self.payload_left -= len;
     }
 
+    /// The caller does not want the rest of the payload: it is skipped as it arrives.
+    pub fn skip_payload(&mut self) {
+        self.skip = core::mem::take(&mut self.payload_left);
+    }
+
     /// Takes the front of `input`, what has arrived and was not used yet. Returns how many bytes of
     /// it were used.
     pub fn feed(&mut self, input: &[u8]) -> (usize, Event) {

@@ -9,7 +9,7 @@ use super::violation::Violation;
 use super::wire::{
     ALLOCATION_CONTEXT, ALLOCATION_CONTEXT_ID, CLIENT_FLAGS_LEN, Fields, GREETING_LEN,
     GREETING_MAGIC, OPTION_HEADER_LEN, OPTION_MAGIC, OPTION_MAX_BYTES, OPTION_REPLY_MAGIC,
-    OPTION_SKIP_MAX_BYTES, OPTIONS_MAX, STRING_MAX_BYTES, handshake_flag, info, opt, rep,
+    OPTION_SKIP_MAX_BYTES, OPTIONS_MAX, STRING_MAX_BYTES, clip, handshake_flag, info, opt, rep,
 };
 use super::{ExportInfo, Session};
 
@@ -374,8 +374,7 @@ fn inform(out: &mut Vec<u8>, option: u32, item: u16, parts: &[&[u8]]) {
 }
 
 fn refuse(out: &mut Vec<u8>, option: u32, reply: u32, message: &str) {
-    let len = message.floor_char_boundary(STRING_MAX_BYTES);
-    answer(out, option, reply, &[&message.as_bytes()[..len]]);
+    answer(out, option, reply, &[clip(message).as_bytes()]);
 }
 
 fn answer(out: &mut Vec<u8>, option: u32, reply: u32, parts: &[&[u8]]) {

@@ -4,7 +4,7 @@ use gaur_block::Errno;
 
 use super::wire::{
     ALLOCATION_CONTEXT_ID, CHUNK_LEN, CHUNK_MAGIC, SIMPLE_REPLY_LEN, SIMPLE_REPLY_MAGIC,
-    STATE_HOLE, STATE_ZERO, STRING_MAX_BYTES, chunk,
+    STATE_HOLE, STATE_ZERO, chunk, clip,
 };
 
 /// Length of what [`data_header`] writes, in bytes.
@@ -110,7 +110,7 @@ pub fn error(out: &mut Vec<u8>, structured: bool, cookie: u64, errno: Errno, rea
         out.extend_from_slice(&simple(cookie, number));
         return;
     }
-    let reason = &reason.as_bytes()[..reason.floor_char_boundary(STRING_MAX_BYTES)];
+    let reason = clip(reason).as_bytes();
     let len = reason.len() as u16;
     out.extend_from_slice(&chunk_header(
         cookie,

@@ -184,6 +184,15 @@ pub const STATE_HOLE: u32 = 1;
 /// Status flag of `base:allocation`: reads as zeros.
 pub const STATE_ZERO: u32 = 2;
 
+/// As much of a text as the protocol lets travel.
+pub(super) fn clip(text: &str) -> &str {
+    let mut len = text.len().min(STRING_MAX_BYTES);
+    while !text.is_char_boundary(len) {
+        len -= 1;
+    }
+    &text[..len]
+}
+
 /// Reads big-endian fields from the front of a byte string; `None` at its end.
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'a>(pub &'a [u8]);

@@ -1,0 +1,33 @@
+//! Why a server could not start or did not end well.
+
+use core::fmt;
+
+use gaur_block::Errno;
+
+/// One line that says what went wrong and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServeError {
+    message: String,
+}
+
+impl ServeError {
+    pub(super) fn new(message: impl Into<String>) -> ServeError {
+        ServeError {
+            message: message.into(),
+        }
+    }
+
+    pub(super) fn because(what: impl fmt::Display, errno: Errno) -> ServeError {
+        ServeError {
+            message: format!("{what}: {errno}"),
+        }
+    }
+}
+
+impl fmt::Display for ServeError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.message)
+    }
+}
+
+impl core::error::Error for ServeError {}

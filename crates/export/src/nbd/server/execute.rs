@@ -1,0 +1,304 @@
+//! One request against the device, up to its finished reply.
+//!
+//! A request was checked against the export by the protocol. Nothing of a reply is sent before all
+//! of it is there, so an error always replaces the reply as a whole.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use gaur_block::{Device, Errno, Payload, Request, Source, Target};
+
+use super::hub::Hub;
+use super::job::{Job, PARTS_MAX};
+use crate::nbd::proto::{Command, Kind, reply};
+
+/// Reads of this length and longer ask for zeros first, which then need not travel; for shorter
+/// ones asking costs more than it saves.
+const SPARSE_MIN_BYTES: u32 = 64 << 10;
+/// Most runs of one sparse read, each a header and maybe data.
+const RUNS_MAX: usize = PARTS_MAX / 2;
+/// A shorter run of zeros is sent as data: a chunk of its own costs as much.
+const HOLE_MIN_BYTES: u64 = 4096;
+/// Most extents of one block status reply.
+const EXTENTS_MAX: u32 = 2048;
+/// Most questions to the device for one block status request.
+const LOOKUPS_MAX: u32 = 4096;
+/// Reading ahead goes in pieces of this length.
+pub(super) const CACHE_PIECE_BYTES: u32 = 1 << 20;
+
+/// Payload memory a command needs in bytes.
+pub(super) fn payload_bytes(command: &Command) -> usize {
+    match command.kind {
+        Kind::Read { .. } | Kind::Write => command.len_bytes as usize,
+        Kind::Cache => command.len_bytes.min(CACHE_PIECE_BYTES) as usize,
+        Kind::Flush | Kind::Trim | Kind::WriteZeroes { .. } | Kind::BlockStatus { .. } => 0,
+    }
+}
+
+pub(super) async fn run<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(), Errno> {
+    let Command {
+        kind,
+        offset_bytes,
+        len_bytes,
+        fua,
+        ..
+    } = job.command;
+    match kind {
+        Kind::Read { unfragmented } => {
+            let whole = unfragmented || !hub.session.structured || len_bytes < SPARSE_MIN_BYTES;
+            if whole {
+                read(hub, job, 0..len_bytes as usize).await?;
+                job.succeed_with_payload(hub.session.structured);
+                return Ok(());
+            }
+            return sparse_read(hub, job).await;
+        }
+        Kind::BlockStatus { one } => return block_status(hub, job, one).await,
+        Kind::Cache => cache(hub, job).await?,
+        Kind::Write => write(hub, job).await?,
+        Kind::Flush => submit(hub, job, Request::Flush).await?,
+        Kind::WriteZeroes { .. } | Kind::Trim if len_bytes == 0 => {}
+        Kind::WriteZeroes { may_unmap } => {
+            let len_bytes = u64::from(len_bytes);
+            let request = Request::WriteZeroes {
+                offset_bytes,
+                len_bytes,
+                fua,
+                may_unmap,
+            };
+            submit(hub, job, request).await?;
+        }
+        Kind::Trim => {
+            let len_bytes = u64::from(len_bytes);
+            match submit(
+                hub,
+                job,
+                Request::Discard {
+                    offset_bytes,
+                    len_bytes,
+                },
+            )
+            .await
+            {
+                // A discard is a hint; a device that cannot has done what it could.
+                Ok(()) | Err(Errno::EOPNOTSUPP) => {}
+                Err(errno) => return Err(errno),
+            }
+            if fua {
+                submit(hub, job, Request::Flush).await?;
+            }
+        }
+    }
+    job.succeed();
+    Ok(())
+}
+
+async fn submit<D: Device + 'static>(
+    hub: &Rc<Hub<D>>,
+    job: &Job,
+    request: Request,
+) -> Result<(), Errno> {
+    hub.device.submit(job.tag, request, Payload::None).await
+}
+
+/// Fills a range of the payload from where it lies in the export.
+async fn read<D: Device + 'static>(
+    hub: &Rc<Hub<D>>,
+    job: &mut Job,
+    range: Range<usize>,
+) -> Result<(), Errno> {
+    let (tag, base) = (job.tag, job.command.offset_bytes);
+    let mut offset_bytes = base + range.start as u64;
+    for piece in job.payload()[range].chunks_mut(hub.max_transfer) {
+        let len_bytes = piece.len() as u64;
+        let payload = Payload::Read(Target::Memory(piece));
+        hub.device
+            .submit(tag, Request::Read { offset_bytes }, payload)
+            .await?;
+        offset_bytes += len_bytes;
+    }
+    Ok(())
+}
+
+async fn write<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(), Errno> {
+    let Command {
+        mut offset_bytes,
+        len_bytes,
+        fua,
+        ..
+    } = job.command;
+    let len_bytes = len_bytes as usize;
+    let tag = job.tag;
+    // In several pieces one flush at the end is cheaper than each piece being durable by itself.
+    let split = len_bytes > hub.max_transfer;
+    for piece in job.payload()[..len_bytes].chunks(hub.max_transfer) {
+        let request = Request::Write {
+            offset_bytes,
+            fua: fua && !split,
+        };
+        hub.device
+            .submit(tag, request, Payload::Write(Source::Memory(piece)))
+            .await?;
+        offset_bytes += piece.len() as u64;
+    }
+    if fua && split {
+        submit(hub, job, Request::Flush).await?;
+    }
+    Ok(())
+}
+
+/// Reads ahead by reading and forgetting: devices have no other way to be warmed up.
+async fn cache<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(), Errno> {
+    let Command {
+        offset_bytes,
+        len_bytes,
+        ..
+    } = job.command;
+    let tag = job.tag;
+    let piece_bytes = hub.max_transfer.min(CACHE_PIECE_BYTES as usize);
+    let mut done = 0;
+    while done < len_bytes as usize && !hub.draining() {
+        let len = piece_bytes.min(len_bytes as usize - done);
+        let payload = Payload::Read(Target::Memory(&mut job.payload()[..len]));
+        let request = Request::Read {
+            offset_bytes: offset_bytes + done as u64,
+        };
+        hub.device.submit(tag, request, payload).await?;
+        done += len;
+    }
+    Ok(())
+}
+
+/// A run of a sparse read.
+#[derive(Clone, Copy)]
+struct Run {
+    len: usize,
+    zero: bool,
+}
+
+async fn sparse_read<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(), Errno> {
+    let Command {
+        cookie,
+        offset_bytes,
+        len_bytes,
+        ..
+    } = job.command;
+    let mut runs = [Run {
+        len: 0,
+        zero: false,
+    }; RUNS_MAX];
+    let count = find_runs(hub, offset_bytes, len_bytes as usize, &mut runs).await;
+    let mut at = 0;
+    for run in &runs[..count] {
+        if !run.zero {
+            read(hub, job, at..at + run.len).await?;
+        }
+        at += run.len;
+    }
+    let mut at = 0;
+    for (index, run) in runs[..count].iter().enumerate() {
+        let done = index + 1 == count;
+        let offset_bytes = offset_bytes + at as u64;
+        let len_bytes = run.len as u32;
+        if run.zero {
+            job.reply_bytes(&reply::hole(cookie, offset_bytes, len_bytes, done));
+        } else {
+            job.reply_bytes(&reply::data_header(cookie, offset_bytes, len_bytes, done));
+            job.reply_payload(at..at + run.len);
+        }
+        at += run.len;
+    }
+    Ok(())
+}
+
+/// Cuts a range into runs of zeros and of data; returns how many. When there are too many, or the
+/// device cannot say, the rest counts as data.
+async fn find_runs<D: Device + 'static>(
+    hub: &Rc<Hub<D>>,
+    offset_bytes: u64,
+    len: usize,
+    runs: &mut [Run; RUNS_MAX],
+) -> usize {
+    let (mut count, mut at, mut lookups) = (0, 0, 0);
+    while at < len {
+        let left = len - at;
+        let mut run = Run {
+            len: left,
+            zero: false,
+        };
+        lookups += 1;
+        if count < RUNS_MAX - 1
+            && lookups <= 4 * RUNS_MAX
+            && let Ok(found) = hub
+                .device
+                .status(offset_bytes + at as u64, left as u64)
+                .await
+        {
+            run.len = found.len_bytes.clamp(1, left as u64) as usize;
+            run.zero = found.zero && found.len_bytes >= HOLE_MIN_BYTES;
+        }
+        match runs[..count].last_mut() {
+            Some(last) if last.zero == run.zero => last.len += run.len,
+            _ => {
+                runs[count] = run;
+                count += 1;
+            }
+        }
+        at += run.len;
+    }
+    count
+}
+
+async fn block_status<D: Device + 'static>(
+    hub: &Rc<Hub<D>>,
+    job: &mut Job,
+    one: bool,
+) -> Result<(), Errno> {
+    let Command {
+        cookie,
+        offset_bytes,
+        len_bytes,
+        ..
+    } = job.command;
+    let most = if one { 1 } else { EXTENTS_MAX };
+    let (mut at, mut extents) = (0_u32, 0_u32);
+    let mut last = (0_u32, 0_u32);
+    // The header says how many extents there are, so it is written over at the end.
+    job.reply_bytes(&reply::status_header(cookie, 0));
+    for _ in 0..LOOKUPS_MAX {
+        if at == len_bytes {
+            break;
+        }
+        let left = u64::from(len_bytes - at);
+        let found = hub
+            .device
+            .status(offset_bytes + u64::from(at), left)
+            .await?;
+        let len = found.len_bytes.clamp(1, left) as u32;
+        let state = reply::state(found.allocated, found.zero);
+        at += len;
+        if last.0 > 0 && last.1 == state {
+            last.0 += len;
+            continue;
+        }
+        if last.0 > 0 {
+            extents += 1;
+            job.reply_bytes(&reply::extent(last.0, last.1));
+            if extents == most {
+                last.0 = 0;
+                break;
+            }
+        }
+        last = (len, state);
+    }
+    if last.0 > 0 {
+        extents += 1;
+        job.reply_bytes(&reply::extent(last.0, last.1));
+    }
+    job.rewrite_start(&reply::status_header(cookie, extents));
+    debug_assert!(
+        (1..=most).contains(&extents),
+        "a status reply has an extent at least"
+    );
+    Ok(())
+}

@@ -1,0 +1,291 @@
+//! What the tasks of one connection share: the reader ([`super::connection`]), workers and a sender.
+//!
+//! A job goes round: free, taken by the reader, to an idle worker, into the outbox, sent, free. All
+//! tasks are of one thread and every step is sync, so there is no lock; what crosses an await is
+//! owned by the task that awaits. Bounds: `depth` jobs and as many workers, made when first needed;
+//! payloads by [`Pool`]. A reply that cannot be sent is dropped, the job still comes back, and so
+//! the connection always comes to rest.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::rc::Rc;
+
+use gaur_block::{Device, Errno};
+use gaur_reactor::local::Notify;
+
+use super::client::Client;
+use super::execute;
+use super::job::{Job, PARTS_MAX};
+use super::pool::Pool;
+use super::shelf::Shelf;
+use crate::nbd::proto::{Command, Session};
+
+/// Most stretches of memory in one send.
+const SLICES_MAX: usize = 128;
+const _: () = assert!(PARTS_MAX <= SLICES_MAX);
+
+/// Where a worker gets its work.
+#[derive(Default)]
+struct Desk {
+    job: Cell<Option<Box<Job>>>,
+    bell: Notify,
+}
+
+pub(super) struct Hub<D> {
+    shelf: Rc<Shelf<D>>,
+    client: std::sync::Arc<Client>,
+    pub(super) device: Rc<D>,
+    pub(super) session: Session,
+    /// Longest payload the device takes at once.
+    pub(super) max_transfer: usize,
+    pool: RefCell<Pool>,
+    #[allow(
+        clippy::vec_box,
+        reason = "jobs change hands several times per request"
+    )]
+    free: RefCell<Vec<Box<Job>>>,
+    jobs: Cell<u32>,
+    /// Rung when a job or payload memory comes back.
+    room: Notify,
+    desks: RefCell<Vec<Rc<Desk>>>,
+    idle: RefCell<Vec<Rc<Desk>>>,
+    outbox: RefCell<VecDeque<Box<Job>>>,
+    outgoing: Notify,
+    /// Jobs handed to workers or waiting to be sent.
+    in_flight: Cell<u32>,
+    rest: Notify,
+    draining: Cell<bool>,
+    /// Sending failed, or a worker is lost.
+    broken: Cell<bool>,
+    closing: Cell<bool>,
+}
+
+impl<D: Device + 'static> Hub<D> {
+    /// The hub of a connection that chose an export; its sender runs from now on.
+    pub(super) fn start(
+        shelf: &Rc<Shelf<D>>,
+        client: &std::sync::Arc<Client>,
+        device: Rc<D>,
+        session: Session,
+    ) -> Rc<Hub<D>> {
+        let hub = Rc::new(Hub {
+            shelf: shelf.clone(),
+            client: client.clone(),
+            max_transfer: device.limits().max_transfer.max(1) as usize,
+            device,
+            session,
+            pool: RefCell::new(Pool::new(shelf.options.buffer_bytes)),
+            free: RefCell::default(),
+            jobs: Cell::new(0),
+            room: Notify::default(),
+            desks: RefCell::default(),
+            idle: RefCell::default(),
+            outbox: RefCell::default(),
+            outgoing: Notify::default(),
+            in_flight: Cell::new(0),
+            rest: Notify::default(),
+            draining: Cell::new(false),
+            broken: Cell::new(false),
+            closing: Cell::new(false),
+        });
+        gaur_reactor::spawn(hub.clone().send());
+        hub
+    }
+
+    /// Whether new requests are refused.
+    pub(super) fn draining(&self) -> bool {
+        self.draining.get()
+    }
+
+    /// From now on new requests are refused; when the last one under way is answered, the
+    /// connection is closed.
+    pub(super) fn drain(&self) {
+        self.draining.set(true);
+        self.check_rest();
+    }
+
+    /// A job for `command`, with `payload_bytes` of memory; waits for both.
+    pub(super) async fn take_job(&self, command: Command, payload_bytes: usize) -> Box<Job> {
+        let mut job = loop {
+            match self.try_take_job() {
+                Some(job) => break job,
+                None => self.room.notified().await,
+            }
+        };
+        job.begin(command);
+        if payload_bytes > 0 {
+            loop {
+                let taken = self.pool.borrow_mut().take(payload_bytes);
+                if taken.is_some() {
+                    job.buffer = taken;
+                    break;
+                }
+                self.room.notified().await;
+            }
+        }
+        job
+    }
+
+    fn try_take_job(&self) -> Option<Box<Job>> {
+        if let Some(job) = self.free.borrow_mut().pop() {
+            return Some(job);
+        }
+        if self.jobs.get() >= self.shelf.options.depth {
+            return None;
+        }
+        self.jobs.set(self.jobs.get() + 1);
+        Some(Box::new(Job::new(self.shelf.tags().take())))
+    }
+
+    /// Gives a job back that was not put to work.
+    pub(super) fn release(&self, mut job: Box<Job>) {
+        if let Some(buffer) = job.buffer.take() {
+            self.pool.borrow_mut().give(buffer);
+        }
+        self.free.borrow_mut().push(job);
+        self.room.notify_one();
+    }
+
+    /// Puts a job to work.
+    pub(super) fn dispatch(self: &Rc<Self>, job: Box<Job>) {
+        self.in_flight.set(self.in_flight.get() + 1);
+        let idle = self.idle.borrow_mut().pop();
+        let desk = idle.unwrap_or_else(|| self.hire());
+        desk.job.set(Some(job));
+        desk.bell.notify_one();
+    }
+
+    fn hire(self: &Rc<Self>) -> Rc<Desk> {
+        let desk = Rc::new(Desk::default());
+        self.desks.borrow_mut().push(desk.clone());
+        gaur_reactor::spawn(self.clone().work(desk.clone()));
+        desk
+    }
+
+    /// Sends the reply of a job that needs no work.
+    pub(super) fn answer(&self, job: Box<Job>) {
+        self.in_flight.set(self.in_flight.get() + 1);
+        self.post(job);
+    }
+
+    fn post(&self, job: Box<Job>) {
+        let mut outbox = self.outbox.borrow_mut();
+        outbox.push_back(job);
+        if outbox.len() == 1 {
+            self.outgoing.notify_one();
+        }
+    }
+
+    async fn work(self: Rc<Self>, desk: Rc<Desk>) {
+        loop {
+            let Some(mut job) = desk.job.take() else {
+                if self.closing.get() {
+                    return;
+                }
+                desk.bell.notified().await;
+                continue;
+            };
+            let lost = Lost(&self);
+            let outcome = execute::run(&self, &mut job).await;
+            core::mem::forget(lost);
+            if let Err(errno) = outcome {
+                job.fail(self.session.structured, errno, errno.text());
+            }
+            self.idle.borrow_mut().push(desk.clone());
+            self.post(job);
+        }
+    }
+
+    async fn send(self: Rc<Self>) {
+        let mut batch: Vec<Box<Job>> = Vec::new();
+        loop {
+            self.collect(&mut batch);
+            if batch.is_empty() {
+                if self.closing.get() {
+                    return;
+                }
+                self.outgoing.notified().await;
+                continue;
+            }
+            if !self.broken.get() && self.send_batch(&batch).await.is_err() {
+                self.give_up();
+            }
+            let sent = batch.len() as u32;
+            for job in batch.drain(..) {
+                self.release(job);
+            }
+            self.in_flight.set(self.in_flight.get() - sent);
+            self.check_rest();
+        }
+    }
+
+    #[allow(
+        clippy::vec_box,
+        reason = "jobs change hands several times per request"
+    )]
+    fn collect(&self, batch: &mut Vec<Box<Job>>) {
+        let mut outbox = self.outbox.borrow_mut();
+        let mut slices = 0;
+        while let Some(job) = outbox.front() {
+            slices += job.part_count();
+            if slices > SLICES_MAX {
+                break;
+            }
+            batch.extend(outbox.pop_front());
+        }
+    }
+
+    async fn send_batch(&self, batch: &[Box<Job>]) -> Result<(), Errno> {
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        let mut used = 0;
+        for job in batch {
+            job.gather(&mut slices, &mut used);
+        }
+        self.client.stream.send_vectored(&slices[..used]).await
+    }
+
+    fn give_up(&self) {
+        self.broken.set(true);
+        self.client.hang_up();
+    }
+
+    fn check_rest(&self) {
+        if self.in_flight.get() > 0 {
+            return;
+        }
+        self.rest.notify_one();
+        if self.draining.get() {
+            self.client.hang_up();
+        }
+    }
+
+    /// Waits until every request is answered (or its reply dropped), then ends workers and sender.
+    pub(super) async fn close(&self) {
+        while self.in_flight.get() > 0 {
+            self.rest.notified().await;
+        }
+        self.closing.set(true);
+        self.outgoing.notify_one();
+        // Their desks hold them and they hold the hub: both end here.
+        for desk in self.desks.take() {
+            desk.bell.notify_one();
+        }
+        self.idle.take();
+        for job in self.free.take() {
+            self.shelf.tags().give(job.tag);
+        }
+    }
+}
+
+/// Dropped only when a worker panics in the middle of a request: the device broke its word. The
+/// request is never answered, so the connection cannot go on, but it must come to rest.
+struct Lost<'a, D: Device + 'static>(&'a Rc<Hub<D>>);
+
+impl<D: Device + 'static> Drop for Lost<'_, D> {
+    fn drop(&mut self) {
+        self.0.in_flight.set(self.0.in_flight.get() - 1);
+        self.0.give_up();
+        self.0.check_rest();
+    }
+}

@@ -1,0 +1,52 @@
+//! What a connection has received and not used yet.
+
+use gaur_block::Errno;
+use gaur_reactor::{Buffer, Stream};
+
+use crate::nbd::proto::Handshake;
+
+/// Room for many pipelined requests with small payloads in one receive; at least what a handshake
+/// needs to see at once.
+const CAPACITY_BYTES: usize = 256 << 10;
+const _: () = assert!(CAPACITY_BYTES >= Handshake::BUFFER_BYTES);
+/// Moving a shorter rest to the front costs nothing worth avoiding.
+const SHORT_BYTES: usize = 64;
+
+pub(super) struct Inflow {
+    memory: Buffer,
+    start: usize,
+    end: usize,
+}
+
+impl Inflow {
+    pub(super) fn new() -> Inflow {
+        Inflow {
+            memory: gaur_reactor::buffer(CAPACITY_BYTES),
+            start: 0,
+            end: 0,
+        }
+    }
+
+    /// What has arrived and was not used yet.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.memory[self.start..self.end]
+    }
+
+    /// The first `len` of [`Inflow::bytes`] were used.
+    pub(super) fn consume(&mut self, len: usize) {
+        self.start += len;
+        debug_assert!(self.start <= self.end, "what was used had arrived");
+    }
+
+    /// Receives more. `false` when the peer has ended its side.
+    pub(super) async fn fill(&mut self, stream: &Stream) -> Result<bool, Errno> {
+        let rest = self.end - self.start;
+        if rest <= SHORT_BYTES || self.end == self.memory.len() {
+            self.memory.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, rest);
+        }
+        let received = stream.recv(&mut self.memory[self.end..]).await?;
+        self.end += received;
+        Ok(received > 0)
+    }
+}

@@ -1,0 +1,154 @@
+//! A request on its way through a connection, and its reply.
+//!
+//! Jobs are made once and used again and again; with their vectors grown, a request allocates
+//! nothing.
+
+use std::io::IoSlice;
+use std::ops::Range;
+
+use gaur_block::{Errno, Tag};
+use gaur_reactor::Buffer;
+
+use crate::nbd::proto::wire::chunk;
+use crate::nbd::proto::{Command, Kind, reply};
+
+/// A stretch of a reply.
+enum Part {
+    /// Bytes of [`Job::head`].
+    Head(Range<usize>),
+    /// Bytes of the payload.
+    Payload(Range<usize>),
+}
+
+/// Most parts of one reply; a reply is sent in one go.
+pub(super) const PARTS_MAX: usize = 64;
+
+pub(super) struct Job {
+    pub(super) tag: Tag,
+    pub(super) command: Command,
+    /// The payload; the first `command.len_bytes` of it count.
+    pub(super) buffer: Option<Buffer>,
+    head: Vec<u8>,
+    parts: Vec<Part>,
+}
+
+impl Job {
+    pub(super) fn new(tag: Tag) -> Job {
+        let kind = Kind::Flush;
+        let command = Command {
+            cookie: 0,
+            kind,
+            offset_bytes: 0,
+            len_bytes: 0,
+            fua: false,
+        };
+        Job {
+            tag,
+            command,
+            buffer: None,
+            head: Vec::with_capacity(256),
+            parts: Vec::with_capacity(4),
+        }
+    }
+
+    /// Forgets the last request.
+    pub(super) fn begin(&mut self, command: Command) {
+        debug_assert!(
+            self.buffer.is_none(),
+            "the last payload went back to the pool"
+        );
+        self.command = command;
+        self.head.clear();
+        self.parts.clear();
+    }
+
+    /// The payload's bytes.
+    pub(super) fn payload(&mut self) -> &mut [u8] {
+        match &mut self.buffer {
+            Some(buffer) => buffer,
+            None => &mut [],
+        }
+    }
+
+    /// The reply's parts.
+    pub(super) fn part_count(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Appends the reply's bytes to `slices`, of which `used` are taken.
+    pub(super) fn gather<'a>(&'a self, slices: &mut [IoSlice<'a>], used: &mut usize) {
+        let payload = self.buffer.as_deref().unwrap_or(&[]);
+        for part in &self.parts {
+            slices[*used] = IoSlice::new(match part {
+                Part::Head(range) => &self.head[range.clone()],
+                Part::Payload(range) => &payload[range.clone()],
+            });
+            *used += 1;
+        }
+    }
+
+    /// Adds bytes to the reply.
+    pub(super) fn reply_bytes(&mut self, bytes: &[u8]) {
+        let start = self.head.len();
+        self.head.extend_from_slice(bytes);
+        match self.parts.last_mut() {
+            Some(Part::Head(range)) => range.end = self.head.len(),
+            _ => self.parts.push(Part::Head(start..self.head.len())),
+        }
+    }
+
+    /// Replaces the first bytes of the reply by as many others.
+    pub(super) fn rewrite_start(&mut self, bytes: &[u8]) {
+        self.head[..bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Adds bytes of the payload to the reply.
+    pub(super) fn reply_payload(&mut self, range: Range<usize>) {
+        self.parts.push(Part::Payload(range));
+    }
+
+    /// Replaces the reply by that of a success without content.
+    pub(super) fn succeed(&mut self) {
+        self.restart();
+        self.reply_bytes(&reply::simple(self.command.cookie, 0));
+    }
+
+    /// Replaces the reply by that of a read into the whole payload.
+    pub(super) fn succeed_with_payload(&mut self, structured: bool) {
+        self.restart();
+        let Command {
+            cookie,
+            offset_bytes,
+            len_bytes,
+            ..
+        } = self.command;
+        match (structured, len_bytes) {
+            (false, _) => self.reply_bytes(&reply::simple(cookie, 0)),
+            (true, 0) => self.reply_bytes(&reply::chunk_header(cookie, chunk::NONE, true, 0)),
+            (true, _) => {
+                self.reply_bytes(&reply::data_header(cookie, offset_bytes, len_bytes, true));
+            }
+        }
+        if len_bytes > 0 {
+            self.reply_payload(0..len_bytes as usize);
+        }
+    }
+
+    /// Replaces the reply by an error.
+    pub(super) fn fail(&mut self, structured: bool, errno: Errno, reason: &str) {
+        self.restart();
+        reply::error(
+            &mut self.head,
+            structured,
+            self.command.cookie,
+            errno,
+            reason,
+        );
+        self.parts.push(Part::Head(0..self.head.len()));
+    }
+
+    fn restart(&mut self) {
+        self.head.clear();
+        self.parts.clear();
+    }
+}

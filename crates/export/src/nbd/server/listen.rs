@@ -1,0 +1,159 @@
+//! Where clients knock.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use gaur_reactor::Address;
+
+use super::error::ServeError;
+
+/// An address to listen on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// A Unix socket at this path. A socket file that nobody listens on is replaced.
+    Unix(PathBuf),
+    /// A TCP port of an address or host name of this machine.
+    Tcp {
+        /// `"127.0.0.1"`, `"::"`, `"localhost"`.
+        bind: String,
+        /// Port; 0 for any.
+        port: u16,
+    },
+    /// The one socket handed over by systemd (`LISTEN_FDS`, `LISTEN_PID`).
+    Inherited,
+}
+
+/// A socket that clients can connect to from now on. The socket file, if any, is removed with it.
+pub struct Listener {
+    pub(super) socket: gaur_reactor::Listener,
+    address: Address,
+}
+
+impl Listener {
+    /// Starts to listen.
+    pub fn bind(listen: &Listen) -> Result<Listener, ServeError> {
+        let socket = match listen {
+            Listen::Unix(path) => {
+                let what = format!("cannot listen on unix socket {}", path.display());
+                gaur_reactor::Listener::bind(&Address::Unix(path.clone()))
+                    .map_err(|errno| ServeError::because(what, errno))?
+            }
+            Listen::Tcp { bind, port } => bind_tcp(bind, *port)?,
+            Listen::Inherited => gaur_reactor::Listener::from_fd(inherited()?),
+        };
+        let address = socket
+            .local_address()
+            .map_err(|errno| ServeError::because("cannot tell the address of the socket", errno))?;
+        Ok(Listener { socket, address })
+    }
+
+    /// The URI under which clients reach an export.
+    pub fn uri(&self, export: &str) -> String {
+        let mut name = String::new();
+        escape(&mut name, export.as_bytes());
+        match &self.address {
+            Address::Unix(path) => {
+                let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                let mut uri = format!("nbd+unix:///{name}?socket=");
+                escape(&mut uri, path.as_os_str().as_encoded_bytes());
+                uri
+            }
+            Address::Tcp(address) => format!("nbd://{}/{name}", reachable(address)),
+        }
+    }
+
+    /// The TCP port.
+    pub fn port(&self) -> Option<u16> {
+        match &self.address {
+            Address::Unix(_) => None,
+            Address::Tcp(address) => Some(address.port()),
+        }
+    }
+}
+
+/// An address that listens everywhere is reached by the name of this machine for itself.
+fn reachable(address: &SocketAddr) -> String {
+    if address.ip().is_unspecified() {
+        return format!("localhost:{}", address.port());
+    }
+    address.to_string()
+}
+
+fn bind_tcp(bind: &str, port: u16) -> Result<gaur_reactor::Listener, ServeError> {
+    let what = format!("cannot listen on {bind}:{port}");
+    let addresses = (bind, port)
+        .to_socket_addrs()
+        .map_err(|_| ServeError::new(format!("{what}: no such address or host name")))?;
+    let mut failure = ServeError::new(format!("{what}: the name has no address"));
+    for address in addresses {
+        match gaur_reactor::Listener::bind(&Address::Tcp(address)) {
+            Ok(listener) => return Ok(listener),
+            Err(errno) => failure = ServeError::because(&what, errno),
+        }
+    }
+    Err(failure)
+}
+
+/// First descriptor that systemd passes.
+const FIRST_INHERITED: i32 = 3;
+
+fn inherited() -> Result<OwnedFd, ServeError> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
+    if number("LISTEN_PID") != Some(std::process::id()) {
+        return Err(ServeError::new(
+            "no socket was handed over (LISTEN_PID is not this process)",
+        ));
+    }
+    match number("LISTEN_FDS") {
+        Some(1) => {}
+        _ => {
+            return Err(ServeError::new(
+                "exactly one socket can be handed over (LISTEN_FDS=1)",
+            ));
+        }
+    }
+    if TAKEN.swap(true, Ordering::AcqRel) {
+        return Err(ServeError::new(
+            "the socket that was handed over is in use already",
+        ));
+    }
+    // SAFETY: systemd gave this descriptor to this very process (LISTEN_PID), nothing else in the
+    // process knows of it, and TAKEN lets it be taken once.
+    Ok(unsafe { OwnedFd::from_raw_fd(FIRST_INHERITED) })
+}
+
+/// Appends `bytes` as they may stand in a URI.
+fn escape(out: &mut String, bytes: &[u8]) {
+    use std::fmt::Write;
+    for &byte in bytes {
+        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uris_are_escaped() {
+        let mut uri = String::new();
+        escape(&mut uri, "a b/ü?.img".as_bytes());
+        assert_eq!(uri, "a%20b/%C3%BC%3F.img");
+    }
+
+    #[test]
+    fn an_address_for_everybody_is_reached_as_localhost() {
+        assert_eq!(
+            reachable(&"0.0.0.0:10809".parse().unwrap()),
+            "localhost:10809"
+        );
+        assert_eq!(reachable(&"[::1]:7".parse().unwrap()), "[::1]:7");
+    }
+}

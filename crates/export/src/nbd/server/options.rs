@@ -1,0 +1,141 @@
+//! What a server is told when it starts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::error::ServeError;
+use crate::nbd::proto::wire::{PAYLOAD_MAX_BYTES, STRING_MAX_BYTES};
+
+/// Takes one line about a connection: who came, who left and why.
+pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// One export, as clients see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// What clients call it, at most 4096 bytes; may be empty.
+    pub name: String,
+    /// A description for people, at most 4096 bytes; empty for none.
+    pub description: String,
+    /// Writes are refused, whatever the device says.
+    pub read_only: bool,
+}
+
+impl Export {
+    /// A writable export without a description.
+    pub fn new(name: impl Into<String>) -> Export {
+        Export {
+            name: name.into(),
+            description: String::new(),
+            read_only: false,
+        }
+    }
+}
+
+/// How a server behaves.
+#[derive(Clone)]
+pub struct Options {
+    /// What it serves: at least one export, no two of one name.
+    pub exports: Vec<Export>,
+    /// Index of the export that answers to the empty name, unless one is called that.
+    pub default_export: Option<usize>,
+    /// Clients served at once; further ones wait until one leaves. 0 means any number.
+    pub shared: u32,
+    /// Stay when the last client has left.
+    pub persistent: bool,
+    /// Threads that serve connections, at least 1 (with one client at a time one is enough and no
+    /// more are started).
+    pub threads: usize,
+    /// The reactor each of them runs.
+    pub reactor: gaur_reactor::Config,
+    /// Requests of one connection that run at once, at least 1.
+    pub depth: u32,
+    /// Most memory for the payloads of one connection in bytes, at least 32 MiB, the longest
+    /// payload there is. Requests beyond it wait in the socket.
+    pub buffer_bytes: usize,
+    /// A client that has not chosen an export by then is hung up on.
+    pub handshake_timeout: Duration,
+    /// How long a stop waits for clients that do not take their replies.
+    pub drain_timeout: Duration,
+    /// Where lines about connections go.
+    pub log: Option<Log>,
+}
+
+impl Options {
+    /// One client at a time, one thread, 128 requests of up to 64 MiB together per connection, 10 s
+    /// for a handshake, 30 s for a stop, and an end when the client has left.
+    pub fn new(exports: Vec<Export>) -> Options {
+        Options {
+            exports,
+            default_export: Some(0),
+            shared: 1,
+            persistent: false,
+            threads: 1,
+            reactor: gaur_reactor::Config::default(),
+            depth: 128,
+            buffer_bytes: 64 << 20,
+            handshake_timeout: Duration::from_secs(10),
+            drain_timeout: Duration::from_secs(30),
+            log: None,
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), ServeError> {
+        let refuse = |reason: String| Err(ServeError::new(reason));
+        if self.exports.is_empty() {
+            return refuse("there is nothing to export".to_owned());
+        }
+        if self
+            .default_export
+            .is_some_and(|export| export >= self.exports.len())
+        {
+            return refuse("the default export is not among the exports".to_owned());
+        }
+        for (at, export) in self.exports.iter().enumerate() {
+            if export.name.len().max(export.description.len()) > STRING_MAX_BYTES {
+                return refuse(format!(
+                    "export {at} has a name or description longer than {STRING_MAX_BYTES} bytes"
+                ));
+            }
+            if self.exports[..at]
+                .iter()
+                .any(|other| other.name == export.name)
+            {
+                return refuse(format!("two exports are called {:?}", export.name));
+            }
+        }
+        if self.depth == 0 || self.depth > 1 << 16 {
+            return refuse("the queue depth must be 1 to 65536".to_owned());
+        }
+        if self.buffer_bytes < PAYLOAD_MAX_BYTES as usize {
+            return refuse("payload memory must be at least 32 MiB".to_owned());
+        }
+        Ok(())
+    }
+
+    pub(super) fn say(&self, line: &str) {
+        if let Some(log) = &self.log {
+            log(line);
+        }
+    }
+}
+
+/// For whom a device is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Index of the serving thread; in blocking mode the number of the connection.
+    pub thread: usize,
+    /// Index of the export.
+    pub export: usize,
+}
+
+/// How a server ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was not persistent and the last client left. Devices are flushed and gone.
+    LastClientLeft,
+    /// It was told to stop. Requests under way were finished, devices are flushed and gone.
+    Drained,
+    /// It was told to stop twice: sockets are shut, but threads may still run with their devices.
+    /// Nothing was flushed; end the process.
+    Forced,
+}

@@ -1,0 +1,78 @@
+//! Requests allocate nothing once a connection is warm.
+
+#![cfg(feature = "nbd")]
+
+mod harness;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gaur_export::device::Null;
+use harness::*;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call goes to the system's allocator unchanged; counting touches no memory of it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is the same.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, len: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is the same.
+        unsafe { System.realloc(pointer, layout, len) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const DEPTH: usize = 32;
+const BLOCK: usize = 4096;
+
+/// Rounds of pipelined reads, writes and everything else; returns allocations of the whole process.
+fn rounds(client: &mut Client, requests: &[u8], replies: &mut [u8], count: u64) -> u64 {
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    for _ in 0..count {
+        client.stream.write_all(requests).unwrap();
+        client.stream.read_exact(replies).unwrap();
+    }
+    ALLOCATIONS.load(Ordering::Relaxed) - before
+}
+
+#[test]
+fn requests_allocate_nothing_after_warm_up() {
+    // The log would allocate, and one thread is enough.
+    let mut options = options();
+    options.threads = 1;
+    let server = Server::start(Mode::Reactor, options, Null::new(1 << 40));
+    let mut client = Client::simple(&server.socket, "");
+    let mut requests = Vec::new();
+    for cookie in 0..DEPTH as u64 {
+        requests.extend(request(0, READ, cookie, cookie << 20, BLOCK as u32));
+        requests.extend(request(FUA, WRITE, cookie, cookie << 20, BLOCK as u32));
+        requests.extend([7; BLOCK]);
+        requests.extend(request(0, FLUSH, cookie, 0, 0));
+        requests.extend(request(0, WRITE_ZEROES, cookie, cookie << 20, 1 << 20));
+        requests.extend(request(0, TRIM, cookie, cookie << 20, 1 << 20));
+        // One that is refused, and one large.
+        requests.extend(request(0, READ, cookie, 1 << 40, 1));
+    }
+    requests.extend(request(0, READ, 99, 0, 1 << 20));
+    let mut replies = vec![0; DEPTH * (6 * 16 + BLOCK) + 16 + (1 << 20)];
+    rounds(&mut client, &requests, &mut replies, 200);
+    let allocated = rounds(&mut client, &requests, &mut replies, 500);
+    assert_eq!(allocated, 0, "in {} requests", 500 * (6 * DEPTH + 1));
+    server.finish();
+}
