@@ -1,5 +1,7 @@
 //! What `gaur_block::File` promises, tried on a real file; the same for every host.
 
+#![allow(dead_code, reason = "each test binary uses its part")]
+
 use std::io::IoSlice;
 
 use gaur_block::{Errno, File, Source, Target};
