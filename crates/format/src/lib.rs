@@ -1,7 +1,7 @@
 //! The qcow2 on-disk format: bytes to types and back, without input or output.
 //!
-//! Every structure of an image is here as a type with a parser and an encoder; [`plan`] and
-//! the checker are the two larger machines built from them, and they too only ask for bytes and hand
+//! Every structure of an image is here as a type with a parser and an encoder; [`check`] and
+//! [`plan`] are the two larger machines built from them, and they too only ask for bytes and hand
 //! out bytes. Nothing in this crate reads a file, knows a clock or starts a thread.
 //!
 //! Invariants, for all modules:
@@ -33,7 +33,9 @@ extern crate alloc;
 extern crate std;
 
 pub mod addr;
+pub mod bitmap;
 mod bytes;
+pub mod check;
 pub mod compressed;
 pub mod error;
 pub mod extension;

@@ -1,0 +1,204 @@
+//! Persistent dirty bitmaps: the directory and the entries of a bitmap's table.
+//!
+//! A directory entry is 24 bytes, extra data, the name, and zeros up to a multiple of eight. A table
+//! entry is the host offset of a cluster of bits (9 to 55), or, where that is 0, a flag (bit 0) that
+//! says whether all its bits are one.
+//!
+//! Crash rule: a bitmap that is being changed has [`IN_USE`] set in the directory, durably, before
+//! the first change; a reader treats such a bitmap as lost.
+
+use alloc::vec::Vec;
+
+use crate::addr::HostOffset;
+use crate::bytes;
+use crate::error::{Corruption, CorruptionKind, Error, ErrorKind};
+use crate::geometry::Geometry;
+use crate::l1::OFFSET_MASK;
+use crate::limit;
+
+/// Flag: the bitmap was not closed and is out of date.
+pub const IN_USE: u32 = 1;
+/// Flag: the bitmap records all writes while the image is open.
+pub const AUTO: u32 = 1 << 1;
+/// Flag: the bitmap may be used although its extra data is not understood.
+pub const EXTRA_DATA_COMPATIBLE: u32 = 1 << 2;
+
+const KNOWN_FLAGS: u32 = IN_USE | AUTO | EXTRA_DATA_COMPATIBLE;
+const DIRTY_TRACKING: u8 = 1;
+const FIXED_BYTES: usize = 24;
+const STRUCTURE: &str = "bitmap directory";
+
+/// An entry of the directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bitmap {
+    /// Where its table starts.
+    pub table_offset: HostOffset,
+    /// Entries of its table, at least 1.
+    pub table_entries: u32,
+    /// [`IN_USE`], [`AUTO`], [`EXTRA_DATA_COMPATIBLE`].
+    pub flags: u32,
+    /// Bytes of the disk that one bit stands for, as a power of two, 9 to 31.
+    pub granularity_bits: u8,
+    /// Its unique name, 1 to 1023 bytes.
+    pub name: Vec<u8>,
+    /// Extra data, kept as it is.
+    pub extra: Vec<u8>,
+}
+
+/// What one cluster of a bitmap is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BitmapCluster {
+    /// All bits are zero.
+    Zeros,
+    /// All bits are one.
+    Ones,
+    /// The bits are at a host offset.
+    Stored(HostOffset),
+}
+
+/// Parses a directory of `count` bitmaps, which fills `bytes`.
+pub fn parse_directory(
+    bytes: &[u8],
+    count: u32,
+    geometry: &Geometry,
+) -> Result<Vec<Bitmap>, Error> {
+    let mut list = Vec::new();
+    let mut at = 0usize;
+    while at < bytes.len() {
+        if list.len() as u64 >= u64::from(count) {
+            return Err(wrong("more bitmaps than the header says", at));
+        }
+        let (bitmap, len) = parse_entry(bytes, at).ok_or_else(|| {
+            Error::new(ErrorKind::Truncated, STRUCTURE, "entry ends too early").at(at as u64)
+        })?;
+        bitmap.check(geometry, at)?;
+        list.push(bitmap);
+        at = at.saturating_add(len);
+    }
+    if list.len() as u64 != u64::from(count) {
+        return Err(wrong("fewer bitmaps than the header says", at).found(list.len()));
+    }
+    Ok(list)
+}
+
+fn wrong(what: &'static str, at: usize) -> Error {
+    Error::new(ErrorKind::Malformed, STRUCTURE, what).at(at as u64)
+}
+
+/// The entry at `at` and its length with padding. An unknown type gives flags that are refused.
+fn parse_entry(bytes: &[u8], at: usize) -> Option<(Bitmap, usize)> {
+    let fixed = bytes::slice(bytes, at, FIXED_BYTES)?;
+    let name_len = usize::from(bytes::u16_at(fixed, 18)?);
+    let extra_len = bytes::u32_at(fixed, 20)? as usize;
+    let extra_at = at.checked_add(FIXED_BYTES)?;
+    let name_at = extra_at.checked_add(extra_len)?;
+    let known_type = fixed.get(16).copied()? == DIRTY_TRACKING;
+    let flags = bytes::u32_at(fixed, 12)?;
+    let bitmap = Bitmap {
+        table_offset: HostOffset(bytes::u64_at(fixed, 0)?),
+        table_entries: bytes::u32_at(fixed, 8)?,
+        flags: if known_type { flags } else { u32::MAX },
+        granularity_bits: fixed.get(17).copied()?,
+        name: bytes::slice(bytes, name_at, name_len)?.to_vec(),
+        extra: bytes::slice(bytes, extra_at, extra_len)?.to_vec(),
+    };
+    let end = name_at.checked_add(name_len)?;
+    let len = end.saturating_sub(at).checked_next_multiple_of(8)?;
+    Some((bitmap, len))
+}
+
+impl Bitmap {
+    fn check(&self, geometry: &Geometry, at: usize) -> Result<(), Error> {
+        if self.table_entries == 0 || self.table_entries > limit::BITMAP_TABLE_ENTRIES_MAX {
+            return Err(wrong("bad length of a bitmap table", at)
+                .found(format_args!("{} entries", self.table_entries))
+                .allowed("1 to 134217728 entries"));
+        }
+        let len = u64::from(self.table_entries).saturating_mul(8);
+        let end = self.table_offset.0.saturating_add(len);
+        if self.table_offset.0 == 0
+            || !geometry.is_aligned(self.table_offset)
+            || end > limit::HOST_END
+        {
+            return Err(wrong("bad offset of a bitmap table", at)
+                .found(format_args!("{:#x}", self.table_offset))
+                .allowed("a multiple of the cluster size below 2^56, not 0"));
+        }
+        if self.flags & !KNOWN_FLAGS != 0 {
+            return Err(wrong("unknown type or flags of a bitmap", at)
+                .found(format_args!("{:#x}", self.flags)));
+        }
+        let granularity = limit::BITMAP_GRANULARITY_BITS_MIN..=limit::BITMAP_GRANULARITY_BITS_MAX;
+        if !granularity.contains(&self.granularity_bits) {
+            return Err(wrong("bad granularity of a bitmap", at)
+                .found(format_args!("2^{}", self.granularity_bits))
+                .allowed("2^9 to 2^31"));
+        }
+        if self.name.is_empty() || self.name.len() > usize::from(limit::BITMAP_NAME_BYTES_MAX) {
+            return Err(wrong("bad length of a bitmap name", at)
+                .found(format_args!("{} bytes", self.name.len()))
+                .allowed("1 to 1023 bytes"));
+        }
+        Ok(())
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) -> Result<(), Error> {
+        let too_long = || Error::new(ErrorKind::InvalidInput, STRUCTURE, "bitmap is too long");
+        let name_len = u16::try_from(self.name.len()).map_err(|_| too_long())?;
+        let extra_len = u32::try_from(self.extra.len()).map_err(|_| too_long())?;
+        out.extend_from_slice(&self.table_offset.0.to_be_bytes());
+        out.extend_from_slice(&self.table_entries.to_be_bytes());
+        out.extend_from_slice(&self.flags.to_be_bytes());
+        out.extend_from_slice(&[DIRTY_TRACKING, self.granularity_bits]);
+        out.extend_from_slice(&name_len.to_be_bytes());
+        out.extend_from_slice(&extra_len.to_be_bytes());
+        out.extend_from_slice(&self.extra);
+        out.extend_from_slice(&self.name);
+        bytes::pad_to_8(out);
+        Ok(())
+    }
+}
+
+/// The directory for `bitmaps`; checks each.
+pub fn encode_directory(bitmaps: &[Bitmap], geometry: &Geometry) -> Result<Vec<u8>, Error> {
+    let mut out = Vec::new();
+    for bitmap in bitmaps {
+        bitmap.check(geometry, out.len())?;
+        bitmap.encode(&mut out)?;
+    }
+    if out.len() as u64 > limit::BITMAP_DIRECTORY_BYTES_MAX {
+        return Err(Error::new(
+            ErrorKind::TooLarge,
+            STRUCTURE,
+            "directory is too long",
+        ));
+    }
+    Ok(out)
+}
+
+/// What a table entry says.
+pub fn decode_table_entry(raw: u64, geometry: &Geometry) -> Result<BitmapCluster, Corruption> {
+    let offset = HostOffset(raw & OFFSET_MASK);
+    let flag = raw & 1 != 0;
+    let reserved = raw & !(OFFSET_MASK | 1) != 0;
+    if reserved || (flag && offset.0 != 0) {
+        return Err(Corruption::new(CorruptionKind::BitmapReserved, raw));
+    }
+    if !geometry.is_aligned(offset) {
+        return Err(Corruption::new(CorruptionKind::BitmapUnaligned, raw));
+    }
+    Ok(match (offset.0, flag) {
+        (0, false) => BitmapCluster::Zeros,
+        (0, true) => BitmapCluster::Ones,
+        _ => BitmapCluster::Stored(offset),
+    })
+}
+
+/// The table entry for a cluster of bits.
+pub fn encode_table_entry(cluster: BitmapCluster) -> u64 {
+    match cluster {
+        BitmapCluster::Zeros => 0,
+        BitmapCluster::Ones => 1,
+        BitmapCluster::Stored(offset) => offset.0 & OFFSET_MASK,
+    }
+}

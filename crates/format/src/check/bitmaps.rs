@@ -1,0 +1,124 @@
+//! Stage: the bitmap directory and the tables of the bitmaps.
+
+use alloc::string::String;
+use alloc::vec::{self, Vec};
+
+use crate::bitmap::{self, Bitmap, BitmapCluster};
+use crate::bytes;
+use crate::check::reader::{Reader, Wanted};
+use crate::check::tally::{Range, Tally};
+use crate::header::Header;
+
+#[derive(Clone, Debug)]
+pub(super) struct Bitmaps {
+    count: u32,
+    reader: Reader,
+    /// The directory as far as it was read; `None` once it is parsed.
+    directory: Option<Vec<u8>>,
+    waiting: vec::IntoIter<Bitmap>,
+    name: String,
+    index: u64,
+}
+
+impl Bitmaps {
+    /// Nothing at all when the image has no bitmaps, or a writer that does not know them was here.
+    pub(super) fn new(header: &Header, tally: &mut Tally) -> Bitmaps {
+        let mut stage = Bitmaps {
+            count: 0,
+            reader: Reader::default(),
+            directory: None,
+            waiting: Vec::new().into_iter(),
+            name: String::new(),
+            index: 0,
+        };
+        if let Some(pointer) = header.bitmaps() {
+            let (offset, len) = (pointer.directory_offset.0, pointer.directory_len_bytes);
+            tally.refer(Range { offset, len }, 1, format_args!("bitmap directory"));
+            stage.count = pointer.count;
+            stage.reader = Reader::new(offset, len, tally.file_len);
+            stage.directory = Some(Vec::new());
+        }
+        stage
+    }
+
+    pub(super) fn wanted(&mut self, tally: &mut Tally) -> Option<Wanted> {
+        loop {
+            if let Some(wanted) = self.reader.wanted() {
+                return Some(wanted);
+            }
+            if let Some(directory) = self.directory.take() {
+                match bitmap::parse_directory(&directory, self.count, &tally.geometry) {
+                    Ok(list) => self.waiting = list.into_iter(),
+                    Err(error) => tally.corrupt(1, format_args!("{error}")),
+                }
+                continue;
+            }
+            let next = self.waiting.next()?;
+            self.open(&next, tally);
+        }
+    }
+
+    fn open(&mut self, bitmap: &Bitmap, tally: &mut Tally) {
+        let offset = bitmap.table_offset.0;
+        let len = u64::from(bitmap.table_entries).saturating_mul(8);
+        self.name = alloc::format!("{}", String::from_utf8_lossy(&bitmap.name).escape_debug());
+        self.index = 0;
+        tally.refer(
+            Range { offset, len },
+            1,
+            format_args!("table of bitmap '{}'", self.name),
+        );
+        self.reader = Reader::new(offset, len, tally.file_len);
+        if !tally.may_read_table(self.reader.left()) {
+            tally.corrupt(
+                1,
+                format_args!("table of bitmap '{}' overlaps others", self.name),
+            );
+            self.reader = Reader::default();
+        }
+    }
+
+    pub(super) fn feed(&mut self, tally: &mut Tally, piece: &[u8]) {
+        self.reader.advance(piece.len() as u64);
+        if let Some(directory) = &mut self.directory {
+            directory.extend_from_slice(piece);
+            return;
+        }
+        for raw in bytes::u64s(piece) {
+            let (name, index) = (&self.name, self.index);
+            match bitmap::decode_table_entry(raw, &tally.geometry) {
+                Ok(BitmapCluster::Stored(offset)) => {
+                    let range = Range {
+                        offset: offset.0,
+                        len: tally.geometry.cluster_size(),
+                    };
+                    tally.refer(
+                        range,
+                        1,
+                        format_args!("bitmap '{name}', index {index}: bits"),
+                    );
+                }
+                Ok(BitmapCluster::Zeros | BitmapCluster::Ones) => {}
+                Err(corruption) => {
+                    tally.corrupt(
+                        1,
+                        format_args!("bitmap '{name}', index {index}: {corruption}"),
+                    );
+                }
+            }
+            self.index = self.index.saturating_add(1);
+        }
+        tally.check_memory();
+    }
+
+    /// The last read failed.
+    pub(super) fn failed(&mut self, len: u64) {
+        self.reader.advance(len);
+        self.index = self.index.saturating_add(len / 8);
+        if self.directory.is_some() {
+            // Without all of the directory nothing in it can be believed.
+            self.directory = None;
+            self.reader = Reader::default();
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Stages: L1 tables and L2 tables, of the active image and of every snapshot.
+//!
+//! L1 tables are read first; they leave a list of L2 tables, each with how often it is used. An L2
+//! table that snapshots share is then read once, and each of its entries counts as often.
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::{self, Vec};
+
+use crate::addr::HostOffset;
+use crate::bytes;
+use crate::check::reader::{Reader, Wanted};
+use crate::check::snapshots::label;
+use crate::check::tally::{Range, Tally};
+use crate::compressed::CompressedDescriptor;
+use crate::error::CorruptionKind;
+use crate::header::Header;
+use crate::l1::{self, COPIED, OFFSET_MASK};
+use crate::l2::{self, COMPRESSED, L2Entry, ZERO};
+use crate::snapshot::Snapshot;
+
+/// How often an L2 table is used.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Uses {
+    active: u64,
+    all: u64,
+}
+
+/// L2 tables by host offset.
+pub(super) type L2Tables = BTreeMap<u64, Uses>;
+
+/// Memory of an entry of [`L2Tables`] in bytes, with the map's own share.
+const L2_TABLE_BYTES: u64 = 48;
+
+/// Reads L1 tables, the active one first.
+#[derive(Clone, Debug)]
+pub(super) struct L1Tables {
+    waiting: vec::IntoIter<Snapshot>,
+    /// `None` for the active table.
+    name: Option<String>,
+    reader: Reader,
+    index: u64,
+    found: L2Tables,
+}
+
+impl L1Tables {
+    pub(super) fn new(header: &Header, snapshots: Vec<Snapshot>, tally: &mut Tally) -> L1Tables {
+        let mut tables = L1Tables {
+            waiting: snapshots.into_iter(),
+            name: None,
+            reader: Reader::default(),
+            index: 0,
+            found: L2Tables::new(),
+        };
+        tables.open(header.l1_table_offset, header.l1_size, None, tally);
+        tables
+    }
+
+    fn open(&mut self, offset: HostOffset, entries: u32, name: Option<String>, tally: &mut Tally) {
+        let len = u64::from(entries).saturating_mul(8);
+        self.name = name;
+        self.index = 0;
+        let range = Range {
+            offset: offset.0,
+            len,
+        };
+        tally.refer(range, 1, format_args!("l1 table of {}", self.owner()));
+        self.reader = Reader::new(offset.0, len, tally.file_len);
+        if !tally.may_read_table(self.reader.left()) {
+            tally.corrupt(
+                1,
+                format_args!("l1 table of {} overlaps others", self.owner()),
+            );
+            self.reader = Reader::default();
+        }
+    }
+
+    fn owner(&self) -> &str {
+        self.name.as_deref().unwrap_or("the active image")
+    }
+
+    pub(super) fn wanted(&mut self, tally: &mut Tally) -> Option<Wanted> {
+        loop {
+            if let Some(wanted) = self.reader.wanted() {
+                return Some(wanted);
+            }
+            let snapshot = self.waiting.next()?;
+            let name = label(&snapshot);
+            self.open(
+                snapshot.l1_table_offset,
+                snapshot.l1_size,
+                Some(name),
+                tally,
+            );
+        }
+    }
+
+    pub(super) fn feed(&mut self, tally: &mut Tally, piece: &[u8]) {
+        for raw in bytes::u64s(piece) {
+            if raw != 0 {
+                self.entry(tally, raw);
+            }
+            self.index = self.index.saturating_add(1);
+        }
+        self.reader.advance(piece.len() as u64);
+        tally.stage_bytes = (self.found.len() as u64).saturating_mul(L2_TABLE_BYTES);
+        tally.check_memory();
+    }
+
+    /// The last read failed.
+    pub(super) fn failed(&mut self, len: u64) {
+        self.index = self.index.saturating_add(len / 8);
+        self.reader.advance(len);
+    }
+
+    fn entry(&mut self, tally: &mut Tally, raw: u64) {
+        let index = self.index;
+        if let Some(corruption) = l1::lint(raw) {
+            tally.corrupt(
+                1,
+                format_args!("{}, l1 index {index}: {corruption}", self.owner()),
+            );
+        }
+        let offset = HostOffset(raw & OFFSET_MASK);
+        if offset.0 == 0 {
+            return;
+        }
+        let range = Range {
+            offset: offset.0,
+            len: tally.geometry.cluster_size(),
+        };
+        let what = format_args!("{}, l1 index {index}: l2 table", self.owner());
+        tally.refer(range, 1, what);
+        if self.name.is_none() {
+            let refcount = tally.refcount_of(tally.geometry.cluster_of(offset));
+            check_copied(tally, raw, refcount, 1, format_args!("l1 index {index}"));
+        }
+        match l1::decode(raw, &tally.geometry) {
+            Ok(_) if offset.0 < tally.file_len => {
+                let uses = self.found.entry(offset.0).or_default();
+                uses.all = uses.all.saturating_add(1);
+                uses.active = uses.active.saturating_add(u64::from(self.name.is_none()));
+            }
+            // Outside of the file it reads as zeros: nothing is mapped.
+            Ok(_) => {}
+            Err(corruption) => {
+                tally.corrupt(
+                    1,
+                    format_args!("{}, l1 index {index}: {corruption}", self.owner()),
+                );
+            }
+        }
+    }
+
+    pub(super) fn finish(self) -> L2Tables {
+        self.found
+    }
+}
+
+/// The copied flag says "refcount is exactly one", no more and no less.
+fn check_copied(
+    tally: &mut Tally,
+    raw: u64,
+    refcount: u64,
+    times: u64,
+    place: core::fmt::Arguments<'_>,
+) {
+    let copied = raw & COPIED != 0;
+    if copied != (refcount == 1) {
+        let state = if copied { "set" } else { "clear" };
+        tally.corrupt(
+            times,
+            format_args!("{place}: copied flag is {state}, refcount is {refcount} ({raw:#018x})"),
+        );
+    }
+}
+
+/// The L2 table being looked at, and what follows from its earlier entries.
+struct Table {
+    offset: u64,
+    uses: Uses,
+    /// Where the next data cluster would lie if nothing was fragmented; 0 before the first.
+    next_contiguous: u64,
+}
+
+/// Looks at one L2 table.
+pub(super) fn check_l2_table(tally: &mut Tally, offset: u64, uses: Uses, bytes: &[u8]) {
+    let mut table = Table {
+        offset,
+        uses,
+        next_contiguous: 0,
+    };
+    for index in 0..tally.geometry.l2_entries() {
+        let Some((raw, bitmap)) = l2::raw_at(bytes, index, &tally.geometry) else {
+            break;
+        };
+        if raw != 0 || bitmap != 0 {
+            table.entry(tally, index, raw, bitmap);
+        }
+    }
+    tally.check_memory();
+}
+
+impl Table {
+    fn entry(&mut self, tally: &mut Tally, index: u64, raw: u64, bitmap: u64) {
+        let (table, all) = (self.offset, self.uses.all);
+        let place = format_args!("l2 table at {table:#x}, index {index}");
+        let lint = L2Entry::lint(raw, bitmap, &tally.geometry);
+        if let Some(corruption) = lint {
+            tally.corrupt(all, format_args!("{place}: {corruption}"));
+        }
+        if raw & COMPRESSED != 0 {
+            if tally.data_file {
+                tally.corrupt(
+                    all,
+                    format_args!("{place}: compressed cluster with a data file"),
+                );
+            } else if lint.is_none_or(|found| found.kind != CorruptionKind::CompressedBitmap) {
+                self.compressed(tally, raw, place);
+            }
+            return;
+        }
+        let decoded = L2Entry::decode(raw, bitmap, &tally.geometry);
+        if let Err(corruption) = decoded {
+            tally.corrupt(all, format_args!("{place}: {corruption}"));
+        }
+        if self.has_host(tally, raw) {
+            let bad_bitmap =
+                decoded.is_err_and(|error| error.kind == CorruptionKind::SubclusterBothSet);
+            if !bad_bitmap {
+                self.host_cluster(tally, raw, place);
+            }
+            if self.uses.active > 0 {
+                let cluster = tally.geometry.cluster_of(HostOffset(raw & OFFSET_MASK));
+                let refcount = if tally.data_file {
+                    1
+                } else {
+                    tally.refcount_of(cluster)
+                };
+                check_copied(tally, raw, refcount, self.uses.active, place);
+            }
+        }
+    }
+
+    /// Whether an entry has a host cluster. Offset 0 is one only in a data file, where the copied
+    /// flag tells it from an unallocated cluster.
+    fn has_host(&self, tally: &Tally, raw: u64) -> bool {
+        let zero = raw & ZERO != 0 && !tally.geometry.extended_l2();
+        raw & OFFSET_MASK != 0 || (tally.data_file && raw & COPIED != 0 && !zero)
+    }
+
+    fn compressed(&mut self, tally: &mut Tally, raw: u64, place: core::fmt::Arguments<'_>) {
+        let geometry = tally.geometry;
+        match CompressedDescriptor::decode(raw, &geometry) {
+            Ok(descriptor) => {
+                let range = Range {
+                    offset: descriptor.offset,
+                    len: descriptor.byte_len(),
+                };
+                tally.refer(
+                    range,
+                    self.uses.all,
+                    format_args!("{place}: compressed data"),
+                );
+            }
+            Err(corruption) => {
+                tally.corrupt(self.uses.all, format_args!("{place}: {corruption}"));
+            }
+        }
+        // Compressed clusters always count as fragmented.
+        let (report, active) = (&mut tally.report, self.uses.active);
+        report.allocated_clusters = report.allocated_clusters.saturating_add(active);
+        report.compressed_clusters = report.compressed_clusters.saturating_add(active);
+        report.fragmented_clusters = report.fragmented_clusters.saturating_add(active);
+    }
+
+    fn host_cluster(&mut self, tally: &mut Tally, raw: u64, place: core::fmt::Arguments<'_>) {
+        let offset = raw & OFFSET_MASK;
+        let len = tally.geometry.cluster_size();
+        let (report, active) = (&mut tally.report, self.uses.active);
+        report.allocated_clusters = report.allocated_clusters.saturating_add(active);
+        if self.next_contiguous != 0 && offset != self.next_contiguous {
+            report.fragmented_clusters = report.fragmented_clusters.saturating_add(active);
+        }
+        self.next_contiguous = offset.saturating_add(len);
+        if !tally.data_file {
+            tally.refer(
+                Range { offset, len },
+                self.uses.all,
+                format_args!("{place}: data"),
+            );
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Reads a table in pieces that lie inside the file.
+
+/// Longest single read in bytes; every table entry is eight bytes and starts at a multiple of that,
+/// so no piece cuts one.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// A run of bytes still to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+/// What is left of a table.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reader {
+    offset: u64,
+    end: u64,
+}
+
+impl Reader {
+    /// `len` bytes at `offset`, cut off at the end of the file: what is beyond reads as zeros, and
+    /// zeros are empty entries.
+    pub(super) fn new(offset: u64, len: u64, file_len: u64) -> Reader {
+        Reader {
+            offset,
+            end: offset.saturating_add(len).min(file_len),
+        }
+    }
+
+    pub(super) fn left(&self) -> u64 {
+        self.end.saturating_sub(self.offset)
+    }
+
+    pub(super) fn wanted(&self) -> Option<Wanted> {
+        let len = self.left().min(PIECE_BYTES);
+        (len > 0).then_some(Wanted {
+            offset: self.offset,
+            len,
+        })
+    }
+
+    pub(super) fn advance(&mut self, len: u64) {
+        self.offset = self.offset.saturating_add(len);
+    }
+}

@@ -1,0 +1,203 @@
+//! Stages: refcount table and blocks, and at the very end the comparison.
+
+use alloc::vec::Vec;
+
+use crate::addr::{ClusterIndex, HostOffset};
+use crate::bytes;
+use crate::check::reader::{Reader, Wanted};
+use crate::check::report::Severity;
+use crate::check::tally::{Range, Tally};
+use crate::error::CorruptionKind;
+use crate::header::Header;
+use crate::refcount;
+
+/// Bits of a refcount table entry that are the offset, as a reader of refcounts takes it.
+const OFFSET_MASK: u64 = !0x1ff;
+
+#[derive(Clone, Debug)]
+pub(super) struct Refcounts {
+    table: Vec<u64>,
+    table_range: Range,
+    reader: Reader,
+    next_block: usize,
+    /// Blocks that could not be read, by their index in the table, ascending.
+    unreadable: Vec<u64>,
+}
+
+impl Refcounts {
+    pub(super) fn new(header: &Header, file_len: u64) -> Refcounts {
+        let len = header.geometry().cluster_size();
+        let len = len.saturating_mul(u64::from(header.refcount_table_clusters));
+        let offset = header.refcount_table_offset.0;
+        Refcounts {
+            table: Vec::new(),
+            table_range: Range { offset, len },
+            reader: Reader::new(offset, len, file_len),
+            next_block: 0,
+            unreadable: Vec::new(),
+        }
+    }
+
+    fn reading_table(&self) -> bool {
+        self.reader.left() > 0
+    }
+
+    pub(super) fn wanted(&mut self, tally: &mut Tally) -> Option<Wanted> {
+        if self.reading_table() {
+            return self.reader.wanted();
+        }
+        // Only blocks that count clusters of the file matter, and one cluster after its end.
+        let last = tally
+            .geometry
+            .refcount_table_index(ClusterIndex(tally.clusters));
+        while let Some(raw) = self.table.get(self.next_block) {
+            if self.next_block as u64 > last {
+                break;
+            }
+            let offset = HostOffset(raw & OFFSET_MASK);
+            if !tally.geometry.is_aligned(offset) {
+                self.unreadable.push(self.next_block as u64);
+            } else if offset.0 != 0 && offset.0 < tally.file_len {
+                return Some(Wanted {
+                    offset: offset.0,
+                    len: tally.geometry.cluster_size(),
+                });
+            }
+            self.next_block = self.next_block.saturating_add(1);
+        }
+        None
+    }
+
+    pub(super) fn feed(&mut self, tally: &mut Tally, piece: &[u8]) {
+        if self.reading_table() {
+            self.table.extend(bytes::u64s(piece));
+            self.reader.advance(piece.len() as u64);
+        } else {
+            self.load_block(tally, piece);
+            self.next_block = self.next_block.saturating_add(1);
+        }
+    }
+
+    /// The last read failed.
+    pub(super) fn failed(&mut self, len: u64) {
+        if self.reading_table() {
+            let entries = (len / 8) as usize;
+            self.table
+                .resize(self.table.len().saturating_add(entries), 0);
+            self.reader.advance(len);
+        } else {
+            self.unreadable.push(self.next_block as u64);
+            self.next_block = self.next_block.saturating_add(1);
+        }
+    }
+
+    fn load_block(&self, tally: &mut Tally, block: &[u8]) {
+        let geometry = tally.geometry;
+        let entries = geometry.refcount_block_entries();
+        let first = (self.next_block as u64).saturating_mul(entries);
+        let count = tally
+            .clusters
+            .saturating_add(1)
+            .saturating_sub(first)
+            .min(entries);
+        for index in 0..count {
+            let value = refcount::get(block, geometry.refcount_order(), index);
+            if value != 0 {
+                tally.refcounts.set(first.saturating_add(index), value);
+            }
+        }
+        tally.check_memory();
+    }
+
+    /// Counts the references to the table and its blocks, after all others.
+    pub(super) fn refer_to_blocks(&self, tally: &mut Tally) {
+        tally.refer(self.table_range, 1, format_args!("refcount table"));
+        let geometry = tally.geometry;
+        for (index, raw) in self.table.iter().enumerate() {
+            let block = match refcount::decode_table_entry(*raw, &geometry) {
+                Ok(None) => continue,
+                Ok(Some(block)) => block,
+                Err(corruption) if corruption.kind == CorruptionKind::RefcountBlockOutside => {
+                    self.block_outside(tally, index, HostOffset(*raw));
+                    continue;
+                }
+                Err(corruption) => {
+                    tally.corrupt(
+                        1,
+                        format_args!("refcount table index {index}: {corruption}"),
+                    );
+                    continue;
+                }
+            };
+            let cluster = geometry.cluster_of(block);
+            if cluster.0 >= tally.clusters {
+                self.block_outside(tally, index, block);
+                continue;
+            }
+            let range = Range {
+                offset: block.0,
+                len: geometry.cluster_size(),
+            };
+            tally.refer(range, 1, format_args!("refcount block {index}"));
+            let references = tally.references_to(cluster);
+            if references != 1 {
+                tally.corrupt(
+                    1,
+                    format_args!(
+                        "refcount block {index} at {block:#x} is used {references} times, not once"
+                    ),
+                );
+            }
+        }
+    }
+
+    fn block_outside(&self, tally: &mut Tally, index: usize, block: HostOffset) {
+        tally.corrupt(
+            1,
+            format_args!("refcount block {index} at {block:#x} lies outside of the file"),
+        );
+    }
+
+    fn is_unreadable(&self, tally: &Tally, cluster: u64) -> bool {
+        !self.unreadable.is_empty() && {
+            let block = tally.geometry.refcount_table_index(ClusterIndex(cluster));
+            self.unreadable.binary_search(&block).is_ok()
+        }
+    }
+
+    /// Compares every cluster's refcount with the references to it.
+    pub(super) fn compare(&self, tally: &mut Tally) {
+        for block in &self.unreadable {
+            tally.error(format_args!("cannot read refcount block {block}"));
+        }
+        let mut highest = 0;
+        let mut cluster = 0;
+        while let Some(used) = tally
+            .next_used(cluster)
+            .filter(|used| *used < tally.clusters)
+        {
+            cluster = used.saturating_add(1);
+            let references = tally.references_to(ClusterIndex(used));
+            let refcount = tally.refcount_of(ClusterIndex(used));
+            if references != 0 || refcount != 0 {
+                highest = used;
+            }
+            if references != refcount && !self.is_unreadable(tally, used) {
+                let offset = tally.geometry.cluster_start(ClusterIndex(used));
+                let severity = if refcount < references {
+                    Severity::Corruption
+                } else {
+                    Severity::Leak
+                };
+                tally.report.add(severity, 1, || {
+                    alloc::format!(
+                        "cluster {used} at {offset:#x} has refcount {refcount}, references: \
+                         {references}"
+                    )
+                });
+            }
+        }
+        let end = ClusterIndex(highest.saturating_add(1));
+        tally.report.image_end_offset = tally.geometry.cluster_start(end).0;
+    }
+}

@@ -1,0 +1,100 @@
+//! What the checker found.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+
+use crate::limit;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Severity {
+    /// Space is lost, nothing else: a refcount is higher than the references.
+    Leak,
+    /// Data is wrong or will be: a reference without refcount, an entry that cannot be right.
+    Corruption,
+    /// Part of the image could not be checked.
+    Error,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// How often it counts: an entry of an L2 table that several snapshots share is as many faults.
+    pub times: u64,
+    /// What and where, one line in lower case.
+    pub message: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Leak => "leak",
+            Severity::Corruption => "corruption",
+            Severity::Error => "error",
+        };
+        write!(out, "{severity}: {}", self.message)?;
+        if self.times > 1 {
+            write!(out, " ({} times)", self.times)?;
+        }
+        Ok(())
+    }
+}
+
+/// The counters of a check, with the meaning they have in `qemu-img check`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Faults that break data, now or at the next write.
+    pub corruptions: u64,
+    /// Clusters whose refcount is higher than the references to them.
+    pub leaks: u64,
+    /// What could not be checked.
+    pub check_errors: u64,
+    /// Where the last cluster in use ends, in bytes of the file.
+    pub image_end_offset: u64,
+    /// Clusters of the virtual disk.
+    pub total_clusters: u64,
+    /// Clusters of the virtual disk that have space, in the active image.
+    pub allocated_clusters: u64,
+    /// Those of them that do not follow their predecessor in the file.
+    pub fragmented_clusters: u64,
+    /// Those of them that are compressed.
+    pub compressed_clusters: u64,
+    /// What was found, at most [`limit::CHECK_FINDINGS_MAX`].
+    pub messages: Vec<Finding>,
+    /// Findings that were counted but not kept as messages.
+    pub messages_dropped: u64,
+}
+
+impl Report {
+    /// No fault of any kind.
+    pub fn is_clean(&self) -> bool {
+        self.corruptions == 0 && self.leaks == 0 && self.check_errors == 0
+    }
+
+    /// Nothing worse than lost space, and all of the image was checked.
+    pub fn only_leaks(&self) -> bool {
+        self.corruptions == 0 && self.check_errors == 0
+    }
+
+    /// Counts a finding; `message` is made only when it is kept.
+    pub(super) fn add(&mut self, severity: Severity, times: u64, message: impl FnOnce() -> String) {
+        let counter = match severity {
+            Severity::Leak => &mut self.leaks,
+            Severity::Corruption => &mut self.corruptions,
+            Severity::Error => &mut self.check_errors,
+        };
+        *counter = counter.saturating_add(times);
+        if self.messages.len() < limit::CHECK_FINDINGS_MAX {
+            self.messages.push(Finding {
+                severity,
+                times,
+                message: message(),
+            });
+        } else {
+            self.messages_dropped = self.messages_dropped.saturating_add(1);
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! What all stages of a check share: the two counts for each cluster, and the report.
+
+use crate::addr::{ClusterIndex, HostOffset};
+use crate::check::counts::Counts;
+use crate::check::report::{Report, Severity};
+use crate::feature::Incompatible;
+use crate::geometry::Geometry;
+use crate::header::Header;
+use crate::limit;
+
+/// A run of bytes of the file that something refers to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Range {
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Tally {
+    pub(super) geometry: Geometry,
+    pub(super) file_len: u64,
+    /// Clusters that are compared: those of the file, and one that begins before its end.
+    pub(super) clusters: u64,
+    /// Guest data lies in another file: L2 entries refer to that.
+    pub(super) data_file: bool,
+    /// References found.
+    references: Counts,
+    /// Refcounts as the image has them.
+    pub(super) refcounts: Counts,
+    /// Bytes of L1 and bitmap tables that may still be read. Tables of a sound image do not overlap,
+    /// so all of them together are no longer than the file.
+    table_bytes_left: u64,
+    /// Memory of stages, in bytes.
+    pub(super) stage_bytes: u64,
+    /// Nothing more is checked.
+    pub(super) stopped: bool,
+    pub(super) report: Report,
+}
+
+impl Tally {
+    pub(super) fn new(header: &Header, file_len: u64) -> Tally {
+        let geometry = header.geometry();
+        let whole_sectors = header.size_bytes & !511;
+        Tally {
+            geometry,
+            file_len,
+            clusters: geometry.clusters_for(file_len),
+            data_file: header.incompatible.has(Incompatible::DATA_FILE),
+            references: Counts::default(),
+            refcounts: Counts::default(),
+            table_bytes_left: file_len,
+            stage_bytes: 0,
+            stopped: false,
+            report: Report {
+                total_clusters: geometry.clusters_for(whole_sectors),
+                ..Report::default()
+            },
+        }
+    }
+
+    /// Counts a corruption; `message` says what and where.
+    pub(super) fn corrupt(&mut self, times: u64, message: core::fmt::Arguments<'_>) {
+        self.report
+            .add(Severity::Corruption, times, || alloc::format!("{message}"));
+    }
+
+    /// Counts something that could not be checked.
+    pub(super) fn error(&mut self, message: core::fmt::Arguments<'_>) {
+        self.report
+            .add(Severity::Error, 1, || alloc::format!("{message}"));
+    }
+
+    /// Ends the check with an error.
+    pub(super) fn stop(&mut self, message: core::fmt::Arguments<'_>) {
+        self.error(message);
+        self.stopped = true;
+    }
+
+    /// Stops when more memory is held than the limit allows.
+    pub(super) fn check_memory(&mut self) {
+        let held = self
+            .references
+            .memory_bytes()
+            .saturating_add(self.refcounts.memory_bytes())
+            .saturating_add(self.stage_bytes);
+        if held > limit::CHECK_MEMORY_BYTES_MAX && !self.stopped {
+            self.stop(format_args!(
+                "check needs more than {} bytes of memory",
+                limit::CHECK_MEMORY_BYTES_MAX
+            ));
+        }
+    }
+
+    /// Takes `len` from the bytes of tables that may be read; says whether they were there.
+    pub(super) fn may_read_table(&mut self, len: u64) -> bool {
+        let left = self.table_bytes_left.checked_sub(len);
+        self.table_bytes_left = left.unwrap_or(self.table_bytes_left);
+        left.is_some()
+    }
+
+    pub(super) fn references_to(&self, cluster: ClusterIndex) -> u64 {
+        self.references.get(cluster.0)
+    }
+
+    pub(super) fn refcount_of(&self, cluster: ClusterIndex) -> u64 {
+        self.refcounts.get(cluster.0)
+    }
+
+    /// Counts `times` references to every cluster of a range; `what` names the range's owner.
+    pub(super) fn refer(&mut self, range: Range, times: u64, what: core::fmt::Arguments<'_>) {
+        if range.len == 0 {
+            return;
+        }
+        let end = range.offset.saturating_add(range.len);
+        // The last cluster of a file may be cut off, so a range may end less than one after it.
+        if end.saturating_sub(self.file_len) >= self.geometry.cluster_size() {
+            return self.corrupt(
+                times,
+                format_args!(
+                    "{what} at {:#x}, {} bytes, lies outside of the file",
+                    range.offset, range.len
+                ),
+            );
+        }
+        let first = self.geometry.cluster_of(HostOffset(range.offset));
+        let last = self.geometry.cluster_of(HostOffset(end.saturating_sub(1)));
+        self.clusters = self.clusters.max(last.0.saturating_add(1));
+        for cluster in first.0..=last.0 {
+            self.refer_to_cluster(ClusterIndex(cluster), times, what);
+        }
+    }
+
+    fn refer_to_cluster(
+        &mut self,
+        cluster: ClusterIndex,
+        times: u64,
+        what: core::fmt::Arguments<'_>,
+    ) {
+        let sum = self.references.get(cluster.0).saturating_add(times);
+        let most = self.geometry.refcount_max();
+        if sum > most {
+            let offset = self.geometry.cluster_start(cluster);
+            self.corrupt(
+                sum.saturating_sub(most),
+                format_args!(
+                    "{what}: cluster at {offset:#x} has more references than the {} bits of a \
+                     refcount can count",
+                    self.geometry.refcount_bits()
+                ),
+            );
+        }
+        self.references.set(cluster.0, sum.min(most));
+    }
+
+    /// The first cluster from `cluster` on that may have a count of either kind.
+    pub(super) fn next_used(&self, cluster: u64) -> Option<u64> {
+        let references = self.references.next_used(cluster);
+        let refcounts = self.refcounts.next_used(cluster);
+        match (references, refcounts) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+}
