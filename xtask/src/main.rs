@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod ci;
+mod sim;
 mod soak;
 mod tidy;
 mod workspace;
@@ -27,6 +28,11 @@ const TASKS: &[(&str, Task, &str)] = &[
         "ci",
         ci::run,
         "run every check and test, as continuous integration does",
+    ),
+    (
+        "sim",
+        sim::run,
+        "run seeds of the crash simulator: --help",
     ),
     (
         "soak",

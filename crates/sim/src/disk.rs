@@ -247,9 +247,7 @@ impl Disk {
 
     /// Whether growing to `len_bytes` finds no space left.
     pub(crate) fn is_full_at(&self, len_bytes: u64) -> bool {
-        self.profile
-            .max_len_bytes
-            .is_some_and(|max| len_bytes > max)
+        self.faults.max_len_bytes.is_some_and(|max| len_bytes > max)
     }
 
     /// Checks a transfer against the limits of the disk.

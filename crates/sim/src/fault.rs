@@ -28,6 +28,8 @@ pub struct Faults {
     pub flush_per_mille: u32,
     /// This kind of request fails when it has been counted down to zero (0: the next one).
     pub nth: Option<(FaultKind, u64)>,
+    /// The file cannot grow beyond this length: the file system is full.
+    pub max_len_bytes: Option<u64>,
 }
 
 impl Faults {

@@ -25,8 +25,6 @@ pub struct DiskProfile {
     pub discard_zeroes: bool,
     /// `write_zeroes_at` is supported.
     pub write_zeroes: bool,
-    /// A file cannot grow beyond this length: the file system is full.
-    pub max_len_bytes: Option<u64>,
 }
 
 impl Default for DiskProfile {
@@ -39,7 +37,6 @@ impl Default for DiskProfile {
             device: None,
             discard_zeroes: true,
             write_zeroes: true,
-            max_len_bytes: None,
         }
     }
 }

@@ -1,0 +1,251 @@
+//! What a seed tests: the shape of the image, its disk, its history, the load and the mishaps.
+//!
+//! Every seed switches whole features on and off (swarm testing): a load without discards fills
+//! tables that one with discards never fills.
+
+use gaur_sim::{DiskProfile, Random};
+
+use crate::shape::Shape;
+
+/// A layer below the top image.
+#[derive(Clone, Copy, Debug)]
+pub struct Layer {
+    /// Its shape; `None` for a raw file.
+    pub shape: Option<Shape>,
+    /// Its size in bytes: shorter, longer or as long as what lies above.
+    pub bytes: u64,
+}
+
+/// How often each request is drawn, relative to the others.
+#[derive(Clone, Copy, Debug)]
+pub struct Weights {
+    /// Reads.
+    pub read: u32,
+    /// Writes.
+    pub write: u32,
+    /// Write zeroes.
+    pub zero: u32,
+    /// Discards.
+    pub discard: u32,
+    /// Flushes.
+    pub flush: u32,
+    /// Questions for the status of a range.
+    pub status: u32,
+    /// Changes of the size.
+    pub resize: u32,
+    /// Requests beyond the end.
+    pub beyond: u32,
+}
+
+/// Which mishaps befall the host's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mishaps {
+    /// None.
+    None,
+    /// Requests fail at random, this often in a thousand, from the start or from open on.
+    Random(u32),
+    /// One request fails.
+    Once,
+    /// The file system fills up.
+    Full,
+}
+
+/// Everything a seed decides before the run.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The seed.
+    pub seed: u64,
+    /// Smallest alignment of guest requests in bytes.
+    pub unit_bytes: u64,
+    /// Shape of the top image.
+    pub shape: Shape,
+    /// Its size in bytes at first.
+    pub guest_bytes: u64,
+    /// What lies below it, top first.
+    pub backing: Vec<Layer>,
+    /// Internal snapshots there are from the start.
+    pub snapshots: u32,
+    /// Clusters in a thousand that hold something from the start.
+    pub filled_per_mille: u32,
+    /// Share of those that are compressed.
+    pub compressed_per_mille: u32,
+    /// Some clusters are leaked from the start.
+    pub leaks: bool,
+    /// The disk of the top image.
+    pub profile: DiskProfile,
+    /// Opened with O_DIRECT.
+    pub direct: bool,
+    /// Size of the L2 cache.
+    pub l2_cache_bytes: u64,
+    /// Size of the refcount cache.
+    pub refcount_cache_bytes: u64,
+    /// Freed space is given back.
+    pub discard: bool,
+    /// Queues on the image.
+    pub queues: u32,
+    /// Tasks on each queue.
+    pub depth: u32,
+    /// Requests of each task between two crashes.
+    pub requests: u32,
+    /// Longest request in units.
+    pub longest_units: u32,
+    /// Requests in a thousand that lie in a small part of the disk.
+    pub hot_per_mille: u32,
+    /// What the load consists of.
+    pub weights: Weights,
+    /// Writes with FUA in a thousand.
+    pub fua_per_mille: u32,
+    /// Runs from open to crash or close.
+    pub epochs: u32,
+    /// What goes wrong.
+    pub mishaps: Mishaps,
+}
+
+impl Config {
+    /// What `seed` stands for.
+    pub fn draw(seed: u64) -> Config {
+        let mut random = Random::new(seed);
+        let random = &mut random;
+        let shape = draw_shape(random);
+        let unit_bytes = random.pick(&[512, 512, 512, 512, 64, 16]);
+        let guest_bytes = draw_size(shape, unit_bytes, random);
+        let snapshots = match shape.refcount_max() {
+            1 => 0,
+            max => random.pick(&[0, 0, 0, 1, 1, 2]).min(max - 1) as u32,
+        };
+        let direct = random.chance(400);
+        let backing = draw_backing(guest_bytes, unit_bytes, random);
+        let profile = draw_profile(direct, random);
+        let mishaps = match random.below(100) {
+            0..80 => Mishaps::None,
+            80..88 => Mishaps::Once,
+            88..96 => Mishaps::Random(random.pick(&[2, 10, 50])),
+            _ => Mishaps::Full,
+        };
+        let largest = (4 * shape.cluster_bytes()).min(guest_bytes) / unit_bytes;
+        Config {
+            seed,
+            unit_bytes,
+            shape,
+            guest_bytes,
+            backing,
+            snapshots,
+            filled_per_mille: random.pick(&[0, 0, 100, 500, 900]),
+            compressed_per_mille: random.pick(&[0, 0, 200, 600]),
+            leaks: random.chance(100),
+            profile,
+            direct,
+            l2_cache_bytes: random.pick(&[0, 1024, 4096, 16 << 10, 32 << 20]),
+            refcount_cache_bytes: random.pick(&[0, 1024, 4096, 1 << 20]),
+            discard: random.chance(700),
+            queues: random.pick(&[1, 1, 2, 3, 4]),
+            depth: random.pick(&[1, 1, 2, 4, 8]),
+            requests: random.pick(&[3, 6, 12, 25]),
+            longest_units: random.between(1, largest.max(1)) as u32,
+            hot_per_mille: random.pick(&[0, 500, 900]),
+            weights: draw_weights(snapshots, shape, random),
+            fua_per_mille: random.pick(&[0, 50, 300, 1000]),
+            epochs: random.between(1, 5) as u32,
+            mishaps,
+        }
+    }
+}
+
+fn draw_shape(random: &mut Random) -> Shape {
+    let extended = random.chance(350);
+    let cluster_bits = if extended {
+        random.pick(&[14, 14, 14, 15, 16])
+    } else {
+        match random.below(1000) {
+            0..350 => 9,
+            350..550 => 10,
+            550..750 => 12,
+            750..990 => 16,
+            _ => 21,
+        }
+    };
+    let version = if extended || random.chance(750) { 3 } else { 2 };
+    let refcount_order = match version {
+        2 => 4,
+        _ => random.pick(&[0, 1, 2, 3, 4, 4, 4, 4, 5, 6, 6]),
+    };
+    Shape {
+        version,
+        cluster_bits,
+        extended,
+        refcount_order,
+    }
+}
+
+fn draw_size(shape: Shape, unit_bytes: u64, random: &mut Random) -> u64 {
+    let cluster = shape.cluster_bytes();
+    let most = match cluster {
+        0..=1024 => 640,
+        1025..=4096 => 200,
+        4097..=65536 => 24,
+        _ => 3,
+    };
+    let clusters = random.between(2, most);
+    // Not every disk ends where a cluster does; every one ends where a sector does.
+    let cut = if random.chance(500) {
+        random.below(cluster / 512) * 512
+    } else {
+        0
+    };
+    (clusters * cluster - cut).next_multiple_of(unit_bytes)
+}
+
+fn draw_backing(above: u64, unit_bytes: u64, random: &mut Random) -> Vec<Layer> {
+    let depth = random.pick(&[0, 0, 0, 1, 1, 2, 3]);
+    let mut layers = Vec::new();
+    for number in 0..depth {
+        let bytes = match random.below(3) {
+            0 => above,
+            1 => random.between(1, above / 512) * 512,
+            _ => above + random.below(above / 512) * 512,
+        };
+        let raw = number + 1 == depth && random.chance(500);
+        let shape = (!raw).then(|| draw_shape(random));
+        // A raw file may end anywhere.
+        let odd = raw && bytes > 512 && unit_bytes < 512 && random.chance(500);
+        let bytes = bytes - if odd { unit_bytes } else { 0 };
+        layers.push(Layer { shape, bytes });
+    }
+    layers
+}
+
+fn draw_profile(direct: bool, random: &mut Random) -> DiskProfile {
+    let alignment = if direct {
+        random.pick(&[512, 512, 4096])
+    } else {
+        1
+    };
+    let device = random.chance(150);
+    DiskProfile {
+        request_alignment: alignment,
+        memory_alignment: if direct {
+            random.pick(&[4, alignment])
+        } else {
+            1
+        },
+        max_transfer: random.pick(&[1 << 30, 1 << 20, 64 << 10, 8 << 10]),
+        device: device.then(|| random.number()),
+        discard_zeroes: !device,
+        write_zeroes: random.chance(700),
+    }
+}
+
+fn draw_weights(snapshots: u32, shape: Shape, random: &mut Random) -> Weights {
+    let mut some = |weights: &[u32]| random.pick(weights);
+    let resizable = shape.version == 3 || snapshots == 0;
+    Weights {
+        read: some(&[0, 5, 20]),
+        write: some(&[10, 30, 60]),
+        zero: some(&[0, 0, 10, 30]),
+        discard: some(&[0, 0, 10, 30]),
+        flush: some(&[1, 5, 20]),
+        status: some(&[0, 3]),
+        resize: if resizable { some(&[0, 0, 3]) } else { 0 },
+        beyond: some(&[0, 1]),
+    }
+}

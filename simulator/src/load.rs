@@ -1,0 +1,430 @@
+//! The guest: tasks that send requests to the queues of an image and judge every answer at once.
+//!
+//! Any number of requests are in flight, on several queues; ranges overlap and touch. What a request
+//! may see and what it leaves is kept in the [`Model`]. The first answer that is wrong is kept and
+//! ends the run.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+
+use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
+use gaur_engine::Queue;
+use gaur_sim::{Handle, Random, SimBuffer, SimFile};
+
+use crate::config::Config;
+use crate::content::{Value, ZERO};
+use crate::model::Model;
+use crate::stats::Stats;
+
+/// What the tasks of an epoch share.
+pub struct Load {
+    config: Config,
+    handle: Handle,
+    /// The disk as it should be.
+    pub model: RefCell<Model>,
+    /// The number of the last request that wrote something.
+    pub next_value: Cell<Value>,
+    /// The first wrong answer.
+    pub failure: RefCell<Option<String>>,
+    /// What was done.
+    pub stats: RefCell<Stats>,
+    /// Requests may fail: something is wrong with the host's file.
+    pub may_fail: Cell<bool>,
+    /// A flush has failed: the image must refuse writes.
+    poisoned: Cell<bool>,
+    /// A resize waits for the others to end, or runs.
+    exclusive: Cell<bool>,
+    /// Requests in flight.
+    active: Cell<u32>,
+    next_tag: Cell<u32>,
+}
+
+/// What a task does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+    Zero,
+    Discard,
+    Flush,
+    Status,
+    Resize,
+    Beyond,
+}
+
+const KINDS: [Kind; 8] = [
+    Kind::Read,
+    Kind::Write,
+    Kind::Zero,
+    Kind::Discard,
+    Kind::Flush,
+    Kind::Status,
+    Kind::Resize,
+    Kind::Beyond,
+];
+
+impl Load {
+    /// The load of `config` on a disk that is as `model` says.
+    pub fn new(config: &Config, handle: Handle, model: Model, next_value: Value) -> Rc<Load> {
+        Rc::new(Load {
+            config: config.clone(),
+            handle,
+            model: RefCell::new(model),
+            next_value: Cell::new(next_value),
+            failure: RefCell::new(None),
+            stats: RefCell::default(),
+            may_fail: Cell::new(false),
+            poisoned: Cell::new(false),
+            exclusive: Cell::new(false),
+            active: Cell::new(0),
+            next_tag: Cell::new(0),
+        })
+    }
+
+    /// One task: sends `requests` requests to `queue`, one after the other.
+    pub async fn work(
+        self: Rc<Self>,
+        queue: Rc<Queue<SimFile>>,
+        mut random: Random,
+        requests: u32,
+    ) {
+        let weights = self.config.weights;
+        let weights = [
+            weights.read,
+            weights.write,
+            weights.zero,
+            weights.discard,
+            weights.flush,
+            weights.status,
+            weights.resize,
+            weights.beyond,
+        ];
+        for _ in 0..requests {
+            if self.failure.borrow().is_some() {
+                return;
+            }
+            let kind = KINDS[random.weighted(&weights)];
+            while self.exclusive.get() {
+                self.handle.sleep(3_000).await;
+            }
+            self.active.set(self.active.get() + 1);
+            self.one(&queue, kind, &mut random).await;
+            self.active.set(self.active.get() - 1);
+            if random.chance(100) {
+                self.handle.sleep(random.below(20_000)).await;
+            }
+        }
+        self.handle.doing("done".to_owned());
+    }
+
+    async fn one(&self, queue: &Queue<SimFile>, kind: Kind, random: &mut Random) {
+        match kind {
+            Kind::Read => self.read(queue, random).await,
+            Kind::Write => self.write(queue, random).await,
+            Kind::Zero => self.zero(queue, random).await,
+            Kind::Discard => self.discard(queue, random).await,
+            Kind::Flush => self.flush(queue).await,
+            Kind::Status => self.status(queue, random).await,
+            Kind::Resize => self.resize(queue, random).await,
+            Kind::Beyond => self.beyond(queue, random).await,
+        }
+    }
+
+    fn unit_bytes(&self) -> u64 {
+        self.config.unit_bytes
+    }
+
+    /// A range of the disk, in units.
+    fn range(&self, random: &mut Random) -> Range<u32> {
+        let end = self.model.borrow().len_units();
+        let hot = random.chance(self.config.hot_per_mille);
+        let limit = if hot { end.div_ceil(8) } else { end };
+        let first = random.below(limit.into()) as u32;
+        let len = random.between(1, self.config.longest_units.into()) as u32;
+        let range = first..first.saturating_add(len).min(end);
+        let grain = match random.below(6) {
+            0 => self.config.shape.cluster_bytes(),
+            1 => self.config.shape.cluster_bytes() / self.config.shape.subclusters(),
+            _ => return range,
+        };
+        // Whole clusters or subclusters, as file systems write them.
+        let grain = (grain / self.unit_bytes()).max(1) as u32;
+        let first = range.start / grain * grain;
+        let end = range.end.next_multiple_of(grain).min(end);
+        first..end
+    }
+
+    fn bytes(&self, units: &Range<u32>) -> Range<u64> {
+        u64::from(units.start) * self.unit_bytes()..u64::from(units.end) * self.unit_bytes()
+    }
+
+    fn next_value(&self) -> Value {
+        self.next_value.set(self.next_value.get() + 1);
+        self.next_value.get()
+    }
+
+    fn tag(&self) -> Tag {
+        self.next_tag.set(self.next_tag.get() + 1);
+        Tag(self.next_tag.get())
+    }
+
+    fn memory(&self, units: &Range<u32>, random: &mut Random) -> SimBuffer {
+        let len = u64::from(units.end - units.start) * self.unit_bytes();
+        let alignment = random.pick(&[1, 512, 4096]);
+        SimBuffer::new(len as usize, alignment)
+    }
+
+    fn begin(&self, tag: Tag, what: String) {
+        let bytes = what
+            .bytes()
+            .fold(0_u64, |sum, byte| sum.wrapping_mul(31) + u64::from(byte));
+        self.handle
+            .trace()
+            .record(&[4, u64::from(tag.0), bytes], || format!("guest  {what}"));
+        self.handle.doing(what);
+        self.stats.borrow_mut().requests += 1;
+    }
+
+    fn note(&self, tag: Tag, result: &Result<(), Errno>) {
+        let code = result.map_or_else(|errno| errno.raw() as u64, |()| 0);
+        let tag = tag.0;
+        self.handle.trace().record(&[5, u64::from(tag), code], || {
+            format!("answer {tag}: {result:?}")
+        });
+        if let Err(errno) = result {
+            self.stats.borrow_mut().errors += 1;
+            if !self.may_fail.get() {
+                self.fail(format!(
+                    "request {tag} fails with {errno:?} on a healthy disk"
+                ));
+            }
+        }
+    }
+
+    fn fail(&self, what: String) {
+        self.failure.borrow_mut().get_or_insert(what);
+    }
+
+    /// A write whose answer says that it went well, although the image was poisoned before.
+    fn judge_poison(&self, poisoned: bool, tag: Tag, result: &Result<(), Errno>) {
+        if poisoned && result.is_ok() {
+            self.fail(format!(
+                "request {} goes well after a flush has failed",
+                tag.0
+            ));
+        }
+    }
+
+    async fn read(&self, queue: &Queue<SimFile>, random: &mut Random) {
+        let units = self.range(random);
+        let bytes = self.bytes(&units);
+        let mut memory = self.memory(&units, random);
+        memory.fill(0xa5);
+        let tag = self.tag();
+        self.begin(tag, format!("read {units:?} tag {}", tag.0));
+        let reading = self.model.borrow_mut().read();
+        let request = Request::Read {
+            offset_bytes: bytes.start,
+        };
+        let result = queue
+            .submit(tag, request, Payload::Read(Target::Memory(&mut memory)))
+            .await;
+        self.note(tag, &result);
+        let mut model = self.model.borrow_mut();
+        if result.is_ok()
+            && let Err(wrong) = model.check_read(&reading, units.start, &memory)
+        {
+            self.fail(format!("read {}: {wrong}", tag.0));
+        }
+        model.end_read(reading);
+    }
+
+    async fn write(&self, queue: &Queue<SimFile>, random: &mut Random) {
+        let units = self.range(random);
+        let value = self.next_value();
+        let mut memory = self.memory(&units, random);
+        let script = self.model.borrow().script();
+        script.encode_run(value, units.start, &mut memory);
+        let fua = random.chance(self.config.fua_per_mille);
+        let (tag, poisoned) = (self.tag(), self.poisoned.get());
+        let kind = if fua { "write fua" } else { "write" };
+        self.begin(tag, format!("{kind} {units:?} value {value} tag {}", tag.0));
+        let issued = self.model.borrow_mut().write(units.clone(), value);
+        let request = Request::Write {
+            offset_bytes: self.bytes(&units).start,
+            fua,
+        };
+        let payload = Payload::Write(Source::Memory(&memory));
+        let result = queue.submit(tag, request, payload).await;
+        self.note(tag, &result);
+        self.judge_poison(poisoned, tag, &result);
+        self.model.borrow_mut().end(issued, result.is_ok(), fua);
+    }
+
+    async fn zero(&self, queue: &Queue<SimFile>, random: &mut Random) {
+        let units = self.range(random);
+        let bytes = self.bytes(&units);
+        let (fua, may_unmap) = (random.chance(self.config.fua_per_mille), random.chance(500));
+        let (tag, poisoned) = (self.tag(), self.poisoned.get());
+        self.begin(
+            tag,
+            format!("zero {units:?} fua {fua} unmap {may_unmap} tag {}", tag.0),
+        );
+        let issued = self.model.borrow_mut().write(units, ZERO);
+        let len_bytes = bytes.end - bytes.start;
+        let request = Request::WriteZeroes {
+            offset_bytes: bytes.start,
+            len_bytes,
+            fua,
+            may_unmap,
+        };
+        let result = queue.submit(tag, request, Payload::None).await;
+        self.note(tag, &result);
+        self.judge_poison(poisoned, tag, &result);
+        self.model.borrow_mut().end(issued, result.is_ok(), fua);
+    }
+
+    async fn discard(&self, queue: &Queue<SimFile>, random: &mut Random) {
+        let units = self.range(random);
+        let bytes = self.bytes(&units);
+        let tag = self.tag();
+        self.begin(tag, format!("discard {units:?} tag {}", tag.0));
+        let issued = self.model.borrow_mut().discard(units);
+        let len_bytes = bytes.end - bytes.start;
+        let request = Request::Discard {
+            offset_bytes: bytes.start,
+            len_bytes,
+        };
+        let result = queue.submit(tag, request, Payload::None).await;
+        self.note(tag, &result);
+        self.model.borrow_mut().end(issued, result.is_ok(), false);
+    }
+
+    async fn flush(&self, queue: &Queue<SimFile>) {
+        let tag = self.tag();
+        self.begin(tag, format!("flush tag {}", tag.0));
+        let flushing = self.model.borrow_mut().flush();
+        let result = queue.submit(tag, Request::Flush, Payload::None).await;
+        self.note(tag, &result);
+        self.poisoned.set(self.poisoned.get() || result.is_err());
+        self.model.borrow_mut().end_flush(flushing, result.is_ok());
+    }
+
+    async fn status(&self, queue: &Queue<SimFile>, random: &mut Random) {
+        let units = self.range(random);
+        let bytes = self.bytes(&units);
+        let asked = bytes.end - bytes.start;
+        let tag = self.tag();
+        self.begin(tag, format!("status {units:?} tag {}", tag.0));
+        let reading = self.model.borrow_mut().read();
+        let result = queue.status(bytes.start, asked).await;
+        self.note(tag, &result.map(drop));
+        let mut model = self.model.borrow_mut();
+        if let Ok(status) = result {
+            if status.len_bytes == 0 || status.len_bytes > asked {
+                self.fail(format!(
+                    "status {} of {asked} bytes covers {}",
+                    tag.0, status.len_bytes
+                ));
+            }
+            let whole = (status.len_bytes.min(asked) / self.unit_bytes()) as u32;
+            let covered = units.start..units.start + whole;
+            if status.zero
+                && let Err(wrong) = model.check_zero(&reading, covered)
+            {
+                self.fail(format!("status {} says zeros: {wrong}", tag.0));
+            }
+        }
+        model.end_read(reading);
+    }
+
+    /// A resize runs alone, with a flush behind it.
+    async fn resize(&self, queue: &Queue<SimFile>, random: &mut Random) {
+        if self.exclusive.replace(true) {
+            return;
+        }
+        while self.active.get() > 1 {
+            self.handle.sleep(3_000).await;
+        }
+        let old = self.model.borrow().len_units();
+        let most = 3 * self.config.guest_bytes / self.unit_bytes();
+        let per_sector = 512 / self.unit_bytes();
+        let new = (random.between(1, most / per_sector) * per_sector) as u32;
+        let tag = self.tag();
+        self.begin(tag, format!("resize {old} to {new} units tag {}", tag.0));
+        let cut = self.model.borrow_mut().resize(new);
+        let bytes = u64::from(new) * self.unit_bytes();
+        let result = queue.resize(bytes, new < old).await;
+        if let Err(error) = &result
+            && !self.may_fail.get()
+        {
+            self.fail(format!(
+                "resize {} fails on a healthy disk: {error:#}",
+                tag.0
+            ));
+        }
+        let well = result.is_ok();
+        self.note(tag, &result.map_err(|error| error.errno()));
+        self.model.borrow_mut().end_resize(cut, new, well);
+        if well {
+            if queue.size_bytes() != bytes {
+                self.fail(format!(
+                    "after resize {} the size is {}",
+                    tag.0,
+                    queue.size_bytes()
+                ));
+            }
+            self.flush(queue).await;
+            if !self.poisoned.get() {
+                self.model.borrow_mut().settle_size(new);
+                self.exclusive.set(false);
+            }
+        }
+        // After a failure nobody knows the size: this was the last request of the epoch.
+        if self.exclusive.get() {
+            self.fail_quietly();
+        }
+    }
+
+    /// Ends the load without a verdict.
+    fn fail_quietly(&self) {
+        self.exclusive.set(false);
+        self.failure.borrow_mut().get_or_insert_with(String::new);
+    }
+
+    async fn beyond(&self, queue: &Queue<SimFile>, random: &mut Random) {
+        let size = queue.size_bytes();
+        let len = self.unit_bytes() as usize;
+        let offset_bytes = match random.below(3) {
+            0 => size,
+            1 => size - self.unit_bytes() / 2,
+            _ => u64::MAX - random.below(2 * len as u64),
+        };
+        let tag = self.tag();
+        self.begin(
+            tag,
+            format!("beyond the end at {offset_bytes} tag {}", tag.0),
+        );
+        let mut memory = SimBuffer::new(len, 512);
+        let (result, expected) = if random.chance(500) {
+            let payload = Payload::Read(Target::Memory(&mut memory));
+            (
+                queue
+                    .submit(tag, Request::Read { offset_bytes }, payload)
+                    .await,
+                Errno::EINVAL,
+            )
+        } else {
+            let payload = Payload::Write(Source::Memory(&memory));
+            let request = Request::Write {
+                offset_bytes,
+                fua: false,
+            };
+            (queue.submit(tag, request, payload).await, Errno::ENOSPC)
+        };
+        if result != Err(expected) && !self.may_fail.get() {
+            self.fail(format!("request {} beyond the end gives {result:?}", tag.0));
+        }
+    }
+}

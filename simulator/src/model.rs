@@ -1,0 +1,472 @@
+//! What the guest may see: for every unit the values that a read may return now, and those that may
+//! be there after a power cut.
+//!
+//! Each unit is a register. A request adds an entry when it is issued. When it completes, it
+//! *supersedes* every entry whose request had completed before it was issued; of requests that
+//! overlap in time any may win. A read may return what was not superseded when it was issued, or
+//! what was issued while it ran. After a power cut a unit may hold any entry at all, except those
+//! that are *settled*: superseded before a flush was asked for that has since returned, or before
+//! a write with FUA that has. That is rule O4, and everything it leaves open.
+//!
+//! A discard adds zeros and supersedes nothing. A request that failed may have happened.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use crate::content::{Found, Script, Value, ZERO};
+
+type Moment = u64;
+
+#[derive(Clone, Debug)]
+struct Entry {
+    value: Value,
+    issued: Moment,
+    /// `Moment::MAX` while in flight.
+    completed: Moment,
+    superseded: Option<Moment>,
+    /// No power cut brings it back.
+    settled: bool,
+}
+
+/// What a write, discard or resize in flight gives back when it ends.
+#[derive(Debug)]
+pub struct Issued {
+    units: Range<u32>,
+    issued: Moment,
+    /// Whether it supersedes what was there (a discard does not).
+    replaces: bool,
+}
+
+/// A read in flight.
+#[derive(Debug)]
+pub struct Reading {
+    issued: Moment,
+}
+
+/// A flush in flight.
+#[derive(Debug)]
+pub struct Flushing {
+    issued: Moment,
+}
+
+/// The guest's disk as it should be.
+#[derive(Clone, Debug)]
+pub struct Model {
+    script: Script,
+    units: Vec<Vec<Entry>>,
+    /// Units with more than one entry.
+    open: BTreeSet<u32>,
+    now: Moment,
+    reads: BTreeMap<Moment, u32>,
+    /// A flush failed: what is readable is what a power cut may leave.
+    shaken: bool,
+    /// Other sizes in units that a power cut may leave, besides the number of units.
+    other_sizes: Vec<u32>,
+}
+
+/// A unit that holds what it must not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    /// The unit.
+    pub unit: u32,
+    /// What it holds.
+    pub found: Found,
+    /// What it may hold.
+    pub allowed: Vec<Value>,
+}
+
+impl std::fmt::Display for Wrong {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let allowed: Vec<String> = self
+            .allowed
+            .iter()
+            .map(|&value| Found::Value(value).to_string())
+            .collect();
+        write!(
+            out,
+            "unit {} holds {}, allowed: {}",
+            self.unit,
+            self.found,
+            allowed.join(", ")
+        )
+    }
+}
+
+impl Model {
+    /// A disk whose units hold these values, all durable.
+    pub fn new(script: Script, values: &[Value]) -> Model {
+        Model {
+            script,
+            units: values
+                .iter()
+                .map(|&value| vec![Entry::base(value)])
+                .collect(),
+            open: BTreeSet::new(),
+            now: 1,
+            reads: BTreeMap::new(),
+            shaken: false,
+            other_sizes: Vec::new(),
+        }
+    }
+
+    /// Size of the disk in units.
+    pub fn len_units(&self) -> u32 {
+        self.units.len() as u32
+    }
+
+    /// The script of the content.
+    pub fn script(&self) -> Script {
+        self.script
+    }
+
+    /// The sizes in units that the disk may have after a power cut.
+    pub fn sizes(&self) -> Vec<u32> {
+        let mut sizes = self.other_sizes.clone();
+        sizes.push(self.len_units());
+        sizes
+    }
+
+    /// A write of `value` to `units` is issued.
+    pub fn write(&mut self, units: Range<u32>, value: Value) -> Issued {
+        self.issue(units, value, true)
+    }
+
+    /// A discard is issued.
+    pub fn discard(&mut self, units: Range<u32>) -> Issued {
+        self.issue(units, ZERO, false)
+    }
+
+    fn issue(&mut self, units: Range<u32>, value: Value, replaces: bool) -> Issued {
+        let issued = self.tick();
+        for unit in units.clone() {
+            let entry = Entry {
+                value,
+                issued,
+                completed: Moment::MAX,
+                superseded: None,
+                settled: false,
+            };
+            self.units[unit as usize].push(entry);
+            self.open.insert(unit);
+        }
+        Issued {
+            units,
+            issued,
+            replaces,
+        }
+    }
+
+    /// A write or discard has ended, well or not; `durable` when it promised to be so by now.
+    pub fn end(&mut self, request: Issued, well: bool, durable: bool) {
+        let now = self.tick();
+        for unit in request.units {
+            let Some(entries) = self.units.get_mut(unit as usize) else {
+                continue;
+            };
+            for entry in entries.iter_mut() {
+                if entry.issued == request.issued {
+                    entry.completed = now;
+                } else if well && request.replaces && entry.completed < request.issued {
+                    entry.superseded.get_or_insert(now);
+                    entry.settled |= durable;
+                }
+            }
+            self.forget(unit);
+        }
+    }
+
+    /// A read is issued.
+    pub fn read(&mut self) -> Reading {
+        let issued = self.tick();
+        self.reads.insert(issued, 0);
+        Reading { issued }
+    }
+
+    /// A read of `bytes` from the unit `first` on has ended well; the first unit that is wrong.
+    pub fn check_read(&mut self, read: &Reading, first: u32, bytes: &[u8]) -> Result<(), Wrong> {
+        let now = self.tick();
+        for (number, part) in bytes
+            .chunks_exact(self.script.unit_bytes() as usize)
+            .enumerate()
+        {
+            let unit = first + number as u32;
+            let found = self.script.decode(unit, part);
+            let allowed = self.readable(unit, read.issued);
+            match found {
+                Found::Value(value) if allowed.contains(&value) => self.pin(unit, value, read, now),
+                _ => {
+                    return Err(Wrong {
+                        unit,
+                        found,
+                        allowed,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every unit may read as zeros, for a caller that was told so since `read`.
+    pub fn check_zero(&self, read: &Reading, units: Range<u32>) -> Result<(), Wrong> {
+        for unit in units {
+            let allowed = self.readable(unit, read.issued);
+            if !allowed.contains(&ZERO) {
+                return Err(Wrong {
+                    unit,
+                    found: Found::Value(ZERO),
+                    allowed,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// A read is over.
+    pub fn end_read(&mut self, read: Reading) {
+        self.reads.remove(&read.issued);
+    }
+
+    fn readable(&self, unit: u32, since: Moment) -> Vec<Value> {
+        let entries = &self.units[unit as usize];
+        let live = |entry: &&Entry| entry.superseded.is_none_or(|at| at > since);
+        let mut values: Vec<Value> = match self.shaken {
+            true => entries.iter().map(|entry| entry.value).collect(),
+            false => entries
+                .iter()
+                .filter(live)
+                .map(|entry| entry.value)
+                .collect(),
+        };
+        values.dedup();
+        values
+    }
+
+    /// What was read once, with nothing in flight, stays so.
+    fn pin(&mut self, unit: u32, value: Value, read: &Reading, now: Moment) {
+        let entries = &mut self.units[unit as usize];
+        let quiet = entries.iter().all(|entry| entry.completed < read.issued);
+        if !quiet || entries.len() < 2 || self.shaken {
+            return;
+        }
+        for entry in entries.iter_mut().filter(|entry| entry.value != value) {
+            entry.superseded.get_or_insert(now);
+        }
+    }
+
+    /// A flush is issued.
+    pub fn flush(&mut self) -> Flushing {
+        Flushing {
+            issued: self.tick(),
+        }
+    }
+
+    /// A flush has ended. After one that failed, unflushed data may be gone.
+    pub fn end_flush(&mut self, flush: Flushing, well: bool) {
+        if !well {
+            self.shaken = true;
+            return;
+        }
+        for unit in self.open.clone() {
+            for entry in &mut self.units[unit as usize] {
+                entry.settled |= entry.superseded.is_some_and(|at| at < flush.issued);
+            }
+            self.forget(unit);
+        }
+        self.other_sizes.clear();
+    }
+
+    /// Drops entries that nobody can see any more.
+    fn forget(&mut self, unit: u32) {
+        let oldest = self.reads.keys().next().copied().unwrap_or(Moment::MAX);
+        let entries = &mut self.units[unit as usize];
+        entries.retain(|entry| {
+            !(entry.settled
+                && entry
+                    .superseded
+                    .is_none_or(|superseded| superseded <= oldest))
+        });
+        if entries.len() < 2 {
+            self.open.remove(&unit);
+        }
+    }
+
+    /// A resize is issued; nothing else is in flight. It must be followed by a flush.
+    pub fn resize(&mut self, len_units: u32) -> Option<Issued> {
+        let old = self.len_units();
+        self.other_sizes.push(len_units);
+        (len_units < old).then(|| self.discard(len_units..old))
+    }
+
+    /// A resize has ended. After one that failed the size is what the engine says it is.
+    pub fn end_resize(&mut self, cut: Option<Issued>, len_units: u32, well: bool) {
+        if let Some(cut) = cut {
+            self.end(cut, well, false);
+        }
+        if !well {
+            return;
+        }
+        // The old size may come back with the power, and what is beyond the new one with it; so the
+        // longer of the two is kept until `settle_size`.
+        self.other_sizes = vec![self.len_units()];
+        if len_units > self.len_units() {
+            self.units
+                .resize_with(len_units as usize, || vec![Entry::base(ZERO)]);
+        } else {
+            self.other_sizes.push(len_units);
+        }
+    }
+
+    /// A shrink and the flush behind it are over: what is beyond the end is gone.
+    pub fn settle_size(&mut self, len_units: u32) {
+        self.units.truncate(len_units as usize);
+        self.open.split_off(&len_units);
+        self.other_sizes.clear();
+    }
+
+    /// Checks what is there after a power cut, or after a close (`exact`), when only what is
+    /// readable counts.
+    pub fn check_view(&self, bytes: &[u8], exact: bool) -> Result<Vec<Value>, Wrong> {
+        let unit_bytes = self.script.unit_bytes() as usize;
+        let mut values = Vec::with_capacity(bytes.len() / unit_bytes);
+        for (number, part) in bytes.chunks_exact(unit_bytes).enumerate() {
+            let unit = number as u32;
+            let allowed = match (exact, self.units.get(number)) {
+                (_, None) => vec![ZERO],
+                (true, Some(_)) => self.readable(unit, self.now),
+                (false, Some(entries)) => survivors(entries),
+            };
+            let found = self.script.decode(unit, part);
+            match found {
+                Found::Value(value) if allowed.contains(&value) => values.push(value),
+                _ => {
+                    return Err(Wrong {
+                        unit,
+                        found,
+                        allowed,
+                    });
+                }
+            }
+        }
+        Ok(values)
+    }
+
+    fn tick(&mut self) -> Moment {
+        self.now += 1;
+        self.now
+    }
+}
+
+impl Entry {
+    fn base(value: Value) -> Entry {
+        Entry {
+            value,
+            issued: 0,
+            completed: 0,
+            superseded: None,
+            settled: false,
+        }
+    }
+}
+
+fn survivors(entries: &[Entry]) -> Vec<Value> {
+    let mut values: Vec<Value> = entries
+        .iter()
+        .filter(|entry| !entry.settled)
+        .map(|entry| entry.value)
+        .collect();
+    values.dedup();
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model() -> Model {
+        Model::new(Script::new(1, 16), &[5, 5])
+    }
+
+    fn view(model: &Model, values: [Value; 2]) -> Vec<u8> {
+        let mut bytes = vec![0; 32];
+        for (unit, part) in bytes.chunks_exact_mut(16).enumerate() {
+            model.script.encode(values[unit], unit as u32, part);
+        }
+        bytes
+    }
+
+    #[test]
+    fn an_unflushed_write_may_be_lost_and_a_flushed_one_may_not() {
+        let mut model = model();
+        let write = model.write(0..1, 6);
+        model.end(write, true, false);
+        assert!(model.check_view(&view(&model, [5, 5]), false).is_ok());
+        assert!(model.check_view(&view(&model, [6, 5]), false).is_ok());
+        assert!(model.check_view(&view(&model, [5, 5]), true).is_err());
+        let flush = model.flush();
+        model.end_flush(flush, true);
+        assert!(model.check_view(&view(&model, [6, 5]), false).is_ok());
+        let wrong = model.check_view(&view(&model, [5, 5]), false).unwrap_err();
+        assert_eq!((wrong.unit, wrong.allowed), (0, vec![6]));
+    }
+
+    #[test]
+    fn a_write_that_completes_during_a_flush_is_not_settled_by_it() {
+        let mut model = model();
+        let write = model.write(0..1, 6);
+        let flush = model.flush();
+        model.end(write, true, false);
+        model.end_flush(flush, true);
+        assert!(model.check_view(&view(&model, [5, 5]), false).is_ok());
+    }
+
+    #[test]
+    fn a_write_with_fua_settles_its_own_units_only() {
+        let mut model = model();
+        let other = model.write(1..2, 6);
+        model.end(other, true, false);
+        let write = model.write(0..1, 7);
+        model.end(write, true, true);
+        assert!(model.check_view(&view(&model, [7, 5]), false).is_ok());
+        assert!(model.check_view(&view(&model, [5, 6]), false).is_err());
+    }
+
+    #[test]
+    fn writes_that_overlap_in_time_may_end_either_way_until_somebody_looked() {
+        let mut model = model();
+        let (first, second) = (model.write(0..1, 6), model.write(0..1, 7));
+        model.end(first, true, false);
+        model.end(second, true, false);
+        let read = model.read();
+        assert!(model.check_read(&read, 0, &view(&model, [6, 5])).is_ok());
+        model.end_read(read);
+        let read = model.read();
+        assert!(model.check_read(&read, 0, &view(&model, [7, 5])).is_err());
+    }
+
+    #[test]
+    fn a_read_may_see_what_was_overwritten_while_it_ran_and_nothing_older() {
+        let mut model = model();
+        let write = model.write(0..1, 6);
+        model.end(write, true, false);
+        let read = model.read();
+        let write = model.write(0..1, 7);
+        model.end(write, true, false);
+        let flush = model.flush();
+        model.end_flush(flush, true);
+        assert!(model.check_read(&read, 0, &view(&model, [6, 5])).is_ok());
+        assert!(model.check_read(&read, 0, &view(&model, [5, 5])).is_err());
+        assert!(model.check_view(&view(&model, [6, 5]), false).is_err());
+    }
+
+    #[test]
+    fn a_discard_leaves_zeros_or_what_was_there() {
+        let mut model = model();
+        let discard = model.discard(0..2);
+        model.end(discard, true, false);
+        let flush = model.flush();
+        model.end_flush(flush, true);
+        assert!(model.check_view(&view(&model, [0, 5]), true).is_ok());
+        assert!(model.check_view(&view(&model, [5, 0]), false).is_ok());
+        assert!(model.check_view(&view(&model, [6, 0]), false).is_err());
+    }
+}

@@ -1,0 +1,612 @@
+//! Images with a past: written bit by bit, not by the engine.
+//!
+//! A prepared image has clusters of every kind, compressed ones that share host clusters, internal
+//! snapshots that share tables and data with the active disk, holes in the host file that hold
+//! garbage of an earlier life, and sometimes leaks. Its refcounts are right.
+
+use std::collections::BTreeMap;
+
+use gaur_sim::{FileImage, Random};
+
+use crate::content::{Script, Value, ZERO};
+use crate::shape::{COMPRESSED, COPIED, OFFSET_MASK, Shape, ZERO_FLAG};
+
+/// What is wanted.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The shape.
+    pub shape: Shape,
+    /// Size of the disk in bytes.
+    pub guest_bytes: u64,
+    /// Name and format of the backing file.
+    pub backing: Option<(String, &'static str)>,
+    /// Internal snapshots.
+    pub snapshots: u32,
+    /// Clusters in a thousand that are not left alone, for the first state and after each snapshot.
+    pub filled_per_mille: u32,
+    /// Share of compressed clusters.
+    pub compressed_per_mille: u32,
+    /// Some free clusters have a refcount.
+    pub leaks: bool,
+}
+
+/// What a unit of a prepared disk holds: a value of its own, or whatever lies below.
+pub type Content = Vec<Option<Value>>;
+
+/// A prepared image.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    /// The file.
+    pub file: FileImage,
+    /// The active disk.
+    pub active: Content,
+    /// The disk at each snapshot, oldest first.
+    pub snapshots: Vec<Content>,
+}
+
+/// One L2 entry: its two words as they will be, without COPIED.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cell {
+    entry: u64,
+    bitmap: u64,
+}
+
+/// A table of cells, shared by the L1 tables that name it.
+#[derive(Clone, Debug)]
+struct Table {
+    host: u64,
+    cells: Vec<Cell>,
+}
+
+#[derive(Clone, Debug)]
+struct Disk {
+    l1: Vec<Option<usize>>,
+    content: Content,
+}
+
+/// The rest of a host cluster that holds compressed ones.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    at: u64,
+    end: u64,
+    /// How many more the refcount can bear.
+    left: u64,
+}
+
+struct Builder<'a> {
+    wanted: &'a Wanted,
+    script: Script,
+    random: &'a mut Random,
+    next_value: &'a mut Value,
+    file: FileImage,
+    /// First host cluster never handed out.
+    next: u64,
+    /// Host clusters skipped, free to use.
+    holes: Vec<u64>,
+    tables: Vec<Table>,
+    /// Where more compressed clusters have room.
+    compressed: Option<Room>,
+    refcounts: BTreeMap<u64, u64>,
+}
+
+/// Makes an image; values for what it writes are taken from `next_value`.
+pub fn prepare(
+    wanted: &Wanted,
+    script: Script,
+    next_value: &mut Value,
+    random: &mut Random,
+) -> Prepared {
+    let units = (wanted.guest_bytes / script.unit_bytes()) as usize;
+    let l1 = vec![None; wanted.shape.l1_entries(wanted.guest_bytes) as usize];
+    let mut disk = Disk {
+        l1,
+        content: vec![None; units],
+    };
+    let mut builder = Builder {
+        wanted,
+        script,
+        random,
+        next_value,
+        file: FileImage::new(0),
+        next: 1,
+        holes: Vec::new(),
+        tables: Vec::new(),
+        compressed: None,
+        refcounts: BTreeMap::new(),
+    };
+    builder.mutate(&mut disk);
+    let mut snapshots = Vec::new();
+    for _ in 0..wanted.snapshots {
+        snapshots.push(disk.clone());
+        // The compressed cluster that is open is shared by the snapshot; the counts of small
+        // refcounts would not hold more.
+        builder.compressed = None;
+        builder.mutate(&mut disk);
+    }
+    let file = builder.finish(&disk, &snapshots);
+    let snapshots = snapshots
+        .into_iter()
+        .map(|snapshot| snapshot.content)
+        .collect();
+    Prepared {
+        file,
+        active: disk.content,
+        snapshots,
+    }
+}
+
+impl Builder<'_> {
+    fn shape(&self) -> Shape {
+        self.wanted.shape
+    }
+
+    fn cluster_bytes(&self) -> u64 {
+        self.shape().cluster_bytes()
+    }
+
+    /// Host clusters in a row; a single one may fill a hole.
+    fn allocate(&mut self, count: u64) -> u64 {
+        if count == 1 && !self.holes.is_empty() && self.random.chance(500) {
+            let index = self.random.index(self.holes.len());
+            return self.holes.swap_remove(index) * self.cluster_bytes();
+        }
+        if self.random.chance(150) {
+            for _ in 0..self.random.between(1, 3) {
+                self.holes.push(self.next);
+                self.next += 1;
+            }
+        }
+        let first = self.next;
+        self.next += count;
+        first * self.cluster_bytes()
+    }
+
+    fn value(&mut self) -> Value {
+        *self.next_value += 1;
+        *self.next_value
+    }
+
+    /// Changes some clusters of a disk, without touching tables that a snapshot shares.
+    fn mutate(&mut self, disk: &mut Disk) {
+        let first_own = self.tables.len();
+        let clusters = self.wanted.guest_bytes.div_ceil(self.cluster_bytes());
+        for cluster in 0..clusters {
+            if !self.random.chance(self.wanted.filled_per_mille) {
+                continue;
+            }
+            let cell = self.cell(disk, cluster);
+            let entries = self.shape().entries();
+            let slot = &mut disk.l1[(cluster / entries) as usize];
+            let table = match *slot {
+                Some(index) if index >= first_own => index,
+                shared => {
+                    let cells = match shared {
+                        Some(index) => self.tables[index].cells.clone(),
+                        None => vec![Cell::default(); entries as usize],
+                    };
+                    let host = self.allocate(1);
+                    self.tables.push(Table { host, cells });
+                    self.tables.len() - 1
+                }
+            };
+            disk.l1[(cluster / entries) as usize] = Some(table);
+            self.tables[table].cells[(cluster % entries) as usize] = cell;
+        }
+    }
+
+    /// A new content for one guest cluster.
+    fn cell(&mut self, disk: &mut Disk, cluster: u64) -> Cell {
+        if self.random.chance(self.wanted.compressed_per_mille)
+            && let Some(cell) = self.compressed_cell(disk, cluster)
+        {
+            return cell;
+        }
+        if self.shape().extended {
+            return self.extended_cell(disk, cluster);
+        }
+        let zeroes = self.shape().version == 3 && self.random.chance(200);
+        if zeroes {
+            self.describe(disk, cluster, 0..1, 1, Some(ZERO));
+            let host = if self.random.chance(500) {
+                self.garbage_cluster()
+            } else {
+                0
+            };
+            return Cell {
+                entry: host | ZERO_FLAG,
+                bitmap: 0,
+            };
+        }
+        let value = self.value();
+        let host = self.allocate(1);
+        self.write_part(host, cluster, 0..1, 1, value);
+        self.describe(disk, cluster, 0..1, 1, Some(value));
+        Cell {
+            entry: host,
+            bitmap: 0,
+        }
+    }
+
+    fn extended_cell(&mut self, disk: &mut Disk, cluster: u64) -> Cell {
+        let allocated = self.random.chance(800);
+        let host = if allocated { self.garbage_cluster() } else { 0 };
+        let mut bitmap = 0;
+        let mut subcluster = 0;
+        while subcluster < 32 {
+            let run = self.random.between(1, 12).min(32 - subcluster);
+            let part = subcluster..subcluster + run;
+            let bits = part.clone().map(|bit| 1_u64 << bit).sum::<u64>();
+            match self.random.below(3) {
+                0 if allocated => {
+                    let value = self.value();
+                    self.write_part(host, cluster, part.clone(), 32, value);
+                    self.describe(disk, cluster, part, 32, Some(value));
+                    bitmap |= bits;
+                }
+                1 => {
+                    self.describe(disk, cluster, part, 32, Some(ZERO));
+                    bitmap |= bits << 32;
+                }
+                _ => self.describe(disk, cluster, part, 32, None),
+            }
+            subcluster += run;
+        }
+        Cell {
+            entry: host,
+            bitmap,
+        }
+    }
+
+    fn compressed_cell(&mut self, disk: &mut Disk, cluster: u64) -> Option<Cell> {
+        let bytes = self.cluster_bytes();
+        let value = self.value();
+        let mut plain = vec![0; bytes as usize];
+        let first = cluster * bytes / self.script.unit_bytes();
+        self.script.encode_run(value, first as u32, &mut plain);
+        let packed = miniz_oxide::deflate::compress_to_vec(&plain, 6);
+        let len = packed.len() as u64;
+        if len >= bytes {
+            return None;
+        }
+        let offset = self.compressed_space(len);
+        self.write(offset, &packed);
+        self.describe(disk, cluster, 0..1, 1, Some(value));
+        Some(Cell {
+            entry: self.shape().compressed_entry(offset, len),
+            bitmap: 0,
+        })
+    }
+
+    /// Room for `len` compressed bytes: behind the last ones, as far as refcounts allow sharing.
+    fn compressed_space(&mut self, len: u64) -> u64 {
+        if let Some(room) = self.compressed
+            && room.left > 0
+            && room.at + len <= room.end
+        {
+            self.compressed = Some(Room {
+                at: room.at + len,
+                left: room.left - 1,
+                ..room
+            });
+            return room.at;
+        }
+        // Now and then two clusters in a row, so that one compressed cluster lies in both.
+        let count = if self.random.chance(300) { 2 } else { 1 };
+        let start = self.allocate(count);
+        let skip = if count == 2 {
+            self.cluster_bytes() - len / 2
+        } else {
+            0
+        };
+        let bearable = self.shape().refcount_max() / u64::from(self.wanted.snapshots + 1);
+        let end = start + count * self.cluster_bytes();
+        let left = bearable.saturating_sub(1).min(8);
+        self.compressed = Some(Room {
+            at: start + skip + len,
+            end,
+            left,
+        });
+        start + skip
+    }
+
+    /// A host cluster with content that no guest may ever see.
+    fn garbage_cluster(&mut self) -> u64 {
+        let host = self.allocate(1);
+        self.fill_with_garbage(host);
+        host
+    }
+
+    fn fill_with_garbage(&mut self, host: u64) {
+        let value = self.value();
+        let mut bytes = vec![0; self.cluster_bytes() as usize];
+        self.script
+            .encode_run(value, (host / self.script.unit_bytes()) as u32, &mut bytes);
+        self.write(host, &bytes);
+    }
+
+    /// Writes `value` into `part` of the host cluster, counted in `parts`ths of it.
+    fn write_part(
+        &mut self,
+        host: u64,
+        cluster: u64,
+        part: std::ops::Range<u64>,
+        parts: u64,
+        value: Value,
+    ) {
+        let share = self.cluster_bytes() / parts;
+        let mut bytes = vec![0; ((part.end - part.start) * share) as usize];
+        let guest = cluster * self.cluster_bytes() + part.start * share;
+        self.script
+            .encode_run(value, (guest / self.script.unit_bytes()) as u32, &mut bytes);
+        self.write(host + part.start * share, &bytes);
+    }
+
+    /// Notes what `part` of a guest cluster holds from now on.
+    fn describe(
+        &self,
+        disk: &mut Disk,
+        cluster: u64,
+        part: std::ops::Range<u64>,
+        parts: u64,
+        value: Option<Value>,
+    ) {
+        let share = self.cluster_bytes() / parts;
+        let start =
+            (cluster * self.cluster_bytes() + part.start * share) / self.script.unit_bytes();
+        let end = (cluster * self.cluster_bytes() + part.end * share) / self.script.unit_bytes();
+        let len = disk.content.len();
+        let units = (start as usize).min(len)..(end as usize).min(len);
+        disk.content[units].fill(value);
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        self.file.write(offset, bytes);
+    }
+
+    fn count(&mut self, host: u64, len: u64) {
+        let bytes = self.cluster_bytes();
+        for cluster in host / bytes..(host + len).div_ceil(bytes) {
+            *self.refcounts.entry(cluster).or_default() += 1;
+        }
+    }
+
+    /// Counts what an L1 table names: its tables, and what their cells name.
+    fn count_disk(&mut self, disk: &Disk) {
+        let bytes = self.cluster_bytes();
+        for index in disk.l1.iter().flatten() {
+            self.count(self.tables[*index].host, bytes);
+            for cell in self.tables[*index].cells.clone() {
+                if cell.entry & COMPRESSED != 0 {
+                    let range = self.shape().compressed_range(cell.entry);
+                    self.count(range.start, range.end - range.start);
+                } else if cell.entry & OFFSET_MASK != 0 {
+                    self.count(cell.entry & OFFSET_MASK, bytes);
+                }
+            }
+        }
+    }
+
+    /// Lays out tables, snapshots, refcounts and the header.
+    fn finish(mut self, active: &Disk, snapshots: &[Disk]) -> FileImage {
+        let bytes = self.cluster_bytes();
+        self.count(0, bytes);
+        self.count_disk(active);
+        snapshots
+            .iter()
+            .for_each(|snapshot| self.count_disk(snapshot));
+        let mut snapshot_l1 = Vec::new();
+        for snapshot in snapshots {
+            snapshot_l1.push(self.place_l1(snapshot.l1.len()));
+        }
+        let active_l1 = self.place_l1(active.l1.len());
+        let table = self.snapshot_table(snapshots, &snapshot_l1);
+        if !table.is_empty() {
+            self.count(table_offset(&table), table.len() as u64 - 8);
+        }
+        let reftable = self.place_refcounts();
+        for (snapshot, &offset) in snapshots.iter().zip(&snapshot_l1) {
+            self.write_l1(snapshot, offset, false);
+        }
+        self.write_l1(active, active_l1, true);
+        self.write_tables(active);
+        let header = self.header(active, active_l1, &table, reftable, snapshots.len());
+        self.write(0, &header);
+        if !table.is_empty() {
+            self.write(table_offset(&table), &table[8..]);
+        }
+        let len = self.file.len_bytes().next_multiple_of(bytes);
+        self.file.set_len(len);
+        self.file
+    }
+
+    fn place_l1(&mut self, entries: usize) -> u64 {
+        let len = (entries as u64 * 8).max(1);
+        let offset = self.allocate(len.div_ceil(self.cluster_bytes()));
+        self.count(offset, len);
+        offset
+    }
+
+    fn refcount(&self, host: u64) -> u64 {
+        self.refcounts
+            .get(&(host / self.cluster_bytes()))
+            .copied()
+            .unwrap_or(0)
+    }
+
+    fn copied(&self, host: u64) -> u64 {
+        if self.refcount(host) == 1 { COPIED } else { 0 }
+    }
+
+    fn write_l1(&mut self, disk: &Disk, offset: u64, active: bool) {
+        for (index, table) in disk.l1.iter().enumerate() {
+            let entry = match table {
+                Some(table) => {
+                    let host = self.tables[*table].host;
+                    host | if active { self.copied(host) } else { 0 }
+                }
+                None => 0,
+            };
+            self.write(offset + index as u64 * 8, &entry.to_be_bytes());
+        }
+    }
+
+    fn write_tables(&mut self, active: &Disk) {
+        for index in 0..self.tables.len() {
+            let own = active.l1.contains(&Some(index));
+            let table = self.tables[index].clone();
+            let mut bytes = Vec::new();
+            for cell in &table.cells {
+                let host = cell.entry & OFFSET_MASK;
+                let plain = cell.entry & COMPRESSED == 0 && host != 0;
+                let copied = if plain && own { self.copied(host) } else { 0 };
+                bytes.extend((cell.entry | copied).to_be_bytes());
+                if self.shape().extended {
+                    bytes.extend(cell.bitmap.to_be_bytes());
+                }
+            }
+            self.write(table.host, &bytes);
+        }
+    }
+
+    /// The snapshot table behind 8 bytes that say where it goes; nothing without snapshots.
+    fn snapshot_table(&mut self, snapshots: &[Disk], l1: &[u64]) -> Vec<u8> {
+        if snapshots.is_empty() {
+            return Vec::new();
+        }
+        let mut table = vec![0; 8];
+        for (number, (snapshot, offset)) in snapshots.iter().zip(l1).enumerate() {
+            let (id, name) = (
+                format!("{}", number + 1),
+                format!("snapshot {}", number + 1),
+            );
+            table.extend(offset.to_be_bytes());
+            table.extend((snapshot.l1.len() as u32).to_be_bytes());
+            table.extend((id.len() as u16).to_be_bytes());
+            table.extend((name.len() as u16).to_be_bytes());
+            table.extend([0; 20]); // date, clock, state
+            table.extend(24_u32.to_be_bytes());
+            table.extend(0_u64.to_be_bytes());
+            table.extend(self.wanted.guest_bytes.to_be_bytes());
+            table.extend(u64::MAX.to_be_bytes());
+            table.extend(id.bytes());
+            table.extend(name.bytes());
+            table.resize(table.len().next_multiple_of(8), 0);
+        }
+        let offset = self.allocate((table.len() as u64 - 8).div_ceil(self.cluster_bytes()));
+        table[..8].copy_from_slice(&offset.to_be_bytes());
+        table
+    }
+
+    /// Writes refcount table and blocks; the table's offset and length in clusters.
+    fn place_refcounts(&mut self) -> (u64, u64) {
+        let bytes = self.cluster_bytes();
+        let per_block = self.shape().block_entries();
+        let (mut blocks, mut table_clusters) = (1, 1);
+        // Both cover themselves.
+        let table_offset = loop {
+            let total = self.next + blocks + table_clusters;
+            let needed = total.div_ceil(per_block);
+            let needed_clusters = (needed * 8).div_ceil(bytes);
+            if needed <= blocks && needed_clusters <= table_clusters {
+                break self.next * bytes;
+            }
+            (blocks, table_clusters) = (needed.max(blocks), needed_clusters.max(table_clusters));
+        };
+        let first_block = table_offset + table_clusters * bytes;
+        self.next += blocks + table_clusters;
+        self.count(table_offset, (blocks + table_clusters) * bytes);
+        self.holes.sort_unstable();
+        for hole in std::mem::take(&mut self.holes) {
+            self.fill_with_garbage(hole * bytes);
+            if self.wanted.leaks && self.random.chance(500) {
+                self.count(hole * bytes, 1);
+            }
+        }
+        for block in 0..blocks {
+            let mut content = vec![0; bytes as usize];
+            for (&cluster, &count) in self
+                .refcounts
+                .range(block * per_block..(block + 1) * per_block)
+            {
+                self.wanted
+                    .shape
+                    .set_refcount(&mut content, cluster % per_block, count);
+            }
+            let host = first_block + block * bytes;
+            self.file.write(host, &content);
+            self.file
+                .write(table_offset + block * 8, &host.to_be_bytes());
+        }
+        self.file.write(
+            table_offset + blocks * 8,
+            &vec![0; (table_clusters * bytes - blocks * 8) as usize],
+        );
+        (table_offset, table_clusters)
+    }
+
+    fn header(
+        &self,
+        active: &Disk,
+        l1: u64,
+        table: &[u8],
+        reftable: (u64, u64),
+        snapshots: usize,
+    ) -> Vec<u8> {
+        let shape = self.shape();
+        let mut header = Vec::from(*b"QFI\xfb");
+        header.extend(shape.version.to_be_bytes());
+        header.extend([0; 12]); // the backing file's name, filled in below
+        header.extend(shape.cluster_bits.to_be_bytes());
+        header.extend(self.wanted.guest_bytes.to_be_bytes());
+        header.extend(0_u32.to_be_bytes());
+        header.extend((active.l1.len() as u32).to_be_bytes());
+        header.extend(l1.to_be_bytes());
+        header.extend(reftable.0.to_be_bytes());
+        header.extend((reftable.1 as u32).to_be_bytes());
+        header.extend((snapshots as u32).to_be_bytes());
+        let table = if table.is_empty() {
+            0
+        } else {
+            table_offset(table)
+        };
+        header.extend(table.to_be_bytes());
+        if shape.version == 3 {
+            header.extend((u64::from(shape.extended) << 4).to_be_bytes());
+            header.extend(0_u64.to_be_bytes());
+            // A bit that nobody knows: whoever writes to the image clears it.
+            header.extend((1_u64 << 40).to_be_bytes());
+            header.extend(shape.refcount_order.to_be_bytes());
+            header.extend(112_u32.to_be_bytes());
+            header.extend(0_u64.to_be_bytes());
+        }
+        push_extension(&mut header, UNKNOWN_EXTENSION, b"keep me as I am");
+        if let Some((name, format)) = &self.wanted.backing {
+            push_extension(&mut header, 0xe279_2aca, format.as_bytes());
+            header.extend([0; 8]);
+            let offset = header.len() as u64;
+            header[8..16].copy_from_slice(&offset.to_be_bytes());
+            header[16..20].copy_from_slice(&(name.len() as u32).to_be_bytes());
+            header.extend(name.bytes());
+        } else {
+            header.extend([0; 8]);
+        }
+        header.resize(self.cluster_bytes() as usize, 0);
+        header
+    }
+}
+
+/// A header extension that no reader knows and every writer preserves.
+pub const UNKNOWN_EXTENSION: u32 = 0x5155_4945;
+
+fn push_extension(header: &mut Vec<u8>, kind: u32, data: &[u8]) {
+    header.extend(kind.to_be_bytes());
+    header.extend((data.len() as u32).to_be_bytes());
+    header.extend(data);
+    header.resize(header.len().next_multiple_of(8), 0);
+}
+
+fn table_offset(table: &[u8]) -> u64 {
+    table
+        .first_chunk::<8>()
+        .map_or(0, |bytes| u64::from_be_bytes(*bytes))
+}

@@ -1,0 +1,93 @@
+//! QEMU's opinion of an image: `qemu-img check` and `qemu-img convert`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::view::Files;
+
+/// A directory that goes away with this value.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new() -> Result<Directory, String> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path =
+            std::env::temp_dir().join(format!("gaur-simulator-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(Directory(path))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // Nothing depends on it: it lies among the temporary files.
+        fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+/// Lets QEMU check the image called `name` and compares its view of the disk with `view`. Leaks are
+/// allowed, anything else is an error.
+pub fn judge(files: &Files, name: &str, view: &[u8]) -> Result<(), String> {
+    let directory = Directory::new()?;
+    for (file, image) in files {
+        let bytes = image.bytes(0, image.len_bytes() as usize);
+        fs::write(directory.0.join(file), bytes).map_err(|error| format!("{file}: {error}"))?;
+    }
+    check(&directory.0, name)?;
+    let raw = directory.0.join("view");
+    run(
+        &directory.0,
+        &["convert", "-f", "qcow2", "-O", "raw", name, "view"],
+        &[0],
+    )?;
+    let seen = fs::read(&raw).map_err(|error| format!("{}: {error}", raw.display()))?;
+    if seen != view {
+        let at = seen.iter().zip(view).position(|(one, other)| one != other);
+        return Err(format!(
+            "qemu-img convert sees another disk: {} bytes for {}, first difference at {at:?}",
+            seen.len(),
+            view.len()
+        ));
+    }
+    Ok(())
+}
+
+fn check(directory: &Path, name: &str) -> Result<(), String> {
+    let output = run(
+        directory,
+        &["check", "-f", "qcow2", "--output=json", name],
+        &[0, 3],
+    )?;
+    let report: serde_json::Value =
+        serde_json::from_str(&output).map_err(|error| format!("qemu-img check: {error}"))?;
+    for count in ["corruptions", "check-errors"] {
+        if report[count].as_u64().unwrap_or(0) > 0 {
+            return Err(format!("qemu-img check finds {count}: {output}"));
+        }
+    }
+    Ok(())
+}
+
+fn run(directory: &Path, arguments: &[&str], fine: &[i32]) -> Result<String, String> {
+    let output = Command::new("qemu-img")
+        .args(arguments)
+        .current_dir(directory)
+        .output()
+        .map_err(|error| format!("qemu-img cannot be run: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output
+        .status
+        .code()
+        .is_none_or(|code| !fine.contains(&code))
+    {
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        return Err(format!(
+            "qemu-img {}: {} {text}{complaint}",
+            arguments[0], output.status
+        ));
+    }
+    Ok(text)
+}

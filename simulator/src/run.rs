@@ -1,0 +1,597 @@
+//! One seed from beginning to end.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use gaur_block::{Device, Payload, Request, Tag, Target};
+use gaur_engine::{Format, Image, OpenOptions, Queue};
+use gaur_sim::{
+    DiskProfile, FaultKind, Faults, FileImage, Random, Scheduler, SimFile, SimHost, Stop,
+    Survivors, Trace,
+};
+
+use crate::config::{Config, Mishaps};
+use crate::content::{Script, Value};
+use crate::judge::{self, Expectations, Verdict};
+use crate::load::Load;
+use crate::model::Model;
+use crate::prepare::{Wanted, prepare};
+use crate::stats::Stats;
+use crate::view::Files;
+
+/// Name of the image under test on its machine.
+const TOP: &str = "top.qcow2";
+
+/// Steps after which an epoch counts as hanging: many times what the longest needs.
+const STEPS_MAX: u64 = 3_000_000;
+
+/// A rule of the write order that can be broken on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the rules are in docs/ordering.md")]
+pub enum Rule {
+    O1,
+    O2,
+    O3,
+    O4,
+}
+
+/// How seeds are run.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Break this rule; needs the feature `broken-order`.
+    pub broken: Option<Rule>,
+    /// Images in a thousand that QEMU's tools judge as well.
+    pub qemu_per_mille: u32,
+    /// Print the trace.
+    pub print_trace: bool,
+}
+
+/// A seed that found something.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// What was found, and when.
+    pub what: String,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "seed {}: {}", self.seed, self.what)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Runs a seed; what it did and the hash of its trace, or what it found.
+pub fn run_seed(seed: u64, options: &Options) -> Result<(Stats, u64), Failure> {
+    let run = std::panic::AssertUnwindSafe(|| Run::new(seed, options).play());
+    let outcome = std::panic::catch_unwind(run).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(format!("panic: {}", text.unwrap_or("without a message")))
+    });
+    outcome.map_err(|what| Failure { seed, what })
+}
+
+/// How an epoch ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// The power goes while requests are in flight, or after the last.
+    PowerCut,
+    /// The process is killed; the host's cache survives.
+    Kill,
+    /// The image is closed.
+    Close,
+}
+
+struct Run<'a> {
+    config: Config,
+    options: &'a Options,
+    random: Random,
+    trace: Trace,
+    expectations: Expectations,
+    host: SimHost,
+    model: Model,
+    next_value: Value,
+    leaks: u64,
+    stats: Stats,
+}
+
+impl<'a> Run<'a> {
+    fn new(seed: u64, options: &'a Options) -> Run<'a> {
+        let config = Config::draw(seed);
+        let mut random = Random::new(seed ^ 0x9d1e_6f04_77a3_15cb);
+        let trace = match options.print_trace {
+            true => Trace::with_sink(|line| println!("{line}")),
+            false => Trace::default(),
+        };
+        if options.print_trace {
+            println!("{config:#?}");
+        }
+        let script = Script::new(seed, config.unit_bytes);
+        let mut next_value = 0;
+        let machine = build(&config, script, &mut next_value, &mut random);
+        let scheduler = Scheduler::new(random.number(), Trace::default());
+        let host = SimHost::new(&scheduler.handle());
+        for (name, image, profile) in machine.files {
+            host.add(&name, image, profile);
+        }
+        let expectations = Expectations {
+            name: TOP.to_owned(),
+            shape: config.shape,
+            script,
+            snapshots: machine.snapshots,
+        };
+        let model = Model::new(script, &machine.active);
+        let stats = Stats::default();
+        Run {
+            config,
+            options,
+            random,
+            trace,
+            expectations,
+            host,
+            model,
+            next_value,
+            leaks: 0,
+            stats,
+        }
+    }
+
+    fn play(mut self) -> Result<(Stats, u64), String> {
+        let verdict = self.judge(&self.host.images(), true)?;
+        self.settle(&verdict);
+        for epoch in 0..self.config.epochs {
+            let mishaps = self.config.mishaps != Mishaps::None && self.random.chance(600);
+            self.epoch(mishaps)
+                .map_err(|what| format!("epoch {epoch}: {what}"))?;
+        }
+        self.stats.seeds = 1;
+        self.stats.faults = self.host.faults_struck();
+        Ok((self.stats, self.trace.hash()))
+    }
+
+    fn judge(&self, files: &Files, exact: bool) -> Result<Verdict, String> {
+        self.expectations.judge(files, &self.model, exact)
+    }
+
+    /// What was found on the disk is what the model starts from now.
+    fn settle(&mut self, verdict: &Verdict) {
+        self.model = Model::new(self.model.script(), &verdict.values);
+        self.leaks = verdict.leaks;
+    }
+
+    fn scheduler(&mut self) -> Scheduler {
+        Scheduler::new(self.random.number(), std::mem::take(&mut self.trace))
+    }
+
+    fn engine_options(&self) -> OpenOptions {
+        OpenOptions {
+            format: Some(Format::Qcow2),
+            direct: self.config.direct,
+            l2_cache_bytes: self.config.l2_cache_bytes,
+            refcount_cache_bytes: self.config.refcount_cache_bytes,
+            discard: self.config.discard,
+            #[cfg(feature = "broken-order")]
+            broken: self.options.broken.map(|rule| match rule {
+                Rule::O1 => gaur_engine::BrokenRule::O1,
+                Rule::O2 => gaur_engine::BrokenRule::O2,
+                Rule::O3 => gaur_engine::BrokenRule::O3,
+                Rule::O4 => gaur_engine::BrokenRule::O4,
+            }),
+            ..OpenOptions::default()
+        }
+    }
+
+    /// From open to close or crash.
+    fn epoch(&mut self, mishaps: bool) -> Result<(), String> {
+        self.stats.epochs += 1;
+        let struck_before = self.host.faults_struck();
+        let mut scheduler = self.scheduler();
+        self.host = self.host.restarted(&scheduler.handle());
+        if mishaps {
+            let faults = self.draw_faults();
+            self.host.set_faults(TOP, faults);
+        }
+        let opened = open(&mut scheduler, &self.host, self.engine_options())?;
+        let outcome = match opened {
+            Ok((image, files)) => self.loaded(&mut scheduler, image, files, mishaps),
+            Err(_) if self.host.faults_struck() > struck_before => Ok(End::Kill),
+            Err(error) => Err(format!("the engine does not open the image: {error}")),
+        };
+        self.host.set_faults(TOP, Faults::default());
+        self.stats.steps += scheduler.steps();
+        self.trace = scheduler.take_trace();
+        drop(scheduler);
+        let struck = self.host.faults_struck() > struck_before || self.is_full(mishaps);
+        self.judge_end(outcome?, struck)
+    }
+
+    fn is_full(&self, mishaps: bool) -> bool {
+        mishaps && self.config.mishaps == Mishaps::Full
+    }
+
+    fn draw_faults(&mut self) -> Faults {
+        let random = &mut self.random;
+        let kinds = [
+            FaultKind::Read,
+            FaultKind::Write,
+            FaultKind::NoSpace,
+            FaultKind::Flush,
+        ];
+        match self.config.mishaps {
+            Mishaps::None => Faults::default(),
+            Mishaps::Once => Faults {
+                nth: Some((random.pick(&kinds), random.below(60))),
+                ..Faults::default()
+            },
+            Mishaps::Random(per_mille) => Faults {
+                read_per_mille: random.pick(&[0, per_mille]),
+                write_per_mille: random.pick(&[0, per_mille]),
+                no_space_per_mille: random.pick(&[0, per_mille]),
+                flush_per_mille: random.pick(&[0, per_mille]),
+                ..Faults::default()
+            },
+            Mishaps::Full => {
+                let room = random.below(16) * self.config.shape.cluster_bytes();
+                let len = self.host.images().get(TOP).map_or(0, FileImage::len_bytes);
+                Faults {
+                    max_len_bytes: Some(len + room),
+                    ..Faults::default()
+                }
+            }
+        }
+    }
+
+    /// The load on an open image, until it is over or the power goes.
+    fn loaded(
+        &mut self,
+        scheduler: &mut Scheduler,
+        image: Arc<Image>,
+        files: Vec<SimFile>,
+        mishaps: bool,
+    ) -> Result<End, String> {
+        let load = Load::new(
+            &self.config,
+            scheduler.handle(),
+            self.model.clone(),
+            self.next_value,
+        );
+        // A device of fixed length can be full at any time: leaks stay.
+        load.may_fail
+            .set(mishaps || self.config.profile.device.is_some());
+        let mut queues = Vec::new();
+        for number in 0..self.config.queues {
+            let queue = Rc::new(image.queue(files.clone()));
+            for task in 0..self.config.depth {
+                let work = Rc::clone(&load).work(
+                    Rc::clone(&queue),
+                    self.random.fork(),
+                    self.config.requests,
+                );
+                scheduler
+                    .handle()
+                    .spawn(&format!("queue {number} task {task}"), work);
+            }
+            queues.push(queue);
+        }
+        drop(files);
+        let end = self.drive(scheduler, &load);
+        self.model = load.model.borrow().clone();
+        self.next_value = load.next_value.get();
+        self.stats += *load.stats.borrow();
+        match end? {
+            End::Close => close(scheduler, queues, mishaps),
+            end => Ok(end),
+        }
+    }
+
+    /// Moves the load on, and looks at what a power cut would leave at moments of its choosing.
+    fn drive(&mut self, scheduler: &mut Scheduler, load: &Rc<Load>) -> Result<End, String> {
+        let stride = self.random.pick(&[10, 40, 150, 600]);
+        let mut looks = 12;
+        let crash_at = match self.random.below(3) {
+            0 => u64::MAX,
+            _ => self.random.below(12 * stride),
+        };
+        let start = scheduler.steps();
+        loop {
+            let steps = if looks > 0 {
+                self.random.between(1, stride)
+            } else {
+                10_000
+            };
+            let stop = scheduler.run(steps).map_err(|stuck| stuck.to_string())?;
+            if let Some(what) = load.failure.borrow().clone() {
+                return if what.is_empty() {
+                    Ok(End::Kill)
+                } else {
+                    Err(what)
+                };
+            }
+            if stop == Stop::Done {
+                break;
+            }
+            let taken = scheduler.steps() - start;
+            if taken > STEPS_MAX {
+                return Err(format!("no end after {taken} steps: {}", scheduler.stuck()));
+            }
+            if taken >= crash_at {
+                return Ok(if self.random.chance(150) {
+                    End::Kill
+                } else {
+                    End::PowerCut
+                });
+            }
+            if looks > 0 {
+                looks -= 1;
+                self.look(scheduler, &load.model.borrow())?;
+            }
+        }
+        Ok(match self.random.below(6) {
+            0 => End::PowerCut,
+            1 => End::Kill,
+            _ => End::Close,
+        })
+    }
+
+    /// Judges what a power cut now would leave; the load does not notice.
+    fn look(&mut self, scheduler: &Scheduler, model: &Model) -> Result<(), String> {
+        let survivors = Survivors::draw(&mut self.random);
+        let files = self.host.crash_images(survivors, &mut self.random);
+        let steps = scheduler.steps();
+        let verdict = self.expectations.judge(&files, model, false);
+        let verdict =
+            verdict.map_err(|what| format!("power cut at step {steps} ({survivors:?}): {what}"))?;
+        self.stats.crash_points += 1;
+        if self.random.chance(250) {
+            self.reopen(&files, &verdict)
+                .map_err(|what| format!("power cut at step {steps}, reopened: {what}"))?;
+        }
+        self.ask_qemu(&files, &verdict)
+    }
+
+    fn ask_qemu(&mut self, files: &Files, verdict: &Verdict) -> Result<(), String> {
+        if self.random.chance(self.options.qemu_per_mille) {
+            self.stats.qemu += 1;
+            crate::qemu::judge(files, TOP, &verdict.disk)?;
+        }
+        Ok(())
+    }
+
+    /// Opens a copy of the files with the engine, which must read the same as the judge.
+    fn reopen(&mut self, files: &Files, verdict: &Verdict) -> Result<(), String> {
+        let mut scheduler = Scheduler::new(self.random.number(), Trace::default());
+        let profile = |name: &str| self.host.profile(name).unwrap_or_default();
+        let images = files
+            .iter()
+            .map(|(name, image)| (name.as_str(), image.clone(), profile(name)));
+        let host = SimHost::from_images(&scheduler.handle(), images);
+        let options = OpenOptions {
+            read_only: self.random.chance(500),
+            ..self.engine_options()
+        };
+        let (image, files) = open(&mut scheduler, &host, options)?
+            .map_err(|error| format!("the engine does not open the image: {error}"))?;
+        self.stats.reopened += 1;
+        let queue = image.queue(files);
+        compare(&mut scheduler, queue, &verdict.disk)
+    }
+
+    /// Judges what the end of an epoch left, and goes on from there.
+    fn judge_end(&mut self, end: End, struck: bool) -> Result<(), String> {
+        let exact = end == End::Close;
+        let files = match end {
+            End::PowerCut => {
+                self.stats.crash_points += 1;
+                let survivors = Survivors::draw(&mut self.random);
+                self.host.crash_images(survivors, &mut self.random)
+            }
+            End::Kill => {
+                self.stats.kills += 1;
+                // What is in flight lands or not before anybody looks.
+                let scheduler = Scheduler::new(self.random.number(), Trace::default());
+                self.host = self.host.restarted(&scheduler.handle());
+                self.host.images()
+            }
+            End::Close => {
+                self.stats.closes += 1;
+                self.host.images()
+            }
+        };
+        let verdict = self
+            .judge(&files, exact)
+            .map_err(|what| format!("after {end:?}: {what}"))?;
+        if end == End::Close && !struck && verdict.leaks > self.leaks {
+            let (before, after) = (self.leaks, verdict.leaks);
+            return Err(format!(
+                "close leaves {after} leaked clusters, there were {before}"
+            ));
+        }
+        self.reopen(&files, &verdict)
+            .map_err(|what| format!("after {end:?}, reopened: {what}"))?;
+        self.ask_qemu(&files, &verdict)?;
+        self.settle(&verdict);
+        if end == End::PowerCut {
+            self.replace_files(files);
+        }
+        Ok(())
+    }
+
+    fn replace_files(&mut self, files: Files) {
+        let scheduler = Scheduler::new(self.random.number(), Trace::default());
+        let host = SimHost::new(&scheduler.handle());
+        for (name, image) in files {
+            let profile = self.host.profile(&name).unwrap_or_default();
+            host.add(&name, image, profile);
+        }
+        self.stats.faults += self.host.faults_struck();
+        self.host = host;
+    }
+}
+
+type Opened = Result<(Arc<Image>, Vec<SimFile>), String>;
+
+/// Opens the image; the outer error is a hang, the inner one what the engine says.
+fn open(scheduler: &mut Scheduler, host: &SimHost, options: OpenOptions) -> Result<Opened, String> {
+    let host = host.clone();
+    let opening = async move { gaur_engine::open(&host, TOP, &options).await };
+    let opened = scheduler.block_on("open", STEPS_MAX, opening);
+    match opened.map_err(|stuck| format!("opening: {stuck}"))? {
+        None => Err("opening does not end".to_owned()),
+        Some(Ok(opened)) => Ok(Ok((opened.image, opened.files))),
+        Some(Err(error)) => Ok(Err(format!("{error:#}"))),
+    }
+}
+
+/// Closes the image by its last queue.
+fn close(
+    scheduler: &mut Scheduler,
+    mut queues: Vec<Rc<Queue<SimFile>>>,
+    mishaps: bool,
+) -> Result<End, String> {
+    let last = queues.pop().and_then(Rc::into_inner);
+    drop(queues);
+    let queue = last.ok_or("a task outlives the load")?;
+    let closed = scheduler.block_on("close", STEPS_MAX, async move { queue.close().await });
+    match closed.map_err(|stuck| format!("closing: {stuck}"))? {
+        None => Err("closing does not end".to_owned()),
+        Some(Ok(())) => Ok(End::Close),
+        Some(Err(_)) if mishaps => Ok(End::Kill),
+        Some(Err(error)) => Err(format!("close fails on a healthy disk: {error:#}")),
+    }
+}
+
+/// Reads the whole disk through a queue and compares it.
+fn compare(scheduler: &mut Scheduler, queue: Queue<SimFile>, disk: &[u8]) -> Result<(), String> {
+    let size = queue.size_bytes();
+    if size != disk.len() as u64 {
+        return Err(format!(
+            "the engine sees a disk of {size} bytes instead of {}",
+            disk.len()
+        ));
+    }
+    let len = disk.len();
+    let reading = async move {
+        let mut memory = vec![0xa5; len];
+        let step = queue.limits().max_transfer.clamp(1, 256 << 10) as usize;
+        for (number, part) in memory.chunks_mut(step).enumerate() {
+            let request = Request::Read {
+                offset_bytes: (number * step) as u64,
+            };
+            let payload = Payload::Read(Target::Memory(part));
+            queue.submit(Tag(number as u32), request, payload).await?;
+        }
+        Ok::<Vec<u8>, gaur_block::Errno>(memory)
+    };
+    let read = scheduler.block_on("read the disk", STEPS_MAX, reading);
+    let read = read
+        .map_err(|stuck| stuck.to_string())?
+        .ok_or("reading does not end")?;
+    let read = read.map_err(|errno| format!("the engine cannot read the disk: {errno:?}"))?;
+    match read.iter().zip(disk).position(|(one, other)| one != other) {
+        Some(at) => Err(format!("the engine reads something else at byte {at}")),
+        None => Ok(()),
+    }
+}
+
+/// The files of a machine and what they hold.
+struct Machine {
+    files: Vec<(String, FileImage, DiskProfile)>,
+    active: Vec<Value>,
+    snapshots: Vec<Vec<Value>>,
+}
+
+fn build(config: &Config, script: Script, next_value: &mut Value, random: &mut Random) -> Machine {
+    let mut files = Vec::new();
+    let mut below: Vec<Value> = Vec::new();
+    let mut backing: Option<(String, &'static str)> = None;
+    for (number, layer) in config.backing.iter().enumerate().rev() {
+        let Some(shape) = layer.shape else {
+            let (image, values) = raw_file(layer.bytes, script, next_value, random);
+            let name = format!("base{number}.raw");
+            files.push((name.clone(), image, DiskProfile::default()));
+            (below, backing) = (values, Some((name, "raw")));
+            continue;
+        };
+        let wanted = Wanted {
+            shape,
+            guest_bytes: layer.bytes,
+            backing,
+            snapshots: 0,
+            filled_per_mille: 500,
+            compressed_per_mille: config.compressed_per_mille,
+            leaks: false,
+        };
+        let prepared = prepare(&wanted, script, next_value, random);
+        below = judge::resolve(&prepared.active, &below);
+        let name = format!("base{number}.qcow2");
+        files.push((name.clone(), prepared.file, DiskProfile::default()));
+        backing = Some((name, "qcow2"));
+    }
+    let wanted = Wanted {
+        shape: config.shape,
+        guest_bytes: config.guest_bytes,
+        backing,
+        snapshots: config.snapshots,
+        filled_per_mille: config.filled_per_mille,
+        compressed_per_mille: config.compressed_per_mille,
+        leaks: config.leaks,
+    };
+    let prepared = prepare(&wanted, script, next_value, random);
+    files.push((
+        TOP.to_owned(),
+        on_its_disk(config, prepared.file),
+        config.profile,
+    ));
+    let resolve = |content| judge::resolve(content, &below);
+    let snapshots = prepared.snapshots.iter().map(resolve).collect();
+    Machine {
+        files,
+        active: resolve(&prepared.active),
+        snapshots,
+    }
+}
+
+/// A raw file with runs of values and zeros.
+fn raw_file(
+    bytes: u64,
+    script: Script,
+    next_value: &mut Value,
+    random: &mut Random,
+) -> (FileImage, Vec<Value>) {
+    let units = (bytes / script.unit_bytes()) as u32;
+    let mut image = FileImage::new(bytes);
+    let mut values = vec![0; units as usize];
+    let mut first = 0;
+    while first < units {
+        let end = units.min(first + random.between(1, 64) as u32);
+        if random.chance(700) {
+            *next_value += 1;
+            let mut content = vec![0; (u64::from(end - first) * script.unit_bytes()) as usize];
+            script.encode_run(*next_value, first, &mut content);
+            image.write(u64::from(first) * script.unit_bytes(), &content);
+            values[first as usize..end as usize].fill(*next_value);
+        }
+        first = end;
+    }
+    (image, values)
+}
+
+/// Puts an image on a device when the profile says so.
+fn on_its_disk(config: &Config, file: FileImage) -> FileImage {
+    let Some(seed) = config.profile.device else {
+        return file;
+    };
+    let least = file.len_bytes() + 64 * config.shape.cluster_bytes();
+    let len = least.max(config.guest_bytes * 6).next_multiple_of(1 << 20);
+    let mut device = FileImage::device(len, seed);
+    let mut at = 0;
+    while at < file.len_bytes() {
+        let step = (file.len_bytes() - at).min(1 << 20);
+        device.write(at, &file.bytes(at, step as usize));
+        at += step;
+    }
+    device
+}

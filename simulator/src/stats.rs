@@ -1,0 +1,68 @@
+//! What was simulated, in numbers.
+
+use std::fmt;
+use std::ops::AddAssign;
+
+/// Counters over any number of seeds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Seeds that ran to their end.
+    pub seeds: u64,
+    /// Times an image was opened for the load.
+    pub epochs: u64,
+    /// Requests of the guest.
+    pub requests: u64,
+    /// Requests that ended with an error (faults, full disks).
+    pub errors: u64,
+    /// Moments at which the power was cut; each is one image that was judged.
+    pub crash_points: u64,
+    /// Of these, images that the engine opened and read as a whole.
+    pub reopened: u64,
+    /// Of these, images that QEMU's tools judged as well.
+    pub qemu: u64,
+    /// Processes killed with the power on.
+    pub kills: u64,
+    /// Clean closes.
+    pub closes: u64,
+    /// Faults that struck.
+    pub faults: u64,
+    /// Steps of the scheduler.
+    pub steps: u64,
+}
+
+impl AddAssign for Stats {
+    fn add_assign(&mut self, other: Stats) {
+        self.seeds += other.seeds;
+        self.epochs += other.epochs;
+        self.requests += other.requests;
+        self.errors += other.errors;
+        self.crash_points += other.crash_points;
+        self.reopened += other.reopened;
+        self.qemu += other.qemu;
+        self.kills += other.kills;
+        self.closes += other.closes;
+        self.faults += other.faults;
+        self.steps += other.steps;
+    }
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            out,
+            "{} seeds, {} crash points ({} reopened by the engine, {} judged by qemu-img), \
+             {} kills, {} closes, {} epochs, {} requests, {} faults, {} failed requests, {} steps",
+            self.seeds,
+            self.crash_points,
+            self.reopened,
+            self.qemu,
+            self.kills,
+            self.closes,
+            self.epochs,
+            self.requests,
+            self.faults,
+            self.errors,
+            self.steps
+        )
+    }
+}

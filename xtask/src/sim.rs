@@ -1,0 +1,180 @@
+//! `cargo xtask sim`: runs seeds of the crash simulator.
+//!
+//! The first failure ends the run with a non-zero exit code, the seed and the line that replays it.
+//! With `--broken` a rule of the write order is broken on purpose, and the run goes well when a seed
+//! notices.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use gaur_simulator::{Failure, Options, Rule, Stats, run_seed};
+
+const USAGE: &str = "\
+usage: cargo xtask sim [--seeds N] [--start S] [--jobs J] [--qemu PER_MILLE] [--broken O1|O2|O3|O4]
+       cargo xtask sim --seed S [--broken O1|O2|O3|O4]
+
+  --seeds N    run N seeds (default 100), from --start on (default 0)
+  --seed S     run one seed and print its trace
+  --jobs J     seeds at a time (default: one for each processor)
+  --qemu P     crash images in a thousand that qemu-img judges as well (default 5)
+  --broken O   break this rule of the write order on purpose and see whether that is noticed";
+
+struct Arguments {
+    seeds: u64,
+    start: u64,
+    seed: Option<u64>,
+    jobs: usize,
+    options: Options,
+}
+
+/// Runs the task.
+pub fn run(arguments: &[String]) -> Result<(), String> {
+    if arguments
+        .iter()
+        .any(|argument| argument == "--help" || argument == "-h")
+    {
+        println!("{USAGE}");
+        return Ok(());
+    }
+    let arguments = parse(arguments)?;
+    match arguments.seed {
+        Some(seed) => replay(seed, &arguments.options),
+        None => run_many(&arguments),
+    }
+}
+
+fn parse(arguments: &[String]) -> Result<Arguments, String> {
+    let mut parsed = Arguments {
+        seeds: 100,
+        start: 0,
+        seed: None,
+        jobs: thread::available_parallelism().map_or(1, usize::from),
+        options: Options {
+            qemu_per_mille: 5,
+            ..Options::default()
+        },
+    };
+    let mut rest = arguments.iter();
+    while let Some(name) = rest.next() {
+        let value = rest
+            .next()
+            .ok_or_else(|| format!("{name} needs a value\n{USAGE}"))?;
+        let number = || {
+            value
+                .parse()
+                .map_err(|_| format!("{name}: '{value}' is not a number"))
+        };
+        match name.as_str() {
+            "--seeds" => parsed.seeds = number()?,
+            "--start" => parsed.start = number()?,
+            "--seed" => parsed.seed = Some(number()?),
+            "--jobs" => parsed.jobs = number()?.clamp(1, 1024) as usize,
+            "--qemu" => parsed.options.qemu_per_mille = number()?.min(1000) as u32,
+            "--broken" => parsed.options.broken = Some(rule(value)?),
+            _ => return Err(format!("unknown argument '{name}'\n{USAGE}")),
+        }
+    }
+    Ok(parsed)
+}
+
+fn rule(name: &str) -> Result<Rule, String> {
+    match name {
+        "O1" => Ok(Rule::O1),
+        "O2" => Ok(Rule::O2),
+        "O3" => Ok(Rule::O3),
+        "O4" => Ok(Rule::O4),
+        _ => Err(format!("--broken: '{name}' is none of O1, O2, O3, O4")),
+    }
+}
+
+fn replay_line(seed: u64, options: &Options) -> String {
+    let broken = options
+        .broken
+        .map_or_else(String::new, |rule| format!(" --broken {rule:?}"));
+    format!("cargo xtask sim --seed {seed}{broken}")
+}
+
+fn replay(seed: u64, options: &Options) -> Result<(), String> {
+    let options = Options {
+        print_trace: true,
+        ..options.clone()
+    };
+    let (stats, hash) = run_seed(seed, &options).map_err(|failure| failure.to_string())?;
+    println!("seed {seed}: {stats}\ntrace hash {hash:016x}");
+    Ok(())
+}
+
+/// What the threads share.
+struct Progress {
+    next: AtomicU64,
+    stop: AtomicBool,
+    total: Mutex<(Stats, Option<Failure>)>,
+}
+
+fn run_many(arguments: &Arguments) -> Result<(), String> {
+    let progress = Progress {
+        next: AtomicU64::new(0),
+        stop: AtomicBool::new(false),
+        total: Mutex::new((Stats::default(), None)),
+    };
+    let started = Instant::now();
+    thread::scope(|scope| {
+        for _ in 0..arguments.jobs {
+            scope.spawn(|| work(arguments, &progress, started));
+        }
+    });
+    let (stats, failure) = progress
+        .total
+        .into_inner()
+        .map_err(|_| "a thread has panicked")?;
+    println!("{stats} in {:.1} s", started.elapsed().as_secs_f64());
+    judge(arguments, failure)
+}
+
+fn work(arguments: &Arguments, progress: &Progress, started: Instant) {
+    while !progress.stop.load(Ordering::Relaxed) {
+        let number = progress.next.fetch_add(1, Ordering::Relaxed);
+        if number >= arguments.seeds {
+            return;
+        }
+        let outcome = run_seed(arguments.start + number, &arguments.options);
+        let Ok(mut total) = progress.total.lock() else {
+            return;
+        };
+        match outcome {
+            Ok((stats, _)) => {
+                total.0 += stats;
+                if total.0.seeds.is_multiple_of(500) {
+                    println!("{} in {:.1} s", total.0, started.elapsed().as_secs_f64());
+                }
+            }
+            Err(failure) => {
+                progress.stop.store(true, Ordering::Relaxed);
+                total.1.get_or_insert(failure);
+            }
+        }
+    }
+}
+
+fn judge(arguments: &Arguments, failure: Option<Failure>) -> Result<(), String> {
+    let options = &arguments.options;
+    match (options.broken, failure) {
+        (None, None) => Ok(()),
+        (None, Some(failure)) => Err(format!(
+            "{failure}\nreplay with: {}",
+            replay_line(failure.seed, options)
+        )),
+        (Some(rule), None) => Err(format!(
+            "{rule:?} is broken and {} seeds did not notice",
+            arguments.seeds
+        )),
+        (Some(rule), Some(failure)) => {
+            let count = failure.seed - arguments.start + 1;
+            println!("{rule:?} is broken: noticed after {count} seeds\n{failure}");
+            println!("replay with: {}", replay_line(failure.seed, options));
+            Ok(())
+        }
+    }
+}
