@@ -1,8 +1,8 @@
 //! Memory for transfers: zeroed, aligned to a page, and where possible registered with a ring.
 //!
 //! A [`Pool`] belongs to a reactor. It takes memory from the system in chunks, which its ring
-//! registers, and hands out blocks of whole pages; a block whose size is a power of two comes back
-//! into a free list of that size. Memory is taken at start and kept, so the lists are short and the
+//! registers if it may, and hands out blocks of 2^n pages, which come back into a free list of their
+//! size. Memory is taken at start and kept, so the lists are short and the
 //! lock is rarely contended. Buffers outside any reactor, and those that do not fit the pool, come
 //! straight from the system.
 //!
@@ -139,13 +139,11 @@ impl Pool {
         })
     }
 
-    /// A buffer, from the pool if it has room. `register` is told of a chunk before its first use
-    /// and says whether the ring took it; a chunk that it refuses is given up, and the pool grows
-    /// no more.
+    /// A buffer, from the pool if it has room. `register` is told of a chunk before its first use.
     pub(crate) fn buffer(
         self: &Arc<Pool>,
         len_bytes: usize,
-        register: impl FnOnce(usize, Chunk) -> bool,
+        register: impl FnOnce(usize, Chunk),
     ) -> Buffer {
         let class = class_of(len_bytes);
         let taken = class.and_then(|class| Some((class, self.take(class, register)?)));
@@ -161,11 +159,7 @@ impl Pool {
         buffer
     }
 
-    fn take(
-        &self,
-        class: usize,
-        register: impl FnOnce(usize, Chunk) -> bool,
-    ) -> Option<NonNull<u8>> {
+    fn take(&self, class: usize, register: impl FnOnce(usize, Chunk)) -> Option<NonNull<u8>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(start) = state.free[class].pop() {
             return Some(start);
@@ -193,7 +187,7 @@ impl Pool {
         &self,
         state: &mut State,
         need_bytes: usize,
-        register: impl FnOnce(usize, Chunk) -> bool,
+        register: impl FnOnce(usize, Chunk),
     ) -> Option<()> {
         let held: usize = state.chunks.iter().map(|chunk| chunk.len_bytes).sum();
         let len_bytes = need_bytes.max(CHUNK.min(self.limit_bytes.saturating_sub(held)));
@@ -204,10 +198,7 @@ impl Pool {
             start: take_from_system(len_bytes),
             len_bytes,
         };
-        if !register(state.chunks.len(), chunk) {
-            give_to_system(chunk.start, len_bytes);
-            return None;
-        }
+        register(state.chunks.len(), chunk);
         state.chunks.push(chunk);
         state.used_bytes = 0;
         Some(())
@@ -245,7 +236,7 @@ mod tests {
     #[test]
     fn blocks_are_aligned_zeroed_and_reused() {
         let pool = Pool::new(16 << 20, 4);
-        let mut buffer = pool.buffer(5000, |_, _| true);
+        let mut buffer = pool.buffer(5000, |_, _| ());
         assert_eq!(buffer.as_ptr() as usize % PAGE, 0);
         assert_eq!(buffer.len(), 5000);
         buffer.fill(7);
@@ -259,23 +250,15 @@ mod tests {
     #[test]
     fn the_limit_holds_and_the_system_steps_in() {
         let pool = Pool::new(CHUNK, 4);
-        let whole = pool.buffer(CHUNK, |_, _| true);
+        let whole = pool.buffer(CHUNK, |_, _| ());
         assert!(whole.home.is_some());
         let more = pool.buffer(PAGE, |_, _| panic!("the pool is at its limit"));
         assert!(more.home.is_none());
     }
 
     #[test]
-    fn a_refused_chunk_is_not_used() {
-        let pool = Pool::new(CHUNK, 4);
-        let buffer = pool.buffer(PAGE, |_, _| false);
-        assert!(buffer.home.is_none());
-        assert!(pool.state.lock().unwrap().chunks.is_empty());
-    }
-
-    #[test]
     fn an_empty_buffer_is_fine() {
         assert_eq!(Buffer::from_system(0).len(), 0);
-        assert_eq!(Pool::new(CHUNK, 1).buffer(0, |_, _| true).len(), 0);
+        assert_eq!(Pool::new(CHUNK, 1).buffer(0, |_, _| ()).len(), 0);
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use gaur_block::Errno;
+use gaur_block::{Errno, Registered};
 
 use crate::context;
 use crate::inbox::{Inbox, Message};
@@ -42,7 +42,7 @@ pub struct Config {
     pub driver: Driver,
     /// Entries of the submission queue: what one turn hands to the kernel at once.
     pub entries: u32,
-    /// The most memory that the buffer pool registers with the ring, in bytes.
+    /// The most memory that the buffer pool keeps, and registers with the ring, in bytes.
     pub pool_bytes: usize,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Core {
     inbox: Arc<Inbox>,
     engine: Engine,
     /// Declared after the ring: the ring goes before the memory registered with it.
-    pool: Option<Arc<Pool>>,
+    pool: Arc<Pool>,
     running: Cell<bool>,
     /// `/dev/zero`, for memory that only the kernel can fill.
     zeros: OnceCell<OwnedFd>,
@@ -86,15 +86,12 @@ impl Core {
             Driver::Ring => Some(Ring::new(config.entries)?),
             Driver::Auto => Ring::new(config.entries).ok(),
         };
-        let pool = ring
-            .as_ref()
-            .map(|_| Pool::new(config.pool_bytes, ring::POOL_SLOTS));
         Ok(Core {
             tasks: Tasks::new(inbox.clone()),
             timers: Timers::default(),
             inbox,
             engine: ring.map_or_else(|| Engine::Fallback(Readiness::default()), Engine::Ring),
-            pool,
+            pool: Pool::new(config.pool_bytes, ring::POOL_SLOTS),
             running: Cell::new(false),
             zeros: OnceCell::new(),
             messages: RefCell::default(),
@@ -125,12 +122,11 @@ impl Core {
     }
 
     pub(crate) fn buffer(&self, len_bytes: usize) -> Buffer {
-        match (&self.pool, self.ring()) {
-            (Some(pool), Some(ring)) => {
-                pool.buffer(len_bytes, |index, chunk| ring.register_chunk(index, chunk))
+        self.pool.buffer(len_bytes, |index, chunk| {
+            if let Some(ring) = self.ring() {
+                ring.register_chunk(index, chunk);
             }
-            _ => Buffer::from_system(len_bytes),
-        }
+        })
     }
 
     /// `/dev/zero`, opened when it is first needed.
@@ -317,6 +313,22 @@ pub fn buffer(len_bytes: usize) -> Buffer {
     match context::find() {
         Some(core) => core.buffer(len_bytes),
         None => Buffer::from_system(len_bytes),
+    }
+}
+
+impl Buffer {
+    /// This memory by its number in the ring of the calling thread; `None` when that ring does not
+    /// know it.
+    pub fn registered(&self) -> Option<Registered> {
+        let core = context::find()?;
+        let ring = core.ring()?;
+        let index = ring.buffer_of(self.as_ptr(), self.len())?;
+        let (base, _) = ring.buffer_base(index);
+        Some(Registered {
+            index,
+            offset: self.as_ptr() as u64 - base,
+            len: self.len(),
+        })
     }
 }
 

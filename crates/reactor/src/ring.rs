@@ -121,11 +121,9 @@ impl Ring {
         }
     }
 
-    /// Registers a chunk of the pool as buffer `index`; says whether it worked.
-    pub(crate) fn register_chunk(&self, index: usize, chunk: Chunk) -> bool {
-        if !self.has_buffer_table || index != self.chunks.borrow().len() || index >= POOL_SLOTS {
-            return false;
-        }
+    /// Registers chunk `index` of the pool as the buffer of that number, if the kernel allows: where
+    /// it does not, the chunk is memory like any other.
+    pub(crate) fn register_chunk(&self, index: usize, chunk: Chunk) {
         let buffer = [libc::iovec {
             iov_base: chunk.start.as_ptr().cast(),
             iov_len: chunk.len_bytes,
@@ -137,11 +135,18 @@ impl Ring {
                 .submitter()
                 .register_buffers_update(index as u32, &buffer, None)
         };
-        let registered = result.is_ok();
-        if registered {
-            self.chunks.borrow_mut().push(chunk);
-        }
-        registered
+        let registered = self.has_buffer_table && index < POOL_SLOTS && result.is_ok();
+        let mut chunks = self.chunks.borrow_mut();
+        assert_eq!(index, chunks.len(), "the pool's chunks come in order");
+        // One without length holds nobody's memory.
+        chunks.push(if registered {
+            chunk
+        } else {
+            Chunk {
+                len_bytes: 0,
+                ..chunk
+            }
+        });
     }
 
     /// The number of the registered buffer that holds all of this memory.
