@@ -220,16 +220,11 @@ impl Table {
             }
             return;
         }
-        let decoded = L2Entry::decode(raw, bitmap, &tally.geometry);
-        if let Err(corruption) = decoded {
+        if let Err(corruption) = L2Entry::decode(raw, bitmap, &tally.geometry) {
             tally.corrupt(all, format_args!("{place}: {corruption}"));
         }
         if self.has_host(tally, raw) {
-            let bad_bitmap =
-                decoded.is_err_and(|error| error.kind == CorruptionKind::SubclusterBothSet);
-            if !bad_bitmap {
-                self.host_cluster(tally, raw, place);
-            }
+            self.host_cluster(tally, raw, place);
             if self.uses.active > 0 {
                 let cluster = tally.geometry.cluster_of(HostOffset(raw & OFFSET_MASK));
                 let refcount = if tally.data_file {
