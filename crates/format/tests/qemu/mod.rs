@@ -88,11 +88,25 @@ pub fn io(path: &str, commands: &[&str]) -> String {
 
 /// What `qemu-img check` says, whatever its exit code.
 pub fn check(path: &str) -> Json {
-    let output = run("qemu-img", &["check", "-f", "qcow2", "--output=json", path]);
+    check_with(&["-f", "qcow2", path])
+}
+
+/// What `qemu-img check` says of an image encrypted with LUKS.
+pub fn check_luks(path: &str, secret: &str) -> Json {
+    let object = format!("secret,id=s,data={secret}");
+    let image = format!("driver=qcow2,file.filename={path},encrypt.key-secret=s");
+    check_with(&["--object", &object, "--image-opts", &image])
+}
+
+fn check_with(arguments: &[&str]) -> Json {
+    let output = run(
+        "qemu-img",
+        &[&["check", "--output=json"], arguments].concat(),
+    );
     let stdout = text(&output.stdout);
     assert!(
         stdout.contains('{'),
-        "qemu-img check {path}: {}",
+        "qemu-img check {arguments:?}: {}",
         text(&output.stderr)
     );
     Json(stdout)
