@@ -1,3 +1,62 @@
-//! Benchmarks side by side with peers.
+//! Benchmarks side by side with peers: the same image, the same load, in turn, in one run.
+//!
+//! `bench-compare nbd` serves a fully allocated qcow2 image from memory by `qemu-nbd` and by
+//! `gaur serve`, and loads both with 4 KiB random reads and writes at several depths and numbers of
+//! connections; the raw file under fio's io_uring engine stands beside them. Machines are noisy, so
+//! servers take turns and the figure to look at is the median of the ratios of neighbouring runs.
 
-fn main() {}
+mod client;
+mod fio;
+mod nbd;
+mod report;
+mod server;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(about = "Benchmarks of Gaur side by side with its peers")]
+struct Arguments {
+    #[command(subcommand)]
+    benchmark: Benchmark,
+}
+
+#[derive(Subcommand)]
+enum Benchmark {
+    /// Random 4 KiB requests over NBD: gaur serve, qemu-nbd, and fio on the raw file
+    Nbd(NbdArguments),
+}
+
+/// How the NBD benchmark is run.
+#[derive(clap::Args, Clone)]
+pub struct NbdArguments {
+    /// Directory for images and sockets; memory by default, so that the disk is not measured
+    #[arg(long, default_value = "/dev/shm/gaur-bench")]
+    dir: PathBuf,
+    /// The gaur binary [default: built in release mode]
+    #[arg(long)]
+    gaur: Option<PathBuf>,
+    /// Seconds per measurement
+    #[arg(long, default_value_t = 3)]
+    seconds: u64,
+    /// Times each pair is measured
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Size of the disk in MiB
+    #[arg(long, default_value_t = 1024)]
+    size_mib: u64,
+    /// Write the result as JSON to this file
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Replace the table between the markers in this Markdown file
+    #[arg(long)]
+    markdown: Option<PathBuf>,
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse().benchmark {
+        Benchmark::Nbd(arguments) => nbd::run(&arguments),
+    }
+}

@@ -1,0 +1,78 @@
+//! The servers that are compared, as child processes.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// A server process that ends with this value.
+pub struct Server {
+    child: Child,
+    /// Its Unix socket.
+    pub socket: PathBuf,
+}
+
+impl Server {
+    /// `qemu-nbd` on a qcow2 image, with its fastest way of doing input and output here.
+    pub fn qemu(image: &Path, socket: &Path) -> Result<Server> {
+        let mut command = Command::new("qemu-nbd");
+        command.args([
+            "--format=qcow2",
+            "--persistent",
+            "--shared=16",
+            "--aio=io_uring",
+        ]);
+        command
+            .arg("--cache=writeback")
+            .arg("--socket")
+            .arg(socket)
+            .arg(image);
+        Server::start(command, socket)
+    }
+
+    /// `gaur serve` on a qcow2 image.
+    pub fn gaur(binary: &Path, image: &Path, socket: &Path) -> Result<Server> {
+        let mut command = Command::new(binary);
+        command.args(["serve", "--format=qcow2", "--persistent", "--shared=16"]);
+        command
+            .arg("--cache=writeback")
+            .arg("--socket")
+            .arg(socket)
+            .arg(image);
+        Server::start(command, socket)
+    }
+
+    fn start(mut command: Command, socket: &Path) -> Result<Server> {
+        let _ = std::fs::remove_file(socket);
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+        let mut server = Server {
+            child,
+            socket: socket.to_owned(),
+        };
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while std::os::unix::net::UnixStream::connect(socket).is_err() {
+            if let Some(status) = server.child.try_wait()? {
+                bail!("{:?} ended with {status}", command.get_program());
+            }
+            if Instant::now() > deadline {
+                bail!("{:?} does not listen", command.get_program());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // SIGTERM would be kinder; the image is thrown away, so it does not matter.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
