@@ -323,6 +323,32 @@ impl Model {
         self.other_sizes.clear();
     }
 
+    /// The writer was killed, and a reader found these values with the power still on: they are
+    /// what reads give from now on, and no more durable than before.
+    pub fn survived_kill(&mut self, values: &[Value]) {
+        let now = self.tick();
+        self.reads.clear();
+        self.other_sizes.retain(|&size| size != values.len() as u32);
+        let len = self.len_units();
+        if len != values.len() as u32 {
+            self.other_sizes.push(len);
+            self.units
+                .resize_with(len.max(values.len() as u32) as usize, || {
+                    vec![Entry::base(ZERO)]
+                });
+        }
+        for (entries, &value) in self.units.iter_mut().zip(values) {
+            for entry in entries.iter_mut() {
+                entry.completed = entry.completed.min(now);
+                if entry.value != value {
+                    entry.superseded.get_or_insert(now);
+                } else if entry.superseded.is_some() && !entry.settled {
+                    entry.superseded = None;
+                }
+            }
+        }
+    }
+
     /// Checks what is there after a power cut, or after a close (`exact`), when only what is
     /// readable counts.
     pub fn check_view(&self, bytes: &[u8], exact: bool) -> Result<Vec<Value>, Wrong> {
