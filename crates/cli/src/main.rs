@@ -1,3 +1,37 @@
-//! The gaur command.
+//! The `gaur` command: arguments to plan to output, one file per verb.
+//!
+//! Options, JSON schemas and exit codes are qemu-img's and qemu-nbd's where those tools have them,
+//! so that scripts can switch. Under a name that ends in `qemu-img` the verbs work the same.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod background;
+mod cached_device;
+mod check;
+mod check_report;
+mod command;
+mod compare;
+mod completions;
+mod convert;
+mod copy;
+mod create;
+mod failure;
+mod guest;
+mod info;
+mod info_report;
+mod json;
+mod map;
+mod new_image;
+mod open;
+mod options;
+mod progress;
+mod resize;
+mod serve;
+mod size;
+mod socket_path;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::from(command::run(std::env::args_os().collect()))
+}

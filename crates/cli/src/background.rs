@@ -1,0 +1,62 @@
+//! `serve --fork`: the server as a process of its own.
+//!
+//! The command starts itself again as the server and passes on what it prints until it says that it
+//! is ready. So nothing is opened twice, no lock changes hands, and an error still reaches the user.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+
+use crate::failure::{EXIT_FAILURE, Failure};
+
+/// The last line a server prints before it stands alone.
+const READY: &str = "ready";
+
+/// Starts the server and waits until it is ready or has failed.
+pub fn run(out: &mut dyn Write) -> Result<u8, Failure> {
+    let start = |error: std::io::Error| Failure::io("the background process", &error);
+    let program = std::env::current_exe().map_err(start)?;
+    let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    // Right after the verb, where no `--` and no value of an option can be in the way.
+    args.insert(1.min(args.len()), "--forked".into());
+    let mut child = Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(start)?;
+    let Some(stdout) = child.stdout.take() else {
+        return Err(Failure::new("the background process has no output"));
+    };
+    for line in BufReader::new(stdout).lines() {
+        let line = line.map_err(start)?;
+        if line == READY {
+            return Ok(0);
+        }
+        writeln!(out, "{line}")?;
+    }
+    // It ended before it was ready, and said why on standard error, which it shares.
+    let code = child.wait().map_err(start)?.code();
+    let code = code.and_then(|code| u8::try_from(code).ok());
+    Err(Failure::silent(
+        code.filter(|code| *code != 0).unwrap_or(EXIT_FAILURE),
+    ))
+}
+
+/// Says that the server is ready, and lets go of the terminal.
+pub fn ready(out: &mut dyn Write) -> Result<(), Failure> {
+    writeln!(out, "{READY}")?;
+    out.flush()?;
+    let detach = |error: std::io::Error| Failure::io("the terminal", &error);
+    // Fails only for the leader of a process group, which a process just started is not, unless a
+    // person runs the hidden option by hand.
+    let _ = rustix::process::setsid();
+    let null = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/null");
+    let null = null.map_err(detach)?;
+    rustix::stdio::dup2_stdout(&null).map_err(|errno| detach(errno.into()))?;
+    rustix::stdio::dup2_stderr(&null).map_err(|errno| detach(errno.into()))?;
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! A device whose writes obey a cache mode and whose discards may be left out, whatever the client
+//! asks for.
+
+use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status, Tag};
+
+/// What is done to the requests on their way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Every write is durable before it completes.
+    pub writethrough: bool,
+    /// Nothing is ever made durable while serving.
+    pub ignore_flush: bool,
+    /// Discards do nothing, and zeroing does not give space back.
+    pub ignore_discard: bool,
+}
+
+impl Policy {
+    /// The request to pass on; `None` when it is done already.
+    fn apply(self, request: Request) -> Option<Request> {
+        let durable = |fua: bool| (fua || self.writethrough) && !self.ignore_flush;
+        Some(match request {
+            Request::Write { offset_bytes, fua } => Request::Write {
+                offset_bytes,
+                fua: durable(fua),
+            },
+            Request::WriteZeroes {
+                offset_bytes,
+                len_bytes,
+                fua,
+                may_unmap,
+            } => Request::WriteZeroes {
+                offset_bytes,
+                len_bytes,
+                fua: durable(fua),
+                may_unmap: may_unmap && !self.ignore_discard,
+            },
+            Request::Discard { .. } if self.ignore_discard => return None,
+            Request::Flush if self.ignore_flush => return None,
+            other => other,
+        })
+    }
+}
+
+/// A device under a policy.
+pub struct CachedDevice<D> {
+    device: D,
+    policy: Policy,
+}
+
+impl<D: Device> CachedDevice<D> {
+    /// Puts `device` under `policy`.
+    pub fn new(device: D, policy: Policy) -> CachedDevice<D> {
+        CachedDevice { device, policy }
+    }
+}
+
+impl<D: Device> Device for CachedDevice<D> {
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+
+    fn limits(&self) -> DeviceLimits {
+        self.device.limits()
+    }
+
+    async fn submit(&self, tag: Tag, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
+        match self.policy.apply(request) {
+            Some(request) => self.device.submit(tag, request, payload).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn status(&self, offset_bytes: u64, len_bytes: u64) -> Result<Status, Errno> {
+        self.device.status(offset_bytes, len_bytes).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WRITE: Request = Request::Write {
+        offset_bytes: 1,
+        fua: false,
+    };
+    const DURABLE: Request = Request::Write {
+        offset_bytes: 1,
+        fua: true,
+    };
+
+    #[test]
+    fn writeback_changes_nothing() {
+        for request in [WRITE, DURABLE, Request::Flush] {
+            assert_eq!(Policy::default().apply(request), Some(request));
+        }
+    }
+
+    #[test]
+    fn writethrough_makes_every_write_durable() {
+        let policy = Policy {
+            writethrough: true,
+            ..Policy::default()
+        };
+        assert_eq!(policy.apply(WRITE), Some(DURABLE));
+        assert_eq!(policy.apply(Request::Flush), Some(Request::Flush));
+    }
+
+    #[test]
+    fn without_flushes_nothing_is_made_durable() {
+        let policy = Policy {
+            ignore_flush: true,
+            ..Policy::default()
+        };
+        assert_eq!(policy.apply(DURABLE), Some(WRITE));
+        assert_eq!(policy.apply(Request::Flush), None);
+    }
+
+    #[test]
+    fn ignored_discards_keep_the_space_of_zeroed_ranges_too() {
+        let policy = Policy {
+            ignore_discard: true,
+            ..Policy::default()
+        };
+        let discard = Request::Discard {
+            offset_bytes: 0,
+            len_bytes: 512,
+        };
+        assert_eq!(policy.apply(discard), None);
+        let zeroes = |may_unmap| Request::WriteZeroes {
+            offset_bytes: 0,
+            len_bytes: 512,
+            fua: false,
+            may_unmap,
+        };
+        assert_eq!(policy.apply(zeroes(true)), Some(zeroes(false)));
+    }
+}

@@ -1,0 +1,166 @@
+//! The command line as a whole: verbs, help, and how errors are told.
+
+use std::ffi::OsString;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::failure::{EXIT_FAILURE, Failure};
+use crate::{check, compare, completions, convert, create, info, map, resize, serve};
+
+/// Work with qcow2 and raw disk images, and serve them as block devices
+#[derive(Debug, Parser)]
+#[command(
+    name = "gaur",
+    version,
+    infer_long_args = true,
+    disable_help_subcommand = false,
+    max_term_width = 100
+)]
+pub struct Gaur {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+#[command(infer_long_args = true)]
+enum Verb {
+    Serve(serve::Args),
+    Create(create::Args),
+    Info(info::Args),
+    Check(check::Args),
+    Map(map::Args),
+    Convert(convert::Args),
+    Compare(compare::Args),
+    Resize(resize::Args),
+    #[command(hide = true)]
+    Completions(completions::Args),
+    #[command(hide = true)]
+    Man(completions::ManArgs),
+}
+
+impl Verb {
+    fn run(&self, out: &mut dyn Write) -> Result<u8, Failure> {
+        match self {
+            Verb::Serve(args) => serve::run(args, out),
+            Verb::Create(args) => create::run(args, out),
+            Verb::Info(args) => info::run(args, out),
+            Verb::Check(args) => check::run(args, out),
+            Verb::Map(args) => map::run(args, out),
+            Verb::Convert(args) => convert::run(args, out),
+            Verb::Compare(args) => compare::run(args, out),
+            Verb::Resize(args) => resize::run(args, out),
+            Verb::Completions(args) => completions::run(args, out),
+            Verb::Man(args) => completions::run_man(args, out),
+        }
+    }
+}
+
+/// Runs the command with these arguments (the first is the program) and returns its exit code.
+pub fn run(args: Vec<OsString>) -> u8 {
+    let program = program_name(args.first());
+    let verb_name = args.get(1).and_then(|verb| verb.to_str());
+    let parsed = Gaur::command()
+        .bin_name(program.clone())
+        .try_get_matches_from(&args)
+        .and_then(|matches| Gaur::from_arg_matches(&matches));
+    let gaur = match parsed {
+        Ok(gaur) => gaur,
+        Err(error) => return report_usage(&program, verb_name, &error),
+    };
+    let mut out = BufWriter::new(std::io::stdout());
+    let outcome = gaur.verb.run(&mut out).and_then(|code| {
+        out.flush()?;
+        Ok(code)
+    });
+    let failure = match outcome {
+        Ok(code) => return code,
+        Err(failure) => failure,
+    };
+    // What was printed before the failure belongs before its message.
+    let _ = out.flush();
+    if !failure.is_silent() {
+        eprintln!("{program}: {failure}");
+    }
+    failure.exit_code()
+}
+
+/// The name to speak under: `qemu-img` when called so, otherwise `gaur`.
+fn program_name(first: Option<&OsString>) -> String {
+    let name = first
+        .map(Path::new)
+        .and_then(Path::file_name)
+        .and_then(|name| name.to_str());
+    match name {
+        Some(name) if name.ends_with("qemu-img") => name.to_owned(),
+        _ => "gaur".to_owned(),
+    }
+}
+
+/// Prints help as it is, and errors of usage on one line. Returns the exit code.
+fn report_usage(program: &str, verb: Option<&str>, error: &clap::Error) -> u8 {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let _ = error.print();
+            return 0;
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            return EXIT_FAILURE;
+        }
+        _ => {}
+    }
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let end = text.find("\nUsage:").unwrap_or(text.len());
+    let end = text.find("\nFor more information").unwrap_or(end).min(end);
+    let words: Vec<&str> = text[..end].split_whitespace().collect();
+    let help = match verb {
+        Some(verb) if Gaur::command().find_subcommand(verb).is_some() => {
+            format!("{program} {verb} --help")
+        }
+        _ => format!("{program} --help"),
+    };
+    eprintln!("{program}: {} (see '{help}')", words.join(" "));
+    match verb {
+        // 1 would say that the images differ.
+        Some("compare") => compare::EXIT_OPEN,
+        _ => EXIT_FAILURE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_of_the_command_line_is_consistent() {
+        Gaur::command().debug_assert();
+    }
+
+    #[test]
+    fn every_option_has_help() {
+        for verb in Gaur::command().get_subcommands() {
+            assert!(verb.get_about().is_some(), "{}", verb.get_name());
+            for argument in verb.get_arguments() {
+                assert!(
+                    argument.get_help().is_some() || argument.is_hide_set(),
+                    "{} {}",
+                    verb.get_name(),
+                    argument.get_id()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_command_speaks_under_the_name_it_was_called_by() {
+        let name = |text: &str| program_name(Some(&OsString::from(text)));
+        assert_eq!(name("/usr/bin/gaur"), "gaur");
+        assert_eq!(name("./renamed"), "gaur");
+        assert_eq!(name("/opt/bin/my-qemu-img"), "my-qemu-img");
+        assert_eq!(program_name(None), "gaur");
+    }
+}

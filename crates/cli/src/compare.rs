@@ -1,0 +1,289 @@
+//! `gaur compare`: whether two images show the guest the same bytes.
+
+use std::io::Write;
+
+use gaur_engine::{Format, MapExtent};
+
+use crate::failure::Failure;
+use crate::guest::Guest;
+use crate::open::{self, CacheMode, format_parser};
+use crate::progress::Progress;
+
+/// Compare what two images show the guest
+///
+/// Exits with 0 when they are identical, 1 when they differ, 2 when one cannot be opened, 3 when
+/// an allocation status and 4 when data cannot be read.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Format of the first image (probed by default)
+    #[arg(short, long = "a-format", value_name = "FMT", value_parser = format_parser())]
+    format: Option<Format>,
+    /// Format of the second image (probed by default)
+    #[arg(short = 'F', long = "b-format", value_name = "FMT", value_parser = format_parser())]
+    second_format: Option<Format>,
+    /// Use of the host's cache
+    #[arg(
+        short = 'T',
+        long = "cache",
+        value_name = "MODE",
+        value_enum,
+        default_value = "writeback"
+    )]
+    cache: CacheMode,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// Say nothing, only exit with a code
+    #[arg(short, long)]
+    quiet: bool,
+    /// Sizes and allocation must be the same too
+    #[arg(short, long)]
+    strict: bool,
+    /// Open even if another program is writing
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    /// The first image
+    file1: String,
+    /// The second image
+    file2: String,
+}
+
+/// An image cannot be opened, or the command line is wrong.
+pub const EXIT_OPEN: u8 = 2;
+/// The allocation status of an image cannot be read.
+const EXIT_STATUS: u8 = 3;
+/// The data of an image cannot be read.
+const EXIT_READ: u8 = 4;
+
+/// Most bytes compared at once.
+const CHUNK_BYTES: usize = 2 << 20;
+/// A mismatch is told to this many bytes.
+const SECTOR_BYTES: usize = 512;
+
+/// One of the two.
+struct Side<'a> {
+    name: &'a str,
+    guest: Guest,
+    size: u64,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Side<'a> {
+    fn open(name: &'a str, format: Option<Format>, args: &Args) -> Result<Side<'a>, Failure> {
+        let mut options = open::reading(format, args.force_share);
+        options.direct = args.cache.direct();
+        let opened = open::open(name, &options).map_err(|failure| failure.code(EXIT_OPEN))?;
+        Ok(Side {
+            name,
+            size: opened.image.size_bytes(),
+            guest: Guest::new(opened.image.queue(opened.files)),
+            buffer: Vec::new(),
+        })
+    }
+
+    fn map(&self, offset: u64, len: u64) -> Result<MapExtent, Failure> {
+        self.guest.map(offset, len).map_err(|errno| {
+            let what = format!("cannot read the allocation at offset {offset}");
+            Failure::system(self.name, &what, errno).code(EXIT_STATUS)
+        })
+    }
+
+    /// Reads into `self.buffer`.
+    fn read(&mut self, offset: u64, len: usize) -> Result<(), Failure> {
+        self.buffer.resize(len, 0);
+        self.guest.read(offset, &mut self.buffer).map_err(|errno| {
+            let what = format!("cannot read offset {offset}");
+            Failure::system(self.name, &what, errno).code(EXIT_READ)
+        })
+    }
+}
+
+/// What came out.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Identical,
+    SizeDiffers,
+    StatusDiffers { offset: u64 },
+    ContentDiffers { offset: u64 },
+}
+
+/// Compares and says the result.
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    let mut first = Side::open(&args.file1, args.format, args)?;
+    let mut second = Side::open(&args.file2, args.second_format, args)?;
+    let total = first.size.max(second.size);
+    let mut progress = Progress::new(total, args.progress, args.quiet);
+    let outcome = compare(&mut first, &mut second, args.strict, &mut |done| {
+        progress.set(done)
+    });
+    match outcome {
+        Ok(Outcome::Identical) => progress.finish(),
+        _ => progress.stop(),
+    }
+    let outcome = outcome?;
+    if args.quiet {
+        return Ok(u8::from(outcome != Outcome::Identical));
+    }
+    let compared_all = matches!(outcome, Outcome::Identical)
+        || matches!(outcome, Outcome::ContentDiffers { offset } if offset >= first.size.min(second.size));
+    if first.size != second.size && compared_all {
+        writeln!(out, "Warning: Image size mismatch!")?;
+    }
+    match outcome {
+        Outcome::Identical => {
+            writeln!(out, "Images are identical.")?;
+            return Ok(0);
+        }
+        Outcome::SizeDiffers => writeln!(out, "Strict mode: Image size mismatch!")?,
+        Outcome::StatusDiffers { offset } => {
+            writeln!(out, "Strict mode: Offset {offset} block status mismatch!")?;
+        }
+        Outcome::ContentDiffers { offset } => {
+            writeln!(out, "Content mismatch at offset {offset}!")?;
+        }
+    }
+    Ok(1)
+}
+
+fn compare(
+    first: &mut Side<'_>,
+    second: &mut Side<'_>,
+    strict: bool,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Outcome, Failure> {
+    if strict && first.size != second.size {
+        return Ok(Outcome::SizeDiffers);
+    }
+    let common = first.size.min(second.size);
+    let mut offset = 0;
+    while offset < common {
+        let left = first.map(offset, common - offset)?;
+        let right = second.map(offset, common - offset)?;
+        if strict && status(&left) != status(&right) {
+            return Ok(Outcome::StatusDiffers { offset });
+        }
+        let run = left.len_bytes.min(right.len_bytes);
+        let (len, mismatch) = match (reads_as_zero(&left), reads_as_zero(&right)) {
+            (true, true) => (run, None),
+            (left_zero, right_zero) => {
+                let len = run.min(CHUNK_BYTES as u64) as usize;
+                let mismatch = if left_zero {
+                    second.read(offset, len)?;
+                    first_data(&second.buffer)
+                } else if right_zero {
+                    first.read(offset, len)?;
+                    first_data(&first.buffer)
+                } else {
+                    first.read(offset, len)?;
+                    second.read(offset, len)?;
+                    first_difference(&first.buffer, &second.buffer)
+                };
+                (len as u64, mismatch)
+            }
+        };
+        if let Some(at) = mismatch {
+            return Ok(Outcome::ContentDiffers {
+                offset: offset + at as u64,
+            });
+        }
+        offset += len;
+        progress(offset);
+    }
+    if first.size > second.size {
+        rest_is_zero(first, offset, progress)
+    } else {
+        rest_is_zero(second, offset, progress)
+    }
+}
+
+/// Whether the longer image has nothing but zeros from `offset` on.
+fn rest_is_zero(
+    longer: &mut Side<'_>,
+    mut offset: u64,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Outcome, Failure> {
+    while offset < longer.size {
+        let extent = longer.map(offset, longer.size - offset)?;
+        let mut len = extent.len_bytes;
+        if !reads_as_zero(&extent) {
+            len = len.min(CHUNK_BYTES as u64);
+            longer.read(offset, len as usize)?;
+            if let Some(at) = first_data(&longer.buffer) {
+                return Ok(Outcome::ContentDiffers {
+                    offset: offset + at as u64,
+                });
+            }
+        }
+        offset += len;
+        progress(offset);
+    }
+    Ok(Outcome::Identical)
+}
+
+/// What must be the same in strict mode.
+fn status(extent: &MapExtent) -> (bool, bool, bool, bool, bool) {
+    (
+        extent.present,
+        extent.zero,
+        extent.data,
+        extent.compressed,
+        extent.host_offset.is_some(),
+    )
+}
+
+fn reads_as_zero(extent: &MapExtent) -> bool {
+    extent.zero || !extent.present
+}
+
+/// The first sector that is not all zeros.
+fn first_data(bytes: &[u8]) -> Option<usize> {
+    let sector = bytes
+        .chunks(SECTOR_BYTES)
+        .position(|sector| !is_zero(sector))?;
+    Some(sector * SECTOR_BYTES)
+}
+
+/// The first sector that is not the same.
+fn first_difference(left: &[u8], right: &[u8]) -> Option<usize> {
+    if left == right {
+        return None;
+    }
+    let mut sectors = left.chunks(SECTOR_BYTES).zip(right.chunks(SECTOR_BYTES));
+    let sector = sectors.position(|(left, right)| left != right)?;
+    Some(sector * SECTOR_BYTES)
+}
+
+/// Whether all bytes are zero.
+pub fn is_zero(bytes: &[u8]) -> bool {
+    // Blocks of 64 bytes compare quickly.
+    let (blocks, tail) = bytes.as_chunks::<64>();
+    blocks.iter().all(|block| *block == [0; 64]) && tail.iter().all(|byte| *byte == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_told_by_the_sector() {
+        let mut left = vec![0; 2048];
+        let right = vec![0; 2048];
+        assert_eq!(first_difference(&left, &right), None);
+        assert_eq!(first_data(&left), None);
+        left[1500] = 1;
+        assert_eq!(first_difference(&left, &right), Some(1024));
+        assert_eq!(first_data(&left), Some(1024));
+    }
+
+    #[test]
+    fn zeros_are_found_at_any_length() {
+        for len in [0, 1, 63, 64, 65, 4096] {
+            let mut bytes = vec![0; len];
+            assert!(is_zero(&bytes));
+            if let Some(last) = bytes.last_mut() {
+                *last = 1;
+                assert!(!is_zero(&bytes));
+            }
+        }
+    }
+}

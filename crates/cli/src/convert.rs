@@ -1,0 +1,251 @@
+//! `gaur convert`: images to another image, of the other format or with other options.
+
+use std::io::Write;
+
+use gaur_block::File;
+use gaur_engine::{Format, OpenOptions};
+
+use crate::copy::{Copy, Shared};
+use crate::failure::Failure;
+use crate::guest::Guest;
+use crate::new_image::{self, NewImage};
+use crate::open::{self, CacheMode, format_parser};
+use crate::options::OptionList;
+use crate::progress::Progress;
+use crate::size::parse_size;
+
+/// Copy images to a new image, or to one that is there
+///
+/// Holes and zeros stay holes. Several sources follow each other in the target.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Format of the sources (probed by default)
+    #[arg(short = 'f', long, value_name = "FMT", value_parser = format_parser())]
+    source_format: Option<Format>,
+    /// Format of the target (qcow2 if its name ends in .qcow2, otherwise raw)
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = format_parser())]
+    target_format: Option<Format>,
+    /// Options of the target's format; '-o help' lists them
+    #[arg(short = 'o', long, value_name = "KEY=VALUE,..")]
+    target_options: Vec<String>,
+    /// Backing file of the target; what the sources' top layers do not have is not copied
+    #[arg(short = 'B', long, value_name = "BACKING")]
+    backing: Option<String>,
+    /// Format of the backing file
+    #[arg(short = 'F', long, value_name = "FMT")]
+    backing_format: Option<String>,
+    /// Write to an image that is there
+    #[arg(short = 'n', long)]
+    no_create: bool,
+    /// The existing target reads as zeros throughout
+    #[arg(long, requires = "no_create")]
+    target_is_zero: bool,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// Print only errors
+    #[arg(short, long)]
+    quiet: bool,
+    /// Shortest run of zeros that is not written as data; 0 writes everything
+    #[arg(short = 'S', long, value_name = "SIZE", value_parser = parse_size, default_value = "4k")]
+    sparse_size: u64,
+    /// Use of the host's cache for the target
+    #[arg(
+        short = 't',
+        long,
+        value_name = "MODE",
+        value_enum,
+        default_value = "writeback"
+    )]
+    target_cache: CacheMode,
+    /// Use of the host's cache for the sources
+    #[arg(
+        short = 'T',
+        long,
+        value_name = "MODE",
+        value_enum,
+        default_value = "writeback"
+    )]
+    source_cache: CacheMode,
+    /// Allow writes out of order: faster on some disks, the target may be less tidy
+    #[arg(short = 'W', long)]
+    oob_writes: bool,
+    /// Requests in flight, 1 to 16 (one a processor by default)
+    #[arg(short = 'm', long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    parallel: Option<u8>,
+    /// Open the sources even if another program is writing
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    #[command(flatten)]
+    refused: Refused,
+    /// The sources, then the target
+    #[arg(required = true, num_args = 2.., value_name = "SOURCE.. TARGET")]
+    files: Vec<String>,
+}
+
+/// Options of qemu-img that would be misleading to ignore.
+#[derive(Debug, clap::Args)]
+struct Refused {
+    #[arg(short = 'c', long, hide = true)]
+    compress: bool,
+    #[arg(short = 'l', long, hide = true)]
+    source_snapshot: Option<String>,
+    #[arg(long, hide = true)]
+    bitmaps: bool,
+    #[arg(long, hide = true)]
+    salvage: bool,
+    #[arg(short = 'r', long, hide = true)]
+    rate: Option<String>,
+    #[arg(short = 'C', long, hide = true)]
+    copy_range_offloading: bool,
+}
+
+impl Refused {
+    fn check(&self) -> Result<(), Failure> {
+        let asked = [
+            (self.compress, "-c: writing compressed clusters"),
+            (
+                self.source_snapshot.is_some(),
+                "-l: reading an internal snapshot",
+            ),
+            (self.bitmaps, "--bitmaps: copying bitmaps"),
+            (self.salvage, "--salvage: going on after read errors"),
+            (self.rate.is_some(), "-r: limiting the rate"),
+        ];
+        match asked.into_iter().find(|(asked, _)| *asked) {
+            Some((_, what)) => Err(Failure::new(format!("{what} is not supported yet"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Most workers that are started without being asked for.
+const WORKERS_MAX: usize = 8;
+
+/// Converts.
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    args.refused.check()?;
+    let Some((target, sources)) = args.files.split_last() else {
+        return Err(Failure::new("no image is named"));
+    };
+    let format = args.target_format;
+    let format = format.unwrap_or_else(|| new_image::format_by_name(target));
+    if OptionList::asks_for_help(&args.target_options) {
+        new_image::print_options(format, out)?;
+        return Ok(0);
+    }
+    let mut options = open::reading(args.source_format, args.force_share);
+    options.direct = args.source_cache.direct();
+    let sources: Vec<Shared> = sources
+        .iter()
+        .map(|name| Ok(Shared::new(name, &open::open(name, &options)?)))
+        .collect::<Result<_, Failure>>()?;
+    let new = plan_target(args, target, format, &sources)?;
+    if let Some(new) = &new {
+        new.make(false)?;
+    }
+    let copy = open_target(args, target, format, sources, new.as_ref())?;
+    copy_all(args, &copy)
+        .map_err(|failure| failure.hint(format!("{target} is incomplete and not to be used")))?;
+    Ok(0)
+}
+
+/// The target to make; nothing with `-n`.
+fn plan_target(
+    args: &Args,
+    target: &str,
+    format: Format,
+    sources: &[Shared],
+) -> Result<Option<NewImage>, Failure> {
+    let mut options = OptionList::parse(&args.target_options)?;
+    if args.no_create {
+        if options.rest().next().is_some() || args.backing.is_some() {
+            let message = "-n writes to an image that is there, so -o and -B have no use";
+            return Err(Failure::about(target, message));
+        }
+        return Ok(None);
+    }
+    if let Some(backing) = &args.backing {
+        options.add_switch("backing_file", backing, "-B")?;
+    }
+    if let Some(format) = &args.backing_format {
+        options.add_switch("backing_fmt", format, "-F")?;
+    }
+    let total: u64 = sources.iter().map(Shared::size_bytes).sum();
+    let size = options.take_size("size")?.unwrap_or(total);
+    if size < total {
+        let message = format!("a size of {size} bytes does not hold the sources' {total}");
+        return Err(Failure::about(target, message));
+    }
+    if options.has("backing_file") && sources.len() > 1 {
+        let message = "a target with a backing file can have only one source";
+        return Err(Failure::about(target, message));
+    }
+    NewImage::new(target, format, options, Some(size), true).map(Some)
+}
+
+fn open_target(
+    args: &Args,
+    target: &str,
+    format: Format,
+    sources: Vec<Shared>,
+    new: Option<&NewImage>,
+) -> Result<Copy, Failure> {
+    let options = OpenOptions {
+        format: Some(format),
+        direct: args.target_cache.direct(),
+        ..OpenOptions::default()
+    };
+    let opened = open::open(target, &options)?;
+    let backing_bytes = new.and_then(NewImage::backing_bytes);
+    let fixed = opened
+        .files
+        .first()
+        .is_some_and(|file| !file.limits().resizable);
+    // The rest of a device that a raw image does not cover is not ours; its content is unknown.
+    let fresh = new.is_some() && !(fixed && format == Format::Raw);
+    let copy = Copy {
+        target: Shared::new(target, &opened),
+        sources,
+        backing_bytes,
+        target_is_zero: fresh || args.target_is_zero,
+        sparse_bytes: args.sparse_size,
+        workers: workers(args),
+        in_order: !args.oob_writes,
+    };
+    let (needed, there) = (copy.total_bytes(), copy.target.size_bytes());
+    if there < needed {
+        let message = format!("the target has {there} bytes, the sources {needed}");
+        return Err(Failure::about(target, message));
+    }
+    Ok(copy)
+}
+
+fn workers(args: &Args) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    args.parallel
+        .map_or(processors.min(WORKERS_MAX), usize::from)
+}
+
+fn copy_all(args: &Args, copy: &Copy) -> Result<(), Failure> {
+    let mut progress = Progress::new(copy.total_bytes(), args.progress, args.quiet);
+    let copied = copy.run(&mut |done| progress.set(done));
+    let guest: Guest = copy.target.guest();
+    let flushed = match &copied {
+        Ok(()) if args.target_cache != CacheMode::Unsafe => guest
+            .flush()
+            .map_err(|errno| Failure::system(&copy.target.name, "cannot flush", errno)),
+        _ => Ok(()),
+    };
+    let closed = guest
+        .close()
+        .map_err(|error| Failure::image(&copy.target.name, &error));
+    match copied.and(flushed).and(closed) {
+        Ok(()) => progress.finish(),
+        Err(failure) => {
+            progress.stop();
+            return Err(failure);
+        }
+    }
+    Ok(())
+}

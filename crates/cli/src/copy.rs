@@ -1,0 +1,428 @@
+//! Copying guest data from images to an image, by several threads.
+//!
+//! One thread walks the maps of the sources and cuts them into pieces; the workers read, look for
+//! zeros and write. Every thread has its own queues. Unless told otherwise, the pieces are written
+//! in guest order (a piece waits for its turn after it was read), which leaves the target laid out
+//! the way it will be read. Nothing is shared but the position, the turn and the first error.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use gaur_block::Errno;
+use gaur_engine::{Image, MapExtent, Opened};
+use gaur_reactor::{BlockingFile, OpenFile};
+
+use crate::compare::is_zero;
+use crate::failure::Failure;
+use crate::guest::Guest;
+
+/// Most bytes of one piece. Pieces end at multiples of it in the target, so that two threads never
+/// write to one cluster.
+const PIECE_BYTES: u64 = 2 << 20;
+
+/// Most bytes zeroed by one request, so that progress can be told.
+const ZEROES_BYTES: u64 = 1 << 30;
+
+/// How often progress is told.
+const TICK: Duration = Duration::from_millis(50);
+
+/// An image that any thread can make a queue of.
+pub struct Shared {
+    /// For messages.
+    pub name: String,
+    image: Arc<Image>,
+    files: Vec<OpenFile>,
+}
+
+impl Shared {
+    /// From an image as it was opened.
+    pub fn new(name: &str, opened: &Opened<BlockingFile>) -> Shared {
+        Shared {
+            name: name.to_owned(),
+            image: Arc::clone(&opened.image),
+            files: opened
+                .files
+                .iter()
+                .map(|file| file.open_file().clone())
+                .collect(),
+        }
+    }
+
+    /// Size for the guest, in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.image.size_bytes()
+    }
+
+    /// The calling thread's own view.
+    pub fn guest(&self) -> Guest {
+        let files = self
+            .files
+            .iter()
+            .map(|file| BlockingFile::new(file.clone()));
+        Guest::new(self.image.queue(files.collect()))
+    }
+
+    fn failed(&self, what: &str, offset: u64, errno: Errno) -> Failure {
+        Failure::system(
+            &self.name,
+            &format!("cannot {what} at offset {offset}"),
+            errno,
+        )
+    }
+}
+
+/// What is to be copied, and how.
+pub struct Copy {
+    /// Their contents follow each other in the target.
+    pub sources: Vec<Shared>,
+    /// At least as large as the sources together.
+    pub target: Shared,
+    /// Target bytes from 0 on that a backing file provides where the source's top layer has nothing.
+    pub backing_bytes: Option<u64>,
+    /// The target reads as zeros where nothing was written.
+    pub target_is_zero: bool,
+    /// Runs of zeros of at least this many bytes are not written as data; 0 writes everything.
+    pub sparse_bytes: u64,
+    /// Number of workers, at least 1.
+    pub workers: usize,
+    /// Pieces are written in the order of the guest's offsets.
+    pub in_order: bool,
+}
+
+/// What a piece is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Data,
+    Zero,
+}
+
+/// A run of the target for one worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    /// Its turn, counted from 0 without gaps.
+    number: u64,
+    source: usize,
+    source_offset: u64,
+    target_offset: u64,
+    len: u64,
+    kind: Kind,
+}
+
+/// What the threads share.
+struct State {
+    done_bytes: AtomicU64,
+    failed: AtomicBool,
+    error: Mutex<Option<Failure>>,
+    turn: Mutex<u64>,
+    turned: Condvar,
+}
+
+/// A lock whose holder panicked holds nothing that could be half changed here.
+fn hold<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
+    fn fail(&self, failure: Failure) {
+        hold(&self.error).get_or_insert(failure);
+        self.failed.store(true, Ordering::Release);
+        // Under the lock, so that no waiter misses it between looking and sleeping.
+        let _turn = hold(&self.turn);
+        self.turned.notify_all();
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Waits for the turn of `number`. False when the copy has failed meanwhile.
+    fn wait_turn(&self, number: u64) -> bool {
+        let mut turn = hold(&self.turn);
+        while *turn != number && !self.has_failed() {
+            turn = self
+                .turned
+                .wait(turn)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        !self.has_failed()
+    }
+
+    fn end_turn(&self) {
+        *hold(&self.turn) += 1;
+        self.turned.notify_all();
+    }
+}
+
+impl Copy {
+    /// Bytes of all sources.
+    pub fn total_bytes(&self) -> u64 {
+        self.sources.iter().map(Shared::size_bytes).sum()
+    }
+
+    /// Copies everything, and tells `progress` how many bytes of the total are done. What was
+    /// written is not flushed yet.
+    pub fn run(&self, progress: &mut dyn FnMut(u64)) -> Result<(), Failure> {
+        let state = State {
+            done_bytes: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            error: Mutex::new(None),
+            turn: Mutex::new(0),
+            turned: Condvar::new(),
+        };
+        let workers = self.workers.max(1);
+        let (send, receive) = sync_channel(workers * 2);
+        let receive = Mutex::new(receive);
+        // Closed when the planner and all workers are gone.
+        let (end_send, end) = sync_channel::<()>(0);
+        std::thread::scope(|scope| {
+            let state = &state;
+            let receive = &receive;
+            let planner_end = end_send.clone();
+            scope.spawn(move || {
+                let _end = planner_end;
+                if let Err(failure) = self.plan(state, &send) {
+                    state.fail(failure);
+                }
+            });
+            for _ in 0..workers {
+                let worker_end = end_send.clone();
+                scope.spawn(move || {
+                    let _end = worker_end;
+                    self.work(state, receive);
+                });
+            }
+            drop(end_send);
+            while end.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                progress(state.done_bytes.load(Ordering::Relaxed));
+            }
+        });
+        match hold(&state.error).take() {
+            Some(failure) => Err(failure),
+            None => Ok(()),
+        }
+    }
+
+    /// Cuts the sources into pieces.
+    fn plan(&self, state: &State, send: &SyncSender<Piece>) -> Result<(), Failure> {
+        let mut base = 0;
+        let mut number = 0;
+        for (source, shared) in self.sources.iter().enumerate() {
+            let guest = shared.guest();
+            let size = shared.size_bytes();
+            let mut offset = 0;
+            while offset < size {
+                let extent = guest
+                    .map(offset, size - offset)
+                    .map_err(|errno| shared.failed("read the allocation", offset, errno))?;
+                let (kind, len) = self.cut(&extent, base + offset);
+                let Some(kind) = kind else {
+                    state.done_bytes.fetch_add(len, Ordering::Relaxed);
+                    offset += len;
+                    continue;
+                };
+                let piece = Piece {
+                    number,
+                    source,
+                    source_offset: offset,
+                    target_offset: base + offset,
+                    len,
+                    kind,
+                };
+                if state.has_failed() || send.send(piece).is_err() {
+                    return Ok(());
+                }
+                number += 1;
+                offset += len;
+            }
+            base += size;
+        }
+        Ok(())
+    }
+
+    /// What to do at `target_offset` (nothing is `None`), and for how many bytes.
+    fn cut(&self, extent: &MapExtent, target_offset: u64) -> (Option<Kind>, u64) {
+        let mut len = extent.len_bytes;
+        let to_border = PIECE_BYTES - target_offset % PIECE_BYTES;
+        if let Some(backing_bytes) = self.backing_bytes
+            && target_offset < backing_bytes
+        {
+            len = len.min(backing_bytes - target_offset);
+            if extent.depth > 0 {
+                return (None, len);
+            }
+            // Without the extent in the top layer it would be seen through to the backing file.
+            return match extent.zero || !extent.present {
+                true => (Some(Kind::Zero), len.min(ZEROES_BYTES)),
+                false => (Some(Kind::Data), len.min(to_border)),
+            };
+        }
+        let zero = extent.zero || !extent.present;
+        if zero && self.sparse_bytes > 0 {
+            let kind = if self.target_is_zero {
+                None
+            } else {
+                Some(Kind::Zero)
+            };
+            return (
+                kind,
+                if kind.is_some() {
+                    len.min(ZEROES_BYTES)
+                } else {
+                    len
+                },
+            );
+        }
+        (Some(Kind::Data), len.min(to_border))
+    }
+
+    /// Takes pieces until there are no more. After a failure it only empties the channel, so that
+    /// the planner never waits for a place in it.
+    fn work(&self, state: &State, pieces: &Mutex<Receiver<Piece>>) {
+        let sources: Vec<Guest> = self.sources.iter().map(Shared::guest).collect();
+        let target = self.target.guest();
+        let mut buffer = vec![0; PIECE_BYTES as usize];
+        loop {
+            let next = hold(pieces).recv();
+            let Ok(piece) = next else { return };
+            if state.has_failed() {
+                continue;
+            }
+            match self.copy_piece(state, &piece, &sources, &target, &mut buffer) {
+                Ok(()) => _ = state.done_bytes.fetch_add(piece.len, Ordering::Relaxed),
+                Err(failure) => state.fail(failure),
+            }
+        }
+    }
+
+    fn copy_piece(
+        &self,
+        state: &State,
+        piece: &Piece,
+        sources: &[Guest],
+        target: &Guest,
+        buffer: &mut [u8],
+    ) -> Result<(), Failure> {
+        if piece.kind == Kind::Data {
+            let offset = piece.source_offset;
+            let bytes = &mut buffer[..piece.len as usize];
+            sources[piece.source]
+                .read(offset, bytes)
+                .map_err(|errno| self.sources[piece.source].failed("read", offset, errno))?;
+        }
+        if !self.in_order {
+            return self.write(target, piece, buffer);
+        }
+        if state.wait_turn(piece.number) {
+            self.write(target, piece, buffer)?;
+            state.end_turn();
+        }
+        Ok(())
+    }
+
+    fn write(&self, target: &Guest, piece: &Piece, buffer: &[u8]) -> Result<(), Failure> {
+        let zero = |offset, len| {
+            target
+                .write_zeroes(offset, len)
+                .map_err(|errno| self.target.failed("write zeros", offset, errno))
+        };
+        if piece.kind == Kind::Zero {
+            return zero(piece.target_offset, piece.len);
+        }
+        let bytes = buffer.get(..piece.len as usize).unwrap_or_default();
+        let covered = self
+            .backing_bytes
+            .is_some_and(|backing| piece.target_offset < backing);
+        for run in runs(bytes, piece.target_offset, self.sparse_bytes as usize) {
+            let offset = piece.target_offset + run.start as u64;
+            if run.data {
+                target
+                    .write(offset, &bytes[run.start..run.end])
+                    .map_err(|errno| self.target.failed("write", offset, errno))?;
+            } else if covered || !self.target_is_zero {
+                zero(offset, (run.end - run.start) as u64)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A part of a piece that is data or zeros throughout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    start: usize,
+    end: usize,
+    data: bool,
+}
+
+/// Cuts `bytes`, which belong at `offset`, at multiples of `sparse` into runs of data and zeros.
+/// With `sparse` 0 everything is data.
+fn runs(bytes: &[u8], offset: u64, sparse: usize) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    let mut start = 0;
+    while start < bytes.len() {
+        let (end, data) = if sparse == 0 {
+            (bytes.len(), true)
+        } else {
+            let position = ((offset + start as u64) % sparse as u64) as usize;
+            let end = (start + sparse - position).min(bytes.len());
+            (end, !is_zero(&bytes[start..end]))
+        };
+        match runs.last_mut() {
+            Some(last) if last.data == data => last.end = end,
+            _ => runs.push(Run { start, end, data }),
+        }
+        start = end;
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_are_cut_out_at_multiples_of_the_sparse_size() {
+        let mut bytes = vec![0; 16384];
+        bytes[5000] = 1;
+        let run = |start, end, data| Run { start, end, data };
+        assert_eq!(
+            runs(&bytes, 0, 4096),
+            [
+                run(0, 4096, false),
+                run(4096, 8192, true),
+                run(8192, 16384, false)
+            ]
+        );
+        // The borders lie in the target, not in the buffer.
+        assert_eq!(
+            runs(&bytes, 1024, 4096),
+            [
+                run(0, 3072, false),
+                run(3072, 7168, true),
+                run(7168, 16384, false)
+            ]
+        );
+        assert_eq!(runs(&bytes, 1024, 0), [run(0, 16384, true)]);
+        assert_eq!(runs(&[], 0, 4096), []);
+    }
+
+    #[test]
+    fn runs_cover_every_byte_once() {
+        let mut bytes = vec![0; 10_000];
+        for at in [0, 511, 512, 4095, 9_999] {
+            bytes[at] = 1;
+        }
+        for sparse in [0, 512, 4096, 65536] {
+            let mut end = 0;
+            for run in runs(&bytes, 300, sparse) {
+                assert_eq!(run.start, end);
+                assert!(run.end > run.start);
+                assert!(run.data || is_zero(&bytes[run.start..run.end]));
+                end = run.end;
+            }
+            assert_eq!(end, bytes.len());
+        }
+    }
+}

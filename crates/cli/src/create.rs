@@ -1,0 +1,72 @@
+//! `gaur create`: a new image.
+
+use std::io::Write;
+
+use gaur_engine::Format;
+
+use crate::failure::Failure;
+use crate::new_image::{self, NewImage};
+use crate::open::format_parser;
+use crate::options::OptionList;
+use crate::size::parse_size;
+
+/// Make a new image
+///
+/// An image that is there already is overwritten, unless another program uses it.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Print only errors
+    #[arg(short, long)]
+    quiet: bool,
+    /// Format of the image (qcow2 if the name ends in .qcow2, otherwise raw)
+    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
+    format: Option<Format>,
+    /// Image to stack the new one on; what the new one does not have is read from it
+    #[arg(short, long, value_name = "BACKING")]
+    backing: Option<String>,
+    /// Format of the backing file
+    #[arg(short = 'F', long, value_name = "FMT")]
+    backing_format: Option<String>,
+    /// Do not look whether the backing file is there
+    #[arg(short = 'u', long)]
+    backing_unsafe: bool,
+    /// Options of the format; '-o help' lists them
+    #[arg(short, long, value_name = "KEY=VALUE,..")]
+    options: Vec<String>,
+    /// The image
+    #[arg(required_unless_present = "options")]
+    file: Option<String>,
+    /// Size for the guest: bytes, or a number with a suffix k M G T P E; taken from the backing
+    /// file if there is one
+    #[arg(value_parser = parse_size)]
+    size: Option<u64>,
+}
+
+/// Makes the image.
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    if OptionList::asks_for_help(&args.options) {
+        let by_name = args.file.as_deref().map(new_image::format_by_name);
+        let format = args.format.or(by_name).unwrap_or(Format::Qcow2);
+        new_image::print_options(format, out)?;
+        return Ok(0);
+    }
+    let Some(file) = &args.file else {
+        return Err(Failure::new("no image is named").hint("see 'gaur create --help'"));
+    };
+    let mut options = OptionList::parse(&args.options)?;
+    if let Some(backing) = &args.backing {
+        options.add_switch("backing_file", backing, "-b")?;
+    }
+    if let Some(format) = &args.backing_format {
+        options.add_switch("backing_fmt", format, "-F")?;
+    }
+    let format = args
+        .format
+        .unwrap_or_else(|| new_image::format_by_name(file));
+    let image = NewImage::new(file, format, options, args.size, !args.backing_unsafe)?;
+    if !args.quiet {
+        writeln!(out, "{}", image.describe())?;
+    }
+    image.make(false)?;
+    Ok(0)
+}

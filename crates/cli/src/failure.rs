@@ -1,0 +1,156 @@
+//! How a verb fails: one line for the user and an exit code for the script.
+
+use std::fmt;
+
+use gaur_block::Errno;
+use gaur_engine::ImageError;
+
+/// Exit code of most failures.
+pub const EXIT_FAILURE: u8 = 1;
+
+/// What went wrong, where, and what to do about it. Prints as one line in lower case.
+#[derive(Debug)]
+pub struct Failure {
+    /// What it is about, usually a file; nothing when the message says it.
+    subject: Option<String>,
+    message: String,
+    hint: Option<String>,
+    code: u8,
+    silent: bool,
+}
+
+impl Failure {
+    /// A failure that is not about one file.
+    pub fn new(message: impl Into<String>) -> Failure {
+        Failure {
+            subject: None,
+            message: message.into(),
+            hint: None,
+            code: EXIT_FAILURE,
+            silent: false,
+        }
+    }
+
+    /// An end that needs no words, because they were said or nobody listens.
+    pub fn silent(code: u8) -> Failure {
+        Failure {
+            silent: true,
+            ..Failure::new("").code(code)
+        }
+    }
+
+    /// A failure about `subject`.
+    pub fn about(subject: impl Into<String>, message: impl Into<String>) -> Failure {
+        Failure {
+            subject: Some(subject.into()),
+            ..Failure::new(message)
+        }
+    }
+
+    /// The failure of an operation on the image `name`.
+    pub fn image(name: &str, error: &ImageError) -> Failure {
+        let text = format!("{error:#}");
+        // The engine may name the file itself; saying it twice helps nobody.
+        match text
+            .strip_prefix(name)
+            .and_then(|rest| rest.strip_prefix(": "))
+        {
+            Some(rest) => Failure::about(name, rest),
+            None => Failure::about(name, text),
+        }
+    }
+
+    /// A failed system call on `name` while doing `what`.
+    pub fn system(name: &str, what: &str, errno: Errno) -> Failure {
+        Failure::about(name, format!("{what}: {errno}"))
+    }
+
+    /// A failed call of the standard library on `name`.
+    pub fn io(name: &str, error: &std::io::Error) -> Failure {
+        let text = match error.raw_os_error().map(Errno::from_raw) {
+            Some(errno) if errno.name().is_some() => errno.to_string(),
+            _ => lower_first(&error.to_string()),
+        };
+        Failure::about(name, text)
+    }
+
+    /// The same failure, about `subject` if it was not about anything.
+    pub fn with_subject(mut self, subject: &str) -> Failure {
+        self.subject.get_or_insert_with(|| subject.to_owned());
+        self
+    }
+
+    /// The same failure with advice.
+    pub fn hint(mut self, hint: impl Into<String>) -> Failure {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The same failure with another exit code.
+    pub fn code(mut self, code: u8) -> Failure {
+        self.code = code;
+        self
+    }
+
+    /// Whether nothing is to be printed.
+    pub fn is_silent(&self) -> bool {
+        self.silent
+    }
+
+    /// The code to exit with.
+    pub fn exit_code(&self) -> u8 {
+        self.code
+    }
+}
+
+/// Failures of printing. Whoever closes the pipe has read enough.
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Failure {
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe => Failure::silent(EXIT_FAILURE),
+            _ => Failure::io("standard output", &error),
+        }
+    }
+}
+
+fn lower_first(text: &str) -> String {
+    let mut letters = text.chars();
+    match letters.next() {
+        Some(first) => first.to_lowercase().chain(letters).collect(),
+        None => String::new(),
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(subject) = &self.subject {
+            write!(out, "{}: ", subject.escape_debug())?;
+        }
+        out.write_str(&self.message)?;
+        match &self.hint {
+            Some(hint) => write!(out, " ({hint})"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_one_line_even_when_the_file_name_is_not() {
+        let failure = Failure::about("a\nb", "is a directory").hint("name a file");
+        assert_eq!(failure.to_string(), "a\\nb: is a directory (name a file)");
+    }
+
+    #[test]
+    fn system_errors_are_told_in_lower_case() {
+        let error = std::io::Error::from_raw_os_error(2);
+        assert_eq!(
+            Failure::io("x", &error).to_string(),
+            "x: no such file or directory"
+        );
+        assert_eq!(Failure::io("x", &error).exit_code(), EXIT_FAILURE);
+    }
+}

@@ -1,0 +1,354 @@
+//! What `gaur info` knows of an image, and its two printed forms.
+//!
+//! The JSON is qemu-img's `ImageInfo`, the lines for people are laid out the same way as its, so
+//! that scripts which search them go on working.
+
+use std::io::Write;
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::failure::Failure;
+use crate::size::human;
+
+/// One image, without its backing files.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ImageInfo {
+    /// The files it lies in.
+    pub children: Vec<Child>,
+    /// Internal snapshots; absent when there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub snapshots: Vec<SnapshotInfo>,
+    /// Format of the backing file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backing_filename_format: Option<String>,
+    /// Size the guest sees, in bytes.
+    pub virtual_size: u64,
+    /// Name as given.
+    pub filename: String,
+    /// Bytes of a cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster_size: Option<u64>,
+    /// `qcow2`, `raw`; of a child `file` or `host_device`.
+    pub format: String,
+    /// Bytes allocated on the host.
+    pub actual_size: u64,
+    /// Its guest data is encrypted; absent otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encrypted: Option<bool>,
+    /// What only this format has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub format_specific: Option<Specific>,
+    /// Where the backing file is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub full_backing_filename: Option<String>,
+    /// The backing file as the image names it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backing_filename: Option<String>,
+    /// It was not closed cleanly and its refcounts may be out of date.
+    pub dirty_flag: bool,
+}
+
+/// A file that an image lies in.
+#[derive(Debug, Serialize)]
+pub struct Child {
+    /// Its role.
+    pub name: &'static str,
+    /// What it is.
+    pub info: ImageInfo,
+}
+
+/// Facts of one format.
+#[derive(Debug, Serialize)]
+pub struct Specific {
+    /// The format.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// The facts.
+    pub data: Value,
+}
+
+/// Facts of a qcow2 image. Those a version 2 image cannot have are absent there.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Qcow2Info {
+    /// `0.10` for version 2, `1.1` for version 3.
+    pub compat: &'static str,
+    /// How its compressed clusters are compressed.
+    pub compression_type: &'static str,
+    /// Refcounts may be written late.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lazy_refcounts: Option<bool>,
+    /// Persistent bitmaps; absent when there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub bitmaps: Vec<BitmapInfo>,
+    /// Width of a refcount in bits.
+    pub refcount_bits: u32,
+    /// How it is encrypted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encrypt: Option<Value>,
+    /// The external data file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_file: Option<String>,
+    /// The data file is readable as a raw image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_file_raw: Option<bool>,
+    /// It was found corrupt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub corrupt: Option<bool>,
+    /// L2 entries have subclusters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub extended_l2: Option<bool>,
+}
+
+/// A persistent dirty bitmap.
+#[derive(Debug, Serialize)]
+pub struct BitmapInfo {
+    /// `in-use`, `auto`.
+    pub flags: Vec<&'static str>,
+    /// Its name.
+    pub name: String,
+    /// Guest bytes a bit stands for.
+    pub granularity: u64,
+}
+
+/// An internal snapshot.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct SnapshotInfo {
+    /// Instructions executed, where they were counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub icount: Option<u64>,
+    /// Time of the guest's clock: nanoseconds beyond the second.
+    pub vm_clock_nsec: u64,
+    /// Its name.
+    pub name: String,
+    /// When it was made: seconds since 1970.
+    pub date_sec: u64,
+    /// When it was made: nanoseconds beyond the second.
+    pub date_nsec: u32,
+    /// Time of the guest's clock: seconds.
+    pub vm_clock_sec: u64,
+    /// Its number.
+    pub id: String,
+    /// Bytes of machine state.
+    pub vm_state_size: u64,
+}
+
+impl ImageInfo {
+    /// Prints the image for people.
+    pub fn print(&self, out: &mut dyn Write) -> Result<(), Failure> {
+        let ImageInfo {
+            filename, format, ..
+        } = self;
+        writeln!(out, "image: {}", printable(filename))?;
+        writeln!(out, "file format: {format}")?;
+        let size = self.virtual_size;
+        writeln!(out, "virtual size: {} ({size} bytes)", human(size))?;
+        writeln!(out, "disk size: {}", human(self.actual_size))?;
+        if self.encrypted == Some(true) {
+            writeln!(out, "encrypted: yes")?;
+        }
+        if let Some(cluster_size) = self.cluster_size {
+            writeln!(out, "cluster_size: {cluster_size}")?;
+        }
+        if self.dirty_flag {
+            writeln!(out, "cleanly shut down: no")?;
+        }
+        self.print_backing(out)?;
+        if !self.snapshots.is_empty() {
+            print_snapshots(&self.snapshots, out)?;
+        }
+        if let Some(specific) = &self.format_specific {
+            writeln!(out, "Format specific information:")?;
+            print_value(&specific.data, 1, out)?;
+        }
+        for child in &self.children {
+            child.print(out)?;
+        }
+        Ok(())
+    }
+
+    fn print_backing(&self, out: &mut dyn Write) -> Result<(), Failure> {
+        let Some(backing) = &self.backing_filename else {
+            return Ok(());
+        };
+        write!(out, "backing file: {}", printable(backing))?;
+        match &self.full_backing_filename {
+            Some(full) if full != backing => {
+                writeln!(out, " (actual path: {})", printable(full))?;
+            }
+            _ => writeln!(out)?,
+        }
+        if let Some(format) = &self.backing_filename_format {
+            writeln!(out, "backing file format: {}", printable(format))?;
+        }
+        Ok(())
+    }
+}
+
+impl Child {
+    fn print(&self, out: &mut dyn Write) -> Result<(), Failure> {
+        let info = &self.info;
+        let size = info.virtual_size;
+        writeln!(out, "Child node '/{}':", self.name)?;
+        writeln!(out, "    filename: {}", printable(&info.filename))?;
+        writeln!(out, "    protocol type: {}", info.format)?;
+        writeln!(out, "    file length: {} ({size} bytes)", human(size))?;
+        writeln!(out, "    disk size: {}", human(info.actual_size))?;
+        Ok(())
+    }
+}
+
+/// A name out of an image, safe to show: a hostile one must not drive the terminal or fake a line.
+fn printable(name: &str) -> String {
+    let mut text = String::with_capacity(name.len());
+    for letter in name.chars() {
+        if letter.is_control() {
+            text.extend(letter.escape_debug());
+        } else {
+            text.push(letter);
+        }
+    }
+    text
+}
+
+fn print_snapshots(snapshots: &[SnapshotInfo], out: &mut dyn Write) -> Result<(), Failure> {
+    writeln!(out, "Snapshot list:")?;
+    writeln!(
+        out,
+        "{:<7} {:<16} {:>8} {:>19} {:>15} {:>10}",
+        "ID", "TAG", "VM_SIZE", "DATE", "VM_CLOCK", "ICOUNT"
+    )?;
+    for snapshot in snapshots {
+        let icount = snapshot.icount.map(|count| count.to_string());
+        writeln!(
+            out,
+            "{:<7} {:<16} {:>8} {:>19} {:>15} {:>10}",
+            printable(&snapshot.id),
+            printable(&snapshot.name),
+            human(snapshot.vm_state_size),
+            local_date(snapshot.date_sec),
+            clock(snapshot),
+            icount.as_deref().unwrap_or("--"),
+        )?;
+    }
+    Ok(())
+}
+
+/// A date in the time zone of the machine.
+fn local_date(seconds: u64) -> String {
+    let timestamp = i64::try_from(seconds).ok().map(Timestamp::from_second);
+    match timestamp {
+        Some(Ok(timestamp)) => {
+            let date = timestamp.to_zoned(TimeZone::system());
+            date.strftime("%Y-%m-%d %H:%M:%S").to_string()
+        }
+        _ => seconds.to_string(),
+    }
+}
+
+fn clock(snapshot: &SnapshotInfo) -> String {
+    let seconds = snapshot.vm_clock_sec;
+    format!(
+        "{:04}:{:02}:{:02}.{:03}",
+        seconds / 3600,
+        seconds / 60 % 60,
+        seconds % 60,
+        snapshot.vm_clock_nsec / 1_000_000
+    )
+}
+
+/// Prints a tree of facts: a key a line, dashes as spaces, four spaces a level.
+fn print_value(value: &Value, level: usize, out: &mut dyn Write) -> Result<(), Failure> {
+    match value {
+        Value::Object(members) => {
+            for (key, member) in members {
+                print_member(&key.replace('-', " "), member, level, out)?;
+            }
+        }
+        Value::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                print_member(&format!("[{index}]"), item, level, out)?;
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn print_member(
+    key: &str,
+    value: &Value,
+    level: usize,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    let indent = level * 4;
+    match value {
+        Value::Object(_) | Value::Array(_) => {
+            writeln!(out, "{:indent$}{key}:", "")?;
+            print_value(value, level + 1, out)
+        }
+        Value::String(text) => Ok(writeln!(out, "{:indent$}{key}: {}", "", printable(text))?),
+        _ => Ok(writeln!(out, "{:indent$}{key}: {value}", "")?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot() -> SnapshotInfo {
+        SnapshotInfo {
+            icount: None,
+            vm_clock_nsec: 7_000_000,
+            name: "before upgrade".into(),
+            date_sec: 0,
+            date_nsec: 0,
+            vm_clock_sec: 3 * 3600 + 62,
+            id: "12".into(),
+            vm_state_size: 1107,
+        }
+    }
+
+    #[test]
+    fn snapshots_are_a_table() {
+        let mut text = Vec::new();
+        print_snapshots(&[snapshot()], &mut text).expect("writing to memory");
+        let text = String::from_utf8(text).expect("utf-8");
+        let mut lines = text.lines().skip(1);
+        assert_eq!(
+            lines.next(),
+            Some(
+                "ID      TAG               VM_SIZE                DATE        VM_CLOCK     ICOUNT"
+            )
+        );
+        let line = lines.next().expect("a line for the snapshot");
+        assert!(
+            line.starts_with("12      before upgrade   1.08 KiB "),
+            "{line}"
+        );
+        assert!(line.ends_with("  0003:01:02.007         --"), "{line}");
+    }
+
+    #[test]
+    fn names_out_of_an_image_cannot_drive_the_terminal() {
+        let shown = printable("a\x1b[2Jb\nimage: c");
+        assert_eq!(shown, "a\\u{1b}[2Jb\\nimage: c");
+        assert_eq!(printable("grün 图像.qcow2"), "grün 图像.qcow2");
+    }
+
+    #[test]
+    fn trees_are_indented_and_lists_numbered() {
+        let mut text = Vec::new();
+        let tree = serde_json::json!({"lazy-refcounts": false, "bitmaps": [{"flags": ["auto"]}]});
+        print_value(&tree, 1, &mut text).expect("writing to memory");
+        assert_eq!(
+            String::from_utf8_lossy(&text),
+            "    lazy refcounts: false\n    bitmaps:\n        [0]:\n            flags:\n                [0]: auto\n"
+        );
+    }
+}

@@ -1,0 +1,352 @@
+//! `gaur map`: where the guest's bytes are.
+//!
+//! The runs are those that `qemu-img map` prints, merged by the same rules: the human form lists
+//! data only and does not tell the other kinds apart, the JSON form has everything.
+
+use std::io::Write;
+
+use gaur_engine::{Format, MapExtent};
+use gaur_reactor::block_on;
+
+use crate::failure::Failure;
+use crate::open::{self, Output, format_parser};
+use crate::size::parse_size;
+
+/// Show where the data of an image is
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Format of the image (probed by default)
+    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
+    format: Option<Format>,
+    /// How to print
+    #[arg(long, value_enum, default_value = "human")]
+    output: Output,
+    /// First byte of the guest to look at
+    #[arg(short, long, value_name = "OFFSET", value_parser = parse_size, default_value = "0")]
+    start_offset: u64,
+    /// How many bytes to look at (all by default)
+    #[arg(short = 'l', long, value_name = "LENGTH", value_parser = parse_size)]
+    max_length: Option<u64>,
+    /// Open even if another program is writing
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    /// The image
+    file: String,
+}
+
+/// A run of guest bytes of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    start: u64,
+    len: u64,
+    depth: u32,
+    present: bool,
+    zero: bool,
+    data: bool,
+    compressed: bool,
+    offset: Option<u64>,
+}
+
+impl Entry {
+    fn empty(start: u64) -> Entry {
+        Entry {
+            start,
+            len: 0,
+            depth: 0,
+            present: false,
+            zero: false,
+            data: false,
+            compressed: false,
+            offset: None,
+        }
+    }
+
+    fn new(start: u64, extent: &MapExtent) -> Entry {
+        Entry {
+            start,
+            len: extent.len_bytes,
+            depth: extent.depth,
+            present: extent.present,
+            zero: extent.zero,
+            data: extent.data,
+            compressed: extent.compressed,
+            offset: extent.host_offset,
+        }
+    }
+
+    /// Whether `next` goes on where `self` ends, in the guest and in the file, and is alike.
+    fn merges_with(&self, next: &Entry) -> bool {
+        let kind = |entry: &Entry| {
+            let Entry {
+                depth,
+                present,
+                zero,
+                data,
+                compressed,
+                ..
+            } = *entry;
+            (depth, present, zero, data, compressed)
+        };
+        let follows = match (self.offset, next.offset) {
+            (Some(here), Some(there)) => here.checked_add(self.len) == Some(there),
+            (None, None) => true,
+            _ => false,
+        };
+        self.len > 0 && follows && kind(self) == kind(next)
+    }
+}
+
+/// Prints entries one after the other.
+struct Printer<'a> {
+    out: &'a mut dyn Write,
+    output: Output,
+    /// File of each layer, the top one first.
+    files: Vec<String>,
+}
+
+impl Printer<'_> {
+    fn begin(&mut self) -> Result<(), Failure> {
+        match self.output {
+            Output::Human => writeln!(
+                self.out,
+                "{:<16}{:<16}{:<16}File",
+                "Offset", "Length", "Mapped to"
+            )?,
+            Output::Json => write!(self.out, "[")?,
+        }
+        Ok(())
+    }
+
+    /// Prints `entry`. What follows it may be changed so that more of it merges.
+    fn entry(&mut self, entry: &Entry, next: Option<&mut Entry>) -> Result<(), Failure> {
+        match self.output {
+            Output::Human => {
+                self.human(entry)?;
+                if let Some(next) = next
+                    && (!next.data || next.zero)
+                {
+                    next.data = false;
+                    next.zero = true;
+                }
+            }
+            Output::Json => {
+                self.json(entry)?;
+                if next.is_some() {
+                    writeln!(self.out, ",")?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn human(&mut self, entry: &Entry) -> Result<(), Failure> {
+        if !entry.data {
+            return Ok(());
+        }
+        let Some(offset) = entry.offset else {
+            let message = "the image has compressed clusters, which have no offset to print";
+            return Err(Failure::new(message).hint("use --output=json"));
+        };
+        if entry.zero {
+            return Ok(());
+        }
+        let file = self.files.get(entry.depth as usize);
+        writeln!(
+            self.out,
+            "{:<16}{:<16}{:<16}{}",
+            hexadecimal(entry.start),
+            hexadecimal(entry.len),
+            hexadecimal(offset),
+            file.map_or("", String::as_str)
+        )?;
+        Ok(())
+    }
+
+    fn json(&mut self, entry: &Entry) -> Result<(), Failure> {
+        let Entry {
+            start,
+            len,
+            depth,
+            present,
+            zero,
+            data,
+            compressed,
+            offset,
+        } = entry;
+        write!(
+            self.out,
+            "{{ \"start\": {start}, \"length\": {len}, \"depth\": {depth}, \
+             \"present\": {present}, \"zero\": {zero}, \"data\": {data}, \
+             \"compressed\": {compressed}"
+        )?;
+        if let Some(offset) = offset {
+            write!(self.out, ", \"offset\": {offset}")?;
+        }
+        write!(self.out, "}}")?;
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        if self.output == Output::Json {
+            writeln!(self.out, "]")?;
+        }
+        Ok(())
+    }
+}
+
+/// As C's `%#x`: zero has no prefix.
+fn hexadecimal(value: u64) -> String {
+    match value {
+        0 => "0".to_owned(),
+        _ => format!("{value:#x}"),
+    }
+}
+
+/// Prints the entries that `extent_at` finds from `start` to `end`, merged.
+fn print_map(
+    printer: &mut Printer<'_>,
+    start: u64,
+    end: u64,
+    mut extent_at: impl FnMut(u64, u64) -> Result<MapExtent, Failure>,
+) -> Result<(), Failure> {
+    printer.begin()?;
+    let mut current = Entry::empty(start);
+    loop {
+        let offset = current.start.saturating_add(current.len);
+        if offset >= end {
+            break;
+        }
+        let extent = extent_at(offset, end - offset)?;
+        let mut next = Entry::new(offset, &extent);
+        next.len = next.len.min(end - offset);
+        if current.merges_with(&next) {
+            current.len += next.len;
+            continue;
+        }
+        if current.len > 0 {
+            printer.entry(&current, Some(&mut next))?;
+        }
+        current = next;
+    }
+    printer.entry(&current, None)?;
+    printer.end()
+}
+
+/// Prints the map.
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    let opened = open::open(&args.file, &open::reading(args.format, args.force_share))?;
+    let image = opened.image;
+    let layers = image.layers();
+    let files = layers.iter().map(|layer| layer.name().to_owned()).collect();
+    let end = match args.max_length {
+        Some(length) => args
+            .start_offset
+            .saturating_add(length)
+            .min(image.size_bytes()),
+        None => image.size_bytes(),
+    };
+    let queue = image.queue(opened.files);
+    let mut printer = Printer {
+        out,
+        output: args.output,
+        files,
+    };
+    print_map(&mut printer, args.start_offset, end, |offset, len| {
+        let extent = block_on(queue.map(offset, len));
+        extent.map_err(|errno| {
+            Failure::system(&args.file, &format!("cannot map offset {offset}"), errno)
+        })
+    })?;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(len_bytes: u64, depth: u32, kind: &str, host_offset: Option<u64>) -> MapExtent {
+        MapExtent {
+            len_bytes,
+            depth,
+            present: kind.contains('p'),
+            zero: kind.contains('z'),
+            data: kind.contains('d'),
+            compressed: kind.contains('c'),
+            host_offset,
+        }
+    }
+
+    fn print(output: Output, extents: &[MapExtent]) -> Result<String, Failure> {
+        let mut text = Vec::new();
+        let mut printer = Printer {
+            out: &mut text,
+            output,
+            files: vec!["top".into(), "base".into()],
+        };
+        let end = extents.iter().map(|extent| extent.len_bytes).sum();
+        let mut rest = extents.iter();
+        print_map(&mut printer, 0, end, |_, _| {
+            Ok(*rest.next().expect("an extent for every offset"))
+        })?;
+        Ok(String::from_utf8(text).expect("utf-8"))
+    }
+
+    #[test]
+    fn neighbours_merge_only_when_the_file_goes_on_too() {
+        let text = print(
+            Output::Human,
+            &[
+                extent(4096, 0, "pd", Some(0)),
+                extent(4096, 0, "pd", Some(4096)),
+                extent(4096, 0, "pd", Some(65536)),
+                extent(4096, 1, "pd", Some(69632)),
+                extent(4096, 0, "pz", None),
+                extent(4096, 0, "z", None),
+                extent(4096, 0, "pd", Some(0x5000)),
+            ],
+        );
+        assert_eq!(
+            text.expect("a map"),
+            "Offset          Length          Mapped to       File\n\
+             0               0x2000          0               top\n\
+             0x2000          0x1000          0x10000         top\n\
+             0x3000          0x1000          0x11000         base\n\
+             0x6000          0x1000          0x5000          top\n"
+        );
+    }
+
+    #[test]
+    fn json_keeps_kinds_apart_and_has_no_comma_at_the_end() {
+        let text = print(
+            Output::Json,
+            &[
+                extent(512, 0, "pdc", None),
+                extent(512, 0, "pdc", None),
+                extent(512, 1, "z", None),
+            ],
+        );
+        assert_eq!(
+            text.expect("a map"),
+            "[{ \"start\": 0, \"length\": 1024, \"depth\": 0, \"present\": true, \
+             \"zero\": false, \"data\": true, \"compressed\": true},\n\
+             { \"start\": 1024, \"length\": 512, \"depth\": 1, \"present\": false, \
+             \"zero\": true, \"data\": false, \"compressed\": false}]\n"
+        );
+    }
+
+    #[test]
+    fn an_empty_image_has_one_empty_entry_in_json_and_none_for_people() {
+        let text = print(Output::Json, &[]).expect("a map");
+        assert!(
+            text.starts_with("[{ \"start\": 0, \"length\": 0,"),
+            "{text}"
+        );
+        let text = print(Output::Human, &[]).expect("a map");
+        assert_eq!(text.lines().count(), 1);
+    }
+
+    #[test]
+    fn compressed_clusters_have_no_human_form() {
+        assert!(print(Output::Human, &[extent(512, 0, "pdc", None)]).is_err());
+    }
+}

@@ -1,0 +1,527 @@
+//! Images that do not exist yet: their options, and making them. Used by `create`, `convert` and
+//! `serve --create`.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::Path;
+
+use gaur_block::File;
+use gaur_engine::Format;
+use gaur_format::header::CompressionType;
+use gaur_format::plan::{CreateOptions, Preallocation};
+use gaur_format::{ErrorKind, Version};
+use gaur_reactor::{BlockingFile, CreateFile, OpenFile, block_on};
+
+use crate::failure::Failure;
+use crate::open;
+use crate::options::{OptionList, wrong_value};
+use crate::size::SIZE_MAX;
+
+/// What a new image is to be.
+#[derive(Debug)]
+pub struct NewImage {
+    name: String,
+    format: Format,
+    size: u64,
+    preallocation: Option<Preallocation>,
+    backing_file: Option<String>,
+    backing_format: Option<String>,
+    /// Size of the backing file, if it was looked at.
+    backing_size: Option<u64>,
+    /// Without it the backing file is neither opened nor checked.
+    check_backing: bool,
+    qcow2: Qcow2Options,
+}
+
+/// Options that only qcow2 has; `None` is the default.
+#[derive(Debug, Default)]
+struct Qcow2Options {
+    /// As given, and what it means.
+    compat: Option<(String, Version)>,
+    cluster_size: Option<u64>,
+    extended_l2: Option<bool>,
+    refcount_bits: Option<u32>,
+    lazy_refcounts: Option<bool>,
+    compression_type: Option<CompressionType>,
+}
+
+const CLUSTER_SIZE_DEFAULT: u64 = 64 << 10;
+const REFCOUNT_BITS_DEFAULT: u32 = 16;
+
+/// Options that other tools have and this one does not, with what they would do.
+const UNSUPPORTED: [(&str, &str); 6] = [
+    ("data_file", "external data files"),
+    ("data_file_raw", "external data files"),
+    ("encryption", "encryption"),
+    ("encrypt.", "encryption"),
+    ("nocow", "turning copy-on-write off in the file system"),
+    ("extent_size_hint", "extent size hints of the file system"),
+];
+
+const OPTIONS_QCOW2: &str = "\
+Supported qcow2 options:
+  backing_file=<str>     - File name of a base image
+  backing_fmt=<str>      - Image format of the base image
+  cluster_size=<size>    - qcow2 cluster size, a power of two from 512 to 2M (default: 64k)
+  compat=<str>           - Compatibility level (v2 [0.10] or v3 [1.1])
+  compression_type=<str> - How clusters are compressed (allowed values: zlib, zstd)
+  extended_l2=<bool>     - Extended L2 tables: clusters of 32 subclusters
+  lazy_refcounts=<bool>  - Postpone refcount updates
+  preallocation=<str>    - Preallocation mode (allowed values: off, metadata, falloc, full)
+  refcount_bits=<num>    - Width of a reference count entry in bits (1 to 64, default: 16)
+  size=<size>            - Virtual disk size
+";
+
+const OPTIONS_RAW: &str = "\
+Supported raw options:
+  preallocation=<str>    - Preallocation mode (allowed values: off, falloc, full)
+  size=<size>            - Virtual disk size
+";
+
+/// Prints what `-o` understands for a format.
+pub fn print_options(format: Format, out: &mut dyn Write) -> Result<(), Failure> {
+    let text = match format {
+        Format::Qcow2 => OPTIONS_QCOW2,
+        Format::Raw => OPTIONS_RAW,
+    };
+    Ok(out.write_all(text.as_bytes())?)
+}
+
+/// The format of a new file that is not told: qcow2 when the name says so, otherwise raw.
+pub fn format_by_name(name: &str) -> Format {
+    match Path::new(name).extension() {
+        Some(extension) if extension.eq_ignore_ascii_case("qcow2") => Format::Qcow2,
+        _ => Format::Raw,
+    }
+}
+
+impl NewImage {
+    /// From the options of the command line. `size` is `None` when it is to come from the options
+    /// or the backing file.
+    pub fn new(
+        name: &str,
+        format: Format,
+        mut options: OptionList,
+        size: Option<u64>,
+        check_backing: bool,
+    ) -> Result<NewImage, Failure> {
+        let about = |failure: Failure| failure.with_subject(name);
+        let size_option = options.take_size("size").map_err(about)?;
+        let mut image = NewImage {
+            name: name.to_owned(),
+            format,
+            size: 0,
+            preallocation: take_preallocation(&mut options, format).map_err(about)?,
+            backing_file: options.take("backing_file"),
+            backing_format: options.take("backing_fmt"),
+            backing_size: None,
+            check_backing,
+            qcow2: Qcow2Options::default(),
+        };
+        match format {
+            Format::Qcow2 => image.qcow2 = Qcow2Options::take(&mut options).map_err(about)?,
+            Format::Raw if image.backing_file.is_some() => {
+                return Err(Failure::about(
+                    name,
+                    "a raw image cannot have a backing file",
+                ));
+            }
+            Format::Raw => {}
+        }
+        if let Some(key) = options.rest().next() {
+            return Err(Failure::about(name, unknown_option(key, format))
+                .hint("'-o help' lists the options"));
+        }
+        let size = size.or(size_option);
+        image.backing_size = image.examine_backing(size.is_none())?;
+        image.size = size.or(image.backing_size).ok_or_else(|| {
+            Failure::about(name, "a new image needs a size").hint("for example 10G")
+        })?;
+        if image.size > SIZE_MAX {
+            let message = format!("the size is larger than {SIZE_MAX} bytes");
+            return Err(Failure::about(name, message));
+        }
+        Ok(image)
+    }
+
+    /// Checks that the backing file can be opened, and returns its size.
+    fn examine_backing(&self, need_size: bool) -> Result<Option<u64>, Failure> {
+        let fail = |message: String| Failure::about(&self.name, message);
+        let Some(backing) = &self.backing_file else {
+            return match &self.backing_format {
+                Some(_) => Err(fail("a backing format without a backing file".to_owned())),
+                None => Ok(None),
+            };
+        };
+        let path = open::backing_path(&self.name, backing);
+        if same_file(&self.name, &path) {
+            return Err(fail("the image cannot be its own backing file".to_owned()));
+        }
+        let format = match &self.backing_format {
+            None => return Err(self.missing_backing_format(&path)),
+            Some(format) => Format::from_name(format),
+        };
+        if !self.check_backing {
+            return Ok(None);
+        }
+        if format.is_none() {
+            let format = self.backing_format.as_deref().unwrap_or_default();
+            return Err(wrong_value("backing_fmt", format, "qcow2, raw").with_subject(&self.name));
+        }
+        let options = open::reading(format, false);
+        let opened = open::open(&path, &options).map_err(|failure| {
+            let failure = fail(format!("cannot open the backing file: {failure}"));
+            if need_size {
+                failure
+            } else {
+                failure.hint("-u makes the image without looking at it")
+            }
+        })?;
+        Ok(Some(opened.image.size_bytes()))
+    }
+
+    fn missing_backing_format(&self, path: &str) -> Failure {
+        let failure = Failure::about(&self.name, "a backing file needs its format too");
+        match open::open(path, &open::reading(None, true)) {
+            Ok(opened) => match opened.image.layers().first() {
+                Some(layer) => failure.hint(format!(
+                    "say -F {}, which is what it looks like",
+                    layer.format().name()
+                )),
+                None => failure,
+            },
+            Err(_) => failure.hint("say -F raw or -F qcow2"),
+        }
+    }
+
+    /// How many bytes of it the backing file provides.
+    pub fn backing_bytes(&self) -> Option<u64> {
+        self.backing_size.map(|size| size.min(self.size))
+    }
+
+    /// What is going to be made, on one line, as qemu-img tells it.
+    pub fn describe(&self) -> String {
+        let mut text = format!("Formatting '{}', fmt={}", self.name, self.format.name());
+        let mut add = |key: &str, value: Option<String>| {
+            if let Some(value) = value {
+                let _ = write!(text, " {key}={value}");
+            }
+        };
+        let preallocation = self
+            .preallocation
+            .map(|mode| preallocation_name(mode).to_owned());
+        if self.format == Format::Raw {
+            add("size", Some(self.size.to_string()));
+            add("preallocation", preallocation);
+            return text;
+        }
+        let on_off = |on: bool| if on { "on" } else { "off" }.to_owned();
+        let options = &self.qcow2;
+        let cluster_size = options.cluster_size.unwrap_or(CLUSTER_SIZE_DEFAULT);
+        let compression = options.compression_type.unwrap_or(CompressionType::Deflate);
+        let refcount_bits = options.refcount_bits.unwrap_or(REFCOUNT_BITS_DEFAULT);
+        add("cluster_size", Some(cluster_size.to_string()));
+        add(
+            "extended_l2",
+            options.extended_l2.or(Some(false)).map(on_off),
+        );
+        add("preallocation", preallocation);
+        add("compression_type", Some(compression.name().to_owned()));
+        add("size", Some(self.size.to_string()));
+        add(
+            "compat",
+            options.compat.as_ref().map(|(given, _)| given.clone()),
+        );
+        add("backing_file", self.backing_file.clone());
+        add("backing_fmt", self.backing_format.clone());
+        add(
+            "lazy_refcounts",
+            options.lazy_refcounts.or(Some(false)).map(on_off),
+        );
+        add("refcount_bits", Some(refcount_bits.to_string()));
+        text
+    }
+
+    /// Makes it. An existing file is overwritten once its locks are held, unless `keep_existing`.
+    pub fn make(&self, keep_existing: bool) -> Result<(), Failure> {
+        let plan = match self.format {
+            Format::Qcow2 => Some(self.create_options()?),
+            Format::Raw => None,
+        };
+        let existed = Path::new(&self.name).exists();
+        let options = CreateFile {
+            direct: false,
+            lock: true,
+            truncate_existing: !keep_existing,
+        };
+        let file = OpenFile::create(&self.name, options)
+            .map_err(|error| Failure::about(&self.name, format!("cannot create: {error}")))?;
+        let file = BlockingFile::new(file);
+        let made = match plan {
+            Some(plan) => block_on(gaur_engine::create(&file, &plan))
+                .map_err(|error| Failure::image(&self.name, &error)),
+            None => self.make_raw(&file),
+        };
+        if made.is_err() && !existed {
+            // Half an image is of no use to anyone; the error above is what counts.
+            let _ = std::fs::remove_file(&self.name);
+        }
+        made
+    }
+
+    fn make_raw(&self, file: &BlockingFile) -> Result<(), Failure> {
+        let fail = |what: &str, errno| Failure::system(&self.name, what, errno);
+        if !file.limits().resizable {
+            let len = block_on(file.len()).map_err(|errno| fail("cannot tell its size", errno))?;
+            if len < self.size {
+                let message = format!("the device has {len} bytes, {} are needed", self.size);
+                return Err(Failure::about(&self.name, message));
+            }
+            return Ok(());
+        }
+        block_on(file.set_len(self.size)).map_err(|errno| fail("cannot set its length", errno))?;
+        match self.preallocation {
+            Some(Preallocation::Falloc) => block_on(file.write_zeroes_at(0, self.size, false))
+                .map_err(|errno| fail("cannot allocate its space", errno))?,
+            Some(Preallocation::Full) => self.fill(file)?,
+            _ => {}
+        }
+        block_on(file.flush()).map_err(|errno| fail("cannot flush", errno))
+    }
+
+    fn fill(&self, file: &BlockingFile) -> Result<(), Failure> {
+        let zeros = file.buffer(1 << 20);
+        let mut offset = 0;
+        while offset < self.size {
+            let len = (self.size - offset).min(zeros.len() as u64);
+            let part = gaur_block::Source::Memory(&zeros[..len as usize]);
+            block_on(file.write_at(offset, part))
+                .map_err(|errno| Failure::system(&self.name, "cannot write zeros", errno))?;
+            offset += len;
+        }
+        Ok(())
+    }
+
+    fn create_options(&self) -> Result<CreateOptions, Failure> {
+        let options = &self.qcow2;
+        let mut plan = CreateOptions::default();
+        if let Some((_, version)) = &options.compat {
+            plan.version = *version;
+        }
+        if let Some(cluster_size) = options.cluster_size {
+            plan.cluster_bits = cluster_size.trailing_zeros();
+        }
+        if let Some(bits) = options.refcount_bits {
+            plan.refcount_order = bits.trailing_zeros();
+        }
+        if let Some(compression) = options.compression_type {
+            plan.compression_type = compression;
+        }
+        plan.extended_l2 = options.extended_l2.unwrap_or(false);
+        plan.lazy_refcounts = options.lazy_refcounts.unwrap_or(false);
+        plan.size_bytes = self.size;
+        plan.backing_file = self.backing_file.clone();
+        plan.backing_format = self.backing_format.clone();
+        plan.preallocation = self.preallocation.unwrap_or(Preallocation::Off);
+        // Asked before the file is touched, so that a wrong option costs nobody an image.
+        match gaur_format::plan::create(&plan) {
+            Ok(_) => Ok(plan),
+            Err(error) => {
+                let failure = Failure::about(&self.name, error.to_string());
+                Err(match error.kind() {
+                    ErrorKind::TooLarge => failure.hint("larger clusters allow larger images"),
+                    _ => failure,
+                })
+            }
+        }
+    }
+}
+
+impl Qcow2Options {
+    fn take(options: &mut OptionList) -> Result<Qcow2Options, Failure> {
+        Ok(Qcow2Options {
+            compat: take_compat(options)?,
+            cluster_size: take_cluster_size(options)?,
+            extended_l2: options.take_bool("extended_l2")?,
+            refcount_bits: take_refcount_bits(options)?,
+            lazy_refcounts: options.take_bool("lazy_refcounts")?,
+            compression_type: take_compression(options)?,
+        })
+    }
+}
+
+fn take_compat(options: &mut OptionList) -> Result<Option<(String, Version)>, Failure> {
+    let Some(value) = options.take("compat") else {
+        return Ok(None);
+    };
+    let version = match value.as_str() {
+        "0.10" | "v2" => Version::V2,
+        "1.1" | "v3" => Version::V3,
+        _ => return Err(wrong_value("compat", &value, "v2 or 0.10, v3 or 1.1")),
+    };
+    Ok(Some((value, version)))
+}
+
+fn take_cluster_size(options: &mut OptionList) -> Result<Option<u64>, Failure> {
+    let size = options.take_size("cluster_size")?;
+    if let Some(size) = size
+        && !(size.is_power_of_two() && (512..=2 << 20).contains(&size))
+    {
+        let allowed = "powers of two from 512 to 2M";
+        return Err(wrong_value("cluster_size", &size.to_string(), allowed));
+    }
+    Ok(size)
+}
+
+fn take_refcount_bits(options: &mut OptionList) -> Result<Option<u32>, Failure> {
+    let Some(value) = options.take("refcount_bits") else {
+        return Ok(None);
+    };
+    match value.parse::<u32>() {
+        Ok(bits) if bits.is_power_of_two() && bits <= 64 => Ok(Some(bits)),
+        _ => Err(wrong_value(
+            "refcount_bits",
+            &value,
+            "1, 2, 4, 8, 16, 32, 64",
+        )),
+    }
+}
+
+fn take_compression(options: &mut OptionList) -> Result<Option<CompressionType>, Failure> {
+    match options.take("compression_type").as_deref() {
+        None => Ok(None),
+        Some("zlib") => Ok(Some(CompressionType::Deflate)),
+        Some("zstd") => Ok(Some(CompressionType::Zstd)),
+        Some(other) => Err(wrong_value("compression_type", other, "zlib, zstd")),
+    }
+}
+
+fn take_preallocation(
+    options: &mut OptionList,
+    format: Format,
+) -> Result<Option<Preallocation>, Failure> {
+    match (options.take("preallocation").as_deref(), format) {
+        (None, _) => Ok(None),
+        (Some("off"), _) => Ok(Some(Preallocation::Off)),
+        (Some("metadata"), Format::Qcow2) => Ok(Some(Preallocation::Metadata)),
+        (Some("falloc"), _) => Ok(Some(Preallocation::Falloc)),
+        (Some("full"), _) => Ok(Some(Preallocation::Full)),
+        (Some(other), Format::Qcow2) => {
+            let allowed = "off, metadata, falloc, full";
+            Err(wrong_value("preallocation", other, allowed))
+        }
+        (Some(other), Format::Raw) => Err(wrong_value("preallocation", other, "off, falloc, full")),
+    }
+}
+
+fn preallocation_name(mode: Preallocation) -> &'static str {
+    match mode {
+        Preallocation::Off => "off",
+        Preallocation::Metadata => "metadata",
+        Preallocation::Falloc => "falloc",
+        Preallocation::Full => "full",
+    }
+}
+
+fn unknown_option(key: &str, format: Format) -> String {
+    let known = UNSUPPORTED
+        .iter()
+        .find(|(name, _)| *name == key || (name.ends_with('.') && key.starts_with(name)));
+    match known {
+        Some((_, what)) => format!("option '{key}' is not supported: {what}"),
+        None => format!("{} images have no option '{key}'", format.name()),
+    }
+}
+
+/// Whether both names lead to one file. Names of files that do not exist lead nowhere.
+fn same_file(left: &str, right: &str) -> bool {
+    match (std::fs::canonicalize(left), std::fs::canonicalize(right)) {
+        (Ok(left), Ok(right)) => left == right,
+        _ => left == right,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(options: &str) -> Result<NewImage, Failure> {
+        let options = OptionList::parse(&[options.to_owned()])?;
+        NewImage::new("new.qcow2", Format::Qcow2, options, Some(1 << 20), true)
+    }
+
+    fn refused(options: &str) -> String {
+        image(options)
+            .expect_err("an option that cannot be")
+            .to_string()
+    }
+
+    #[test]
+    fn options_are_described_as_they_will_be() {
+        let text = image("compat=v3,cluster_size=4k,refcount_bits=1").map(|new| new.describe());
+        assert_eq!(
+            text.expect("valid options"),
+            "Formatting 'new.qcow2', fmt=qcow2 cluster_size=4096 extended_l2=off \
+             compression_type=zlib size=1048576 compat=v3 lazy_refcounts=off refcount_bits=1"
+        );
+    }
+
+    #[test]
+    fn wrong_values_name_the_right_ones() {
+        assert_eq!(
+            refused("compat=v4"),
+            "new.qcow2: option 'compat' cannot be 'v4' (possible values: v2 or 0.10, v3 or 1.1)"
+        );
+        for (option, allowed) in [
+            ("cluster_size=3000", "powers of two from 512 to 2M"),
+            ("cluster_size=4M", "powers of two from 512 to 2M"),
+            ("refcount_bits=7", "1, 2, 4, 8, 16, 32, 64"),
+            ("compression_type=lz4", "zlib, zstd"),
+            ("preallocation=some", "off, metadata, falloc, full"),
+            ("lazy_refcounts=1", "on, off"),
+        ] {
+            assert!(refused(option).contains(allowed), "{option}");
+        }
+    }
+
+    #[test]
+    fn options_of_other_tools_are_refused_by_name() {
+        let text = refused("encrypt.format=luks");
+        assert!(
+            text.contains("'encrypt.format' is not supported: encryption"),
+            "{text}"
+        );
+        let text = refused("data_file=x");
+        assert!(
+            text.contains("not supported: external data files"),
+            "{text}"
+        );
+        let text = refused("colour=red");
+        assert!(text.contains("no option 'colour'"), "{text}");
+    }
+
+    #[test]
+    fn a_new_image_needs_a_size_and_a_raw_one_has_no_backing_file() {
+        let none = NewImage::new("x", Format::Raw, OptionList::default(), None, true);
+        assert!(
+            none.expect_err("no size")
+                .to_string()
+                .contains("needs a size")
+        );
+        let options = OptionList::parse(&["backing_file=b".to_owned()]).expect("a list");
+        let raw = NewImage::new("x", Format::Raw, options, Some(1), true);
+        assert!(
+            raw.expect_err("raw on a base")
+                .to_string()
+                .contains("backing")
+        );
+    }
+
+    #[test]
+    fn the_name_tells_the_format_when_nothing_else_does() {
+        assert_eq!(format_by_name("a/b.qcow2"), Format::Qcow2);
+        assert_eq!(format_by_name("a.QCOW2"), Format::Qcow2);
+        assert_eq!(format_by_name("qcow2"), Format::Raw);
+        assert_eq!(format_by_name("a.img"), Format::Raw);
+    }
+}

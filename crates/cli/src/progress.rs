@@ -1,0 +1,109 @@
+//! How far a long operation is: a bar on a terminal, qemu-img's lines for a program that reads them.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Shows progress towards a number of bytes.
+pub enum Progress {
+    /// Nothing is shown.
+    Quiet,
+    /// A bar on standard error.
+    Bar(ProgressBar),
+    /// `(12.34/100%)` on standard output.
+    Lines(Lines),
+}
+
+/// The state of the lines.
+pub struct Lines {
+    total_bytes: u64,
+    done_bytes: u64,
+    shown_at: Instant,
+}
+
+/// The least change that is printed, in hundredths of a percent, unless some time passed.
+const LINE_INTERVAL: Duration = Duration::from_millis(100);
+
+impl Progress {
+    /// With `wanted` (`-p`) there is always something to see; without it only on a terminal.
+    pub fn new(total_bytes: u64, wanted: bool, quiet: bool) -> Progress {
+        if quiet {
+            Progress::Quiet
+        } else if std::io::stderr().is_terminal() {
+            let bar = ProgressBar::with_draw_target(
+                Some(total_bytes),
+                ProgressDrawTarget::stderr_with_hz(10),
+            );
+            let layout = "{bar:40} {percent:>3}%  {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta}";
+            if let Ok(style) = ProgressStyle::with_template(layout) {
+                bar.set_style(style);
+            }
+            Progress::Bar(bar)
+        } else if wanted {
+            let lines = Lines {
+                total_bytes,
+                done_bytes: 0,
+                shown_at: Instant::now(),
+            };
+            lines.show();
+            Progress::Lines(lines)
+        } else {
+            Progress::Quiet
+        }
+    }
+
+    /// `done_bytes` of the total are done.
+    pub fn set(&mut self, done_bytes: u64) {
+        match self {
+            Progress::Quiet => {}
+            Progress::Bar(bar) => bar.set_position(done_bytes),
+            Progress::Lines(lines) => {
+                lines.done_bytes = done_bytes;
+                if lines.shown_at.elapsed() >= LINE_INTERVAL {
+                    lines.shown_at = Instant::now();
+                    lines.show();
+                }
+            }
+        }
+    }
+
+    /// All is done.
+    pub fn finish(&mut self) {
+        if let Progress::Lines(lines) = self {
+            lines.done_bytes = lines.total_bytes;
+            lines.show();
+        }
+        self.stop();
+    }
+
+    /// It ends here, done or not: leaves the terminal clean for what is printed next.
+    pub fn stop(&mut self) {
+        match self {
+            Progress::Quiet => {}
+            Progress::Bar(bar) => bar.finish_and_clear(),
+            Progress::Lines(_) => end_line(),
+        }
+        *self = Progress::Quiet;
+    }
+}
+
+impl Lines {
+    fn percent(&self) -> f64 {
+        match self.total_bytes {
+            0 => 100.0,
+            total => self.done_bytes as f64 * 100.0 / total as f64,
+        }
+    }
+
+    fn show(&self) {
+        let mut out = std::io::stdout();
+        // A reader that went away must not stop the work.
+        let _ = write!(out, "    ({:.2}/100%)\r", self.percent());
+        let _ = out.flush();
+    }
+}
+
+fn end_line() {
+    let _ = writeln!(std::io::stdout());
+}

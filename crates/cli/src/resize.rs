@@ -1,0 +1,98 @@
+//! `gaur resize`: another size for the guest.
+
+use std::io::Write;
+
+use gaur_engine::{Format, OpenOptions};
+
+use crate::failure::Failure;
+use crate::guest::Guest;
+use crate::open::{self, format_parser};
+use crate::size::{NewSize, SIZE_MAX, parse_new_size};
+
+/// Change the size of an image
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Format of the image (probed by default)
+    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
+    format: Option<Format>,
+    /// Allow a smaller size; what lies beyond it is lost
+    #[arg(long)]
+    shrink: bool,
+    /// Allocation of new space; only off is supported
+    #[arg(long, value_name = "MODE", value_enum, default_value = "off")]
+    preallocation: Preallocation,
+    /// Print only errors
+    #[arg(short, long)]
+    quiet: bool,
+    /// The image
+    file: String,
+    /// The new size, or how much to add (+SIZE) or take away (-- -SIZE); suffixes k M G T P E
+    #[arg(value_name = "[+|-]SIZE", value_parser = parse_new_size)]
+    size: NewSize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Preallocation {
+    /// Space is allocated when it is written
+    Off,
+    #[value(hide = true)]
+    Metadata,
+    #[value(hide = true)]
+    Falloc,
+    #[value(hide = true)]
+    Full,
+}
+
+/// Resizes the image.
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    let fail = |message: &str| Failure::about(&args.file, message);
+    if args.preallocation != Preallocation::Off {
+        return Err(fail("preallocation while resizing is not supported yet"));
+    }
+    let options = OpenOptions {
+        format: args.format,
+        ..OpenOptions::default()
+    };
+    let opened = open::open(&args.file, &options)?;
+    let old = opened.image.size_bytes();
+    let probed_raw = args.format.is_none()
+        && opened
+            .image
+            .layers()
+            .first()
+            .is_some_and(|layer| layer.format() == Format::Raw);
+    let new = match args.size {
+        NewSize::Exactly(size) => Some(size),
+        NewSize::More(more) => old.checked_add(more),
+        NewSize::Less(less) => match old.checked_sub(less) {
+            Some(size) => Some(size),
+            None => return Err(fail("cannot take away more than there is")),
+        },
+    };
+    let new = new.filter(|size| *size <= SIZE_MAX);
+    let new =
+        new.ok_or_else(|| fail(&format!("the size would be larger than {SIZE_MAX} bytes")))?;
+    if new < old && !args.shrink {
+        let failure = fail(&format!(
+            "the new size of {new} bytes is smaller than the old of {old}"
+        ));
+        return Err(failure.hint("--shrink allows it; what lies beyond the new size is lost"));
+    }
+    if probed_raw && !args.quiet {
+        out.flush()?;
+        eprintln!(
+            "gaur: {}: taken for a raw image by its content (say -f raw to be sure)",
+            args.file
+        );
+    }
+    let guest = Guest::new(opened.image.queue(opened.files));
+    let resized = guest.resize(new, args.shrink);
+    let closed = guest.close();
+    resized
+        .and(closed)
+        .map_err(|error| Failure::image(&args.file, &error))?;
+    if !args.quiet {
+        writeln!(out, "Image resized.")?;
+    }
+    Ok(0)
+}

@@ -1,0 +1,447 @@
+//! `gaur serve`: images as network block devices.
+//!
+//! An image is opened once, which takes its locks; every serving thread makes its own queue on the
+//! same open files. The last thing done to an image is to close it, after all queues are gone.
+
+use std::io::Write;
+use std::num::NonZeroU16;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use gaur_engine::{Format, Image, OpenOptions, Queue};
+use gaur_export::nbd::{self, Export, Listen, Listener, Outcome, Place, Stop};
+use gaur_reactor::{BlockingFile, OpenFile, ReactorFile, Signal, Signals, block_on};
+
+use crate::cached_device::{CachedDevice, Policy};
+use crate::failure::Failure;
+use crate::guest::Guest;
+use crate::new_image::{self, NewImage};
+use crate::open::{self, CacheMode, format_parser};
+use crate::options::OptionList;
+use crate::size::{human, parse_size};
+use crate::{background, socket_path};
+
+/// Serve images as network block devices (NBD)
+///
+/// Without options: on a Unix socket that only this user can reach, until the first client leaves.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The images: PATH, or NAME=PATH to call the export NAME
+    #[arg(required = true, value_name = "[NAME=]FILE")]
+    images: Vec<String>,
+    /// Format of the images (probed by default)
+    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
+    format: Option<Format>,
+    /// Refuse writes
+    #[arg(short, long)]
+    read_only: bool,
+    /// Make the image first, for the guest of this size; it must not be there yet
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "read_only")]
+    create: Option<u64>,
+    /// Options of the format of the image to make; see 'gaur create -o help'
+    #[arg(short, long, value_name = "KEY=VALUE,..", requires = "create")]
+    options: Vec<String>,
+    /// Path of the Unix socket
+    #[arg(short = 'k', long, value_name = "PATH", conflicts_with_all = ["port", "bind"])]
+    socket: Option<PathBuf>,
+    /// TCP port (10809 with only -b)
+    #[arg(short, long)]
+    port: Option<u16>,
+    /// Address to bind to (0.0.0.0 with only -p)
+    #[arg(short, long, value_name = "ADDRESS")]
+    bind: Option<String>,
+    /// Name of the export (empty for one image, otherwise the file's name without extension)
+    #[arg(short = 'x', long, value_name = "NAME")]
+    export_name: Option<String>,
+    /// Description of the export, for people
+    #[arg(short = 'D', long, value_name = "TEXT", default_value = "")]
+    description: String,
+    /// Clients served at once; 0 for any number
+    #[arg(short = 'e', long, value_name = "N", default_value_t = 1)]
+    shared: u32,
+    /// Stay when the last client has left
+    #[arg(short = 't', long)]
+    persistent: bool,
+    /// Use of the host's cache
+    #[arg(long, value_name = "MODE", value_enum, default_value = "writeback")]
+    cache: CacheMode,
+    /// What a client's discard does
+    #[arg(long, value_name = "MODE", value_enum, default_value = "unmap")]
+    discard: Discard,
+    /// Serving threads (one a processor by default; no more than clients)
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroU16>,
+    /// Seconds a client may take to choose an export
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    handshake_limit: u32,
+    /// Go on in the background once the server is ready
+    #[arg(long)]
+    fork: bool,
+    /// File to write the server's process id to
+    #[arg(long, value_name = "PATH")]
+    pid_file: Option<PathBuf>,
+    /// Say who connects and leaves
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print only errors
+    #[arg(short, long)]
+    quiet: bool,
+    /// How files are reached
+    #[arg(long, value_enum, default_value = "auto", hide = true)]
+    host: HostKind,
+    /// This process is the one in the background
+    #[arg(long, hide = true)]
+    forked: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Discard {
+    /// Give the space back to the host
+    Unmap,
+    /// Nothing
+    Ignore,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum HostKind {
+    /// io_uring where it is allowed
+    Auto,
+    /// io_uring
+    Uring,
+    /// pread and pwrite
+    Blocking,
+}
+
+/// Port and address of a TCP server of which only the other is told, as qemu-nbd has them.
+const PORT_DEFAULT: u16 = 10809;
+const BIND_DEFAULT: &str = "0.0.0.0";
+
+/// An open image and how it is exported.
+struct Served {
+    file_name: String,
+    export: Export,
+    image: Arc<Image>,
+    files: Vec<OpenFile>,
+}
+
+impl Served {
+    /// A queue on files of this thread's own.
+    fn queue<F: gaur_block::File>(&self, file: impl Fn(OpenFile) -> F) -> Queue<F> {
+        self.image
+            .queue(self.files.iter().cloned().map(file).collect())
+    }
+
+    fn close(&self) -> Result<(), Failure> {
+        Guest::new(self.queue(BlockingFile::new))
+            .close()
+            .map_err(|error| Failure::image(&self.file_name, &error))
+    }
+}
+
+/// Serves until the end.
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    if args.fork && !args.forked {
+        return background::run(out);
+    }
+    let names = exports(args)?;
+    if let Some(size) = args.create {
+        create(args, &names, size)?;
+    }
+    let served = names
+        .into_iter()
+        .map(|(name, file)| open_image(args, name, file))
+        .collect::<Result<Vec<Served>, Failure>>()?;
+    // Taken over before a client can come, so that no signal finds the images unflushed.
+    let signals = Signals::install(&[Signal::Interrupt, Signal::Terminate])
+        .map_err(|errno| Failure::new(format!("cannot take over signals: {errno}")))?;
+    let listener =
+        Listener::bind(&listen(args, &served)?).map_err(|error| Failure::new(error.to_string()))?;
+    if let Some(path) = &args.pid_file {
+        std::fs::write(path, format!("{}\n", std::process::id()))
+            .map_err(|error| Failure::io(&path.display().to_string(), &error))?;
+    }
+    let host = host(args.host)?;
+    if !args.quiet {
+        announce(args, &listener, &served, out)?;
+    }
+    if args.forked {
+        background::ready(out)?;
+    }
+    let stop = Stop::new();
+    stop_on_signals(signals, stop.clone(), args);
+    let outcome = serve(args, listener, served, &stop, host);
+    if let Some(path) = &args.pid_file {
+        // Somebody may have removed it already; nothing depends on it any more.
+        let _ = std::fs::remove_file(path);
+    }
+    outcome
+}
+
+/// Names and files of the exports.
+fn exports(args: &Args) -> Result<Vec<(String, String)>, Failure> {
+    let single = args.images.len() == 1;
+    if args.export_name.is_some() && !single {
+        let failure = Failure::new("-x names one export, but there are several images");
+        return Err(failure.hint("write NAME=FILE for each"));
+    }
+    let export = |text: &String| match split_name(text) {
+        Some((name, file)) => (name.to_owned(), file.to_owned()),
+        None if single => (String::new(), text.clone()),
+        None => (stem(text), text.clone()),
+    };
+    let mut exports: Vec<(String, String)> = args.images.iter().map(export).collect();
+    if let (Some(name), Some(first)) = (&args.export_name, exports.first_mut()) {
+        first.0.clone_from(name);
+    }
+    Ok(exports)
+}
+
+/// `NAME=FILE`, unless there is a file of the whole name.
+fn split_name(text: &str) -> Option<(&str, &str)> {
+    let (name, file) = text.split_once('=')?;
+    let is_name = !name.is_empty() && !name.contains('/') && !file.is_empty();
+    (is_name && !Path::new(text).exists()).then_some((name, file))
+}
+
+fn stem(file: &str) -> String {
+    let stem = Path::new(file).file_stem();
+    stem.map_or_else(
+        || "disk".to_owned(),
+        |stem| stem.to_string_lossy().into_owned(),
+    )
+}
+
+fn create(args: &Args, names: &[(String, String)], size: u64) -> Result<(), Failure> {
+    let [(_, file)] = names else {
+        return Err(Failure::new(
+            "--create makes one image, but several are named",
+        ));
+    };
+    let format = args
+        .format
+        .unwrap_or_else(|| new_image::format_by_name(file));
+    let options = OptionList::parse(&args.options)?;
+    let image = NewImage::new(file, format, options, Some(size), true)?;
+    if Path::new(file).exists() {
+        let failure = Failure::about(file, "exists already, and --create overwrites nothing");
+        return Err(failure.hint("leave --create out to serve it"));
+    }
+    image.make(true)
+}
+
+fn open_image(args: &Args, name: String, file: String) -> Result<Served, Failure> {
+    let made_as = args.create.map(|_| new_image::format_by_name(&file));
+    let options = OpenOptions {
+        format: args.format.or(made_as),
+        read_only: args.read_only,
+        direct: args.cache.direct(),
+        discard: args.discard == Discard::Unmap,
+        ..OpenOptions::default()
+    };
+    let opened = open::open(&file, &options)?;
+    let top = opened.image.layers().first().map(|layer| layer.format());
+    if top == Some(Format::Raw) && options.format.is_none() && !args.read_only {
+        let message = "looks like a raw image, but a client could write a qcow2 header into it";
+        let failure = Failure::about(file, message);
+        return Err(failure.hint("say -f raw if it is one, or -r to only read it"));
+    }
+    Ok(Served {
+        export: Export {
+            name,
+            description: args.description.clone(),
+            read_only: args.read_only,
+        },
+        files: opened
+            .files
+            .iter()
+            .map(|file| file.open_file().clone())
+            .collect(),
+        image: opened.image,
+        file_name: file,
+    })
+}
+
+fn listen(args: &Args, served: &[Served]) -> Result<Listen, Failure> {
+    if let Some(path) = &args.socket {
+        return Ok(Listen::Unix(path.clone()));
+    }
+    if args.port.is_some() || args.bind.is_some() {
+        return Ok(Listen::Tcp {
+            bind: args.bind.clone().unwrap_or_else(|| BIND_DEFAULT.to_owned()),
+            port: args.port.unwrap_or(PORT_DEFAULT),
+        });
+    }
+    let activated = std::env::var("LISTEN_PID").ok();
+    if activated.as_deref() == Some(&std::process::id().to_string()) {
+        return Ok(Listen::Inherited);
+    }
+    let first = served.first().map(|served| stem(&served.file_name));
+    socket_path::choose(&first.unwrap_or_default()).map(Listen::Unix)
+}
+
+/// Whether io_uring is used. Says so once when it would be, and is not allowed.
+fn host(kind: HostKind) -> Result<HostKind, Failure> {
+    let unavailable = match kind {
+        HostKind::Blocking => return Ok(HostKind::Blocking),
+        _ => gaur_reactor::uring::available().err(),
+    };
+    match (unavailable, kind) {
+        (None, _) => Ok(HostKind::Uring),
+        (Some(reason), HostKind::Uring) => Err(Failure::new(reason.to_string())),
+        (Some(reason), _) => {
+            eprintln!("gaur: {reason}; serving with blocking calls instead, which is slower");
+            Ok(HostKind::Blocking)
+        }
+    }
+}
+
+/// Prints where the exports are: the URI of each on a line of its own, then what to do with it.
+fn announce(
+    args: &Args,
+    listener: &Listener,
+    served: &[Served],
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    for one in served {
+        writeln!(out, "{}", listener.uri(&one.export.name))?;
+    }
+    if let Some(first) = served.first() {
+        let uri = listener.uri(&first.export.name);
+        let size = human(first.image.size_bytes());
+        writeln!(
+            out,
+            "# {}, {size}; connect with one of these:",
+            first.file_name
+        )?;
+        writeln!(out, "nbdinfo '{uri}'")?;
+        let read_only = if args.read_only { ",readonly=on" } else { "" };
+        writeln!(
+            out,
+            "qemu-system-x86_64 -m 1G -drive 'file={uri},format=raw,if=virtio{read_only}'"
+        )?;
+    }
+    out.flush()?;
+    if args.port.is_some() && args.bind.is_none() {
+        eprintln!(
+            "gaur: every host that reaches this machine can connect (-b 127.0.0.1 keeps it local)"
+        );
+    }
+    Ok(())
+}
+
+/// The first signal drains, the second ends the server at once.
+fn stop_on_signals(signals: Signals, stop: Stop, args: &Args) {
+    let quiet = args.quiet || args.forked;
+    std::thread::spawn(move || {
+        let mut count = 0;
+        loop {
+            let signal = block_on(signals.next());
+            count += 1;
+            if count == 1 && !quiet && signal == Signal::Interrupt {
+                eprintln!("gaur: finishing what is under way (again to stop at once)");
+            }
+            stop.drain();
+        }
+    });
+}
+
+/// Exit code of a server that was stopped before its images were flushed and closed.
+const EXIT_FORCED: u8 = 1;
+
+fn serve(
+    args: &Args,
+    listener: Listener,
+    served: Vec<Served>,
+    stop: &Stop,
+    host: HostKind,
+) -> Result<u8, Failure> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut options =
+        nbd::Options::new(served.iter().map(|served| served.export.clone()).collect());
+    options.default_export = (served.len() == 1).then_some(0);
+    options.shared = args.shared;
+    options.persistent = args.persistent;
+    options.threads = args
+        .threads
+        .map_or(processors, |count| usize::from(count.get()));
+    options.handshake_timeout = Duration::from_secs(u64::from(args.handshake_limit));
+    if args.verbose {
+        options.log = Some(Arc::new(|line| eprintln!("gaur: {line}")));
+    }
+    let policy = Policy {
+        writethrough: args.cache.writethrough(),
+        ignore_flush: args.cache == CacheMode::Unsafe,
+        ignore_discard: args.discard == Discard::Ignore,
+    };
+    let served = Arc::new(served);
+    let shared = Arc::clone(&served);
+    let outcome = match host {
+        HostKind::Blocking => nbd::serve_blocking(listener, options, stop, move |place: Place| {
+            let queue = shared[place.export].queue(BlockingFile::new);
+            Ok(CachedDevice::new(queue, policy))
+        }),
+        _ => nbd::serve_uring(listener, options, stop, move |place: Place| {
+            let queue = shared[place.export].queue(ReactorFile::new);
+            Ok(CachedDevice::new(queue, policy))
+        }),
+    };
+    let outcome = outcome.map_err(|error| Failure::new(error.to_string()));
+    if matches!(outcome, Ok(Outcome::Forced)) {
+        eprintln!("gaur: stopped at once, what clients had not flushed may be lost");
+        return Ok(EXIT_FORCED);
+    }
+    // Every image is closed, even when serving or another one failed; the first failure is told.
+    let closed = served.iter().map(Served::close).fold(Ok(()), Result::and);
+    outcome.and(closed)?;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn names(words: &[&str]) -> Result<Vec<(String, String)>, Failure> {
+        let line = Line::try_parse_from([&["serve"], words].concat());
+        exports(&line.expect("a valid command line").args)
+    }
+
+    fn pair(name: &str, file: &str) -> (String, String) {
+        (name.to_owned(), file.to_owned())
+    }
+
+    #[test]
+    fn one_image_has_the_empty_name_and_several_are_called_after_their_files() {
+        assert_eq!(
+            names(&["d/a.qcow2"]).expect("names"),
+            [pair("", "d/a.qcow2")]
+        );
+        assert_eq!(
+            names(&["d/a.qcow2", "b", "x=c.raw"]).expect("names"),
+            [pair("a", "d/a.qcow2"), pair("b", "b"), pair("x", "c.raw")]
+        );
+    }
+
+    #[test]
+    fn a_name_given_to_several_images_is_refused() {
+        assert_eq!(
+            names(&["-x", "n", "a.qcow2"]).expect("names"),
+            [pair("n", "a.qcow2")]
+        );
+        assert!(names(&["-x", "n", "a.qcow2", "b.qcow2"]).is_err());
+    }
+
+    #[test]
+    fn an_equals_sign_in_a_directory_is_no_name() {
+        assert_eq!(names(&["./a=b/c"]).expect("names"), [pair("", "./a=b/c")]);
+        assert_eq!(names(&["a=b/c"]).expect("names"), [pair("a", "b/c")]);
+        assert_eq!(names(&["=b"]).expect("names"), [pair("", "=b")]);
+    }
+}
