@@ -11,6 +11,7 @@ pub mod builder;
 pub mod compare;
 pub mod field;
 pub mod gaur;
+pub mod guest;
 pub mod hostile;
 pub mod layout;
 pub mod nbd;

@@ -14,6 +14,9 @@ use gaur_interop::op::{self, Op};
 use gaur_interop::random::Random;
 use gaur_interop::scratch::Scratch;
 
+/// The bits of an L1 or refcount table entry that name a place in the file.
+const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
+
 /// A healthy image, a working copy, and what QEMU reads from the healthy one.
 struct Bench {
     scratch: Scratch,
@@ -62,14 +65,18 @@ impl Bench {
             field.set(&self.copy, value);
             assert_reads_survive(&self.copy, &self.scratch, &what);
             if writes {
-                self.write_and_look(field, truth, &what);
+                let leads_into_data = value & OFFSET_MASK != 0
+                    && value & OFFSET_MASK < self.len()
+                    && (value & OFFSET_MASK).is_multiple_of(self.layout.cluster_bytes);
+                self.write_and_look(field, truth, !leads_into_data, &what);
             }
         }
     }
 
     /// Writes to the broken image; with the field put right again, everything that was not written
-    /// is as it was.
-    fn write_and_look(&self, field: Field, truth: u64, what: &str) {
+    /// is as it was. Not so if the field names a cluster of guest data as metadata, which nobody
+    /// can tell without looking at the whole image: then `look` is off.
+    fn write_and_look(&self, field: Field, truth: u64, look: bool, what: &str) {
         let cluster = self.layout.cluster_bytes;
         let write = |cluster_number: u64, len| Op::Write {
             offset: cluster_number * cluster,
@@ -84,10 +91,12 @@ impl Bench {
             write(12, 512),
         ];
         assert_writes_survive(&self.copy, &self.scratch, &ops, what);
-        field.set(&self.copy, truth);
-        let after = self.scratch.path("after.raw");
-        qemu_view(&self.copy, &after);
-        self.assert_untouched(&after, what);
+        if look {
+            field.set(&self.copy, truth);
+            let after = self.scratch.path("after.raw");
+            qemu_view(&self.copy, &after);
+            self.assert_untouched(&after, what);
+        }
     }
 
     /// The clusters that no operation wrote to hold what they held.
@@ -264,7 +273,7 @@ fn refcounts() {
         bench.refresh();
         field.set(&bench.copy, value);
         assert_reads_survive(&bench.copy, &bench.scratch, &what);
-        bench.write_and_look(field, truth, &what);
+        bench.write_and_look(field, truth, true, &what);
     }
 }
 

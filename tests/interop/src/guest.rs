@@ -1,0 +1,189 @@
+//! A real distribution's root file system and a kernel that boots from it.
+//!
+//! Both come from the mirror that this machine's package manager uses, and are kept in the build
+//! folder: `debootstrap` takes half a minute, the kernel is a download. Nothing is installed; the
+//! kernel's package is only unpacked.
+
+use std::path::{Path, PathBuf};
+
+use crate::place::cache_dir;
+use crate::scratch::Scratch;
+use crate::tool::{Run, run, run_for};
+
+/// The modules a kernel needs to see a virtio disk, whichever of them it has built in.
+const MODULES: [&str; 6] = [
+    "virtio",
+    "virtio_ring",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_pci",
+    "virtio_blk",
+];
+
+/// What the guest does: loads the modules (each needs others, in an order that differs between
+/// kernels), mounts the disk, and lets the distribution's own programs write to it.
+const INIT: &str = r#"#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+for round in 1 2 3 4; do
+    for module in /modules/*; do insmod $module 2>/dev/null; done
+done
+mount -t ext4 /dev/vda /disk || { echo GUEST FAILED; poweroff -f; }
+chroot /disk /bin/sh -ec '
+    mkdir /gaur
+    dd if=/dev/urandom of=/gaur/random bs=64k count=64
+    dpkg -l >/gaur/packages
+    cp -a /usr/share/zoneinfo /gaur/copy
+    rm -rf /usr/share/doc /var/cache/debconf
+    sync
+    cd /gaur && sha256sum random packages
+' && echo GUEST DONE
+umount /disk
+poweroff -f
+"#;
+
+/// A kernel and an initial RAM disk for it.
+#[derive(Debug)]
+pub struct Kernel {
+    /// The kernel's image.
+    pub image: String,
+    /// The initial RAM disk.
+    pub initrd: String,
+}
+
+/// Runs a shell line that must succeed; `$1` and on are the arguments.
+#[track_caller]
+fn shell(script: &str, arguments: &[&str]) -> Run {
+    let script = format!("set -eu -o pipefail\n{script}");
+    let mut line = vec!["-c", &script, "shell"];
+    line.extend(arguments);
+    run_for("bash", &line, 600).ok()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("the build folder has a UTF-8 name")
+}
+
+/// A tar file of the smallest Debian system, made on first use.
+pub fn root_tar() -> PathBuf {
+    let tar = cache_dir().join("root.tar.zst");
+    if tar.exists() {
+        return tar;
+    }
+    let scratch = Scratch::new("debootstrap");
+    shell(
+        r#"
+code=$(. /etc/os-release && echo "$VERSION_CODENAME")
+mirror=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME)' 'Created-By: Packages' |
+    awk -v code="$code" '$2 == code && !url { url = $1 } END { print url }')
+debootstrap --variant=minbase "$code" "$1/root" "$mirror" >&2
+tar --zstd -C "$1/root" -cf "$2.new" .
+mv "$2.new" "$2"
+"#,
+        &[text(scratch.folder()), text(&tar)],
+    );
+    tar
+}
+
+/// The kernel's package, unpacked, made on first use.
+fn kernel_dir() -> PathBuf {
+    let folder = cache_dir().join("kernel");
+    if folder.exists() {
+        return folder;
+    }
+    let scratch = Scratch::new("kernel");
+    shell(
+        r#"
+cd "$1"
+chmod 755 .
+arch=$(dpkg --print-architecture)
+for meta in "linux-image-cloud-$arch" "linux-image-$arch"; do
+    package=$(apt-cache depends --important "$meta" | awk '/Depends: linux-image-[0-9]/ { print $2; exit }')
+    [ -z "$package" ] || break
+done
+apt-get download -q "$package" >&2
+dpkg -x ./*.deb new
+mv new "$2"
+"#,
+        &[text(scratch.folder()), text(&folder)],
+    );
+    folder
+}
+
+/// A kernel and an initial RAM disk with [`INIT`] in it.
+pub fn kernel(scratch: &Scratch) -> Kernel {
+    let folder = kernel_dir();
+    let initrd = scratch.path("initrd.gz");
+    let tree = scratch.path("initrd");
+    std::fs::create_dir(&tree).expect("scratch is writable");
+    std::fs::write(format!("{tree}/init"), INIT).expect("scratch is writable");
+    let mut arguments = vec![text(&folder), &tree, &initrd];
+    arguments.extend(MODULES);
+    shell(
+        r#"
+kernel=$1 tree=$2 initrd=$3
+shift 3
+cd "$tree"
+mkdir bin proc sys dev disk modules
+cp "$(command -v busybox)" bin/
+chmod +x init
+for module; do
+    for file in $(find "$kernel" -name "$module.ko" -o -name "$module.ko.xz"); do
+        cp "$file" modules/
+    done
+done
+xz -d modules/*.xz 2>/dev/null || true
+find . | cpio --quiet -o -H newc | gzip -1 >"$initrd"
+"#,
+        &arguments,
+    );
+    let image = run("find", &[text(&folder), "-name", "vmlinuz-*"]).ok();
+    Kernel {
+        image: image.stdout.trim().to_owned(),
+        initrd,
+    }
+}
+
+/// A raw disk of 1 GiB whose ext4 file system holds the distribution.
+pub fn root_disk(scratch: &Scratch) -> String {
+    let raw = scratch.zeros("root.raw", 1 << 30);
+    let tar = root_tar();
+    let tree = scratch.path("tree");
+    shell(
+        r#"
+mkdir "$1"
+tar --zstd -C "$1" -xf "$2"
+mkfs.ext4 -q -F -d "$1" "$3"
+rm -rf "$1"
+"#,
+        &[&tree, text(&tar), &raw],
+    );
+    raw
+}
+
+/// Boots the kernel with an export as its only disk, and returns what it said when it has gone.
+pub fn boot(kernel: &Kernel, uri: &str) -> Run {
+    let drive = format!("file={uri},format=raw,if=virtio,cache=none,discard=unmap");
+    let arguments = [
+        "-accel",
+        "tcg",
+        "-m",
+        "512",
+        "-nographic",
+        "-no-reboot",
+        "-nic",
+        "none",
+        "-kernel",
+        &kernel.image,
+        "-initrd",
+        &kernel.initrd,
+        "-append",
+        "console=ttyS0 quiet panic=-1",
+        "-drive",
+        &drive,
+    ];
+    run_for("qemu-system-x86_64", &arguments, 400)
+}
