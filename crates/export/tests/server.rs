@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use gaur_block::Errno;
 use gaur_export::device::{Memory, Null};
-use gaur_export::nbd::{Export, Listen, Listener, Options, Outcome};
+use gaur_export::nbd::{Export, Listen, Listener, Options, Outcome, Place};
 use harness::gate::Gated;
 use harness::*;
 
@@ -533,6 +533,107 @@ fn a_device_that_cannot_be_made_is_an_error_in_words() {
     client.option(7, b"\0\0\0\0\0\0");
     assert_eq!(client.option_replies(), [0x8000_0006]);
     server.finish();
+}
+
+#[test]
+fn a_device_maker_that_panics_ends_the_server_with_an_error() {
+    let server = Server::start_with::<Null, _>(Mode::Reactor, options(), |place| match place {
+        Place { thread: 0, .. } => Ok(Null::new(MIB)),
+        _ => panic!("as the test wants"),
+    });
+    let error = server.join().unwrap_err().to_string();
+    assert_eq!(error, "a serving thread failed while it opened the exports");
+}
+
+/// Random bytes, some of them after a proper handshake and some between proper requests.
+#[test]
+fn random_bytes_never_hurt_the_server() {
+    for mode in MODES {
+        let server = Server::start(mode, options(), Memory::new(64 * MIB));
+        let mut good = Client::simple(&server.socket, "");
+        let mut seed = 0x5eed_1234_u64;
+        let mut chance = move || {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed
+        };
+        for round in 0..300_u64 {
+            let mut client = match round % 3 {
+                0 => Client::connect(&server.socket),
+                1 => Client::simple(&server.socket, ""),
+                _ => Client::structured(&server.socket, ""),
+            };
+            let mut bytes = Vec::new();
+            for _ in 0..chance() % 30 {
+                let kind = (chance() % 10) as u16;
+                let len = (chance() % 300_000) as u32;
+                let offset = chance() % (65 * MIB);
+                bytes.extend(request(chance() as u16 & 0x1f, kind, chance(), offset, len));
+                if kind == WRITE {
+                    bytes.resize(bytes.len() + len as usize, 3);
+                }
+            }
+            for _ in 0..chance() % 3 * 20 {
+                bytes.push(chance() as u8);
+            }
+            // The server may hang up in the middle; that it does not take the rest is fine.
+            client
+                .stream
+                .set_write_timeout(Some(Duration::from_millis(50)))
+                .unwrap();
+            let _ = std::io::Write::write_all(&mut client.stream, &bytes);
+            if round % 7 == 0 {
+                let _ = client.stream.shutdown(std::net::Shutdown::Write);
+                let _ = std::io::Read::read(&mut client.stream, &mut vec![0; 1 << 16]);
+            }
+            drop(client);
+            assert_eq!(good.read_at(64 * MIB - 1, 1).map(|byte| byte.len()), Ok(1));
+        }
+        drop(good);
+        server.finish();
+    }
+}
+
+/// The child of the next test: a process that was handed a socket.
+#[test]
+#[ignore = "run by a_socket_can_be_handed_over"]
+fn child_that_inherits_a_socket() {
+    let listener = Listener::bind(&Listen::Inherited).unwrap();
+    assert!(
+        Listener::bind(&Listen::Inherited).is_err(),
+        "it is taken once"
+    );
+    let options = Options::new(vec![Export::new("")]);
+    let stop = gaur_export::nbd::Stop::new();
+    let outcome = gaur_export::nbd::serve_uring(listener, options, &stop, |_| Ok(Null::new(MIB)));
+    assert_eq!(outcome, Ok(Outcome::LastClientLeft));
+}
+
+#[test]
+fn a_socket_can_be_handed_over() {
+    let path = socket_path();
+    let socket: std::os::fd::OwnedFd = UnixListener::bind(&path).unwrap().into();
+    let mut child = std::process::Command::new("sh")
+        .arg("-c")
+        .arg(
+            "exec 3<&0; export LISTEN_PID=$$ LISTEN_FDS=1; \
+             exec \"$0\" --ignored --exact child_that_inherits_a_socket",
+        )
+        .arg(std::env::current_exe().unwrap())
+        .stdin(std::process::Stdio::from(socket))
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut client = Client::simple(&path, "");
+    assert_eq!(client.read_at(0, 512), Ok(vec![0; 512]));
+    drop(client);
+    assert!(child.wait().unwrap().success());
+    std::fs::remove_file(&path).expect("a socket that was handed over is not removed");
+    assert!(
+        Listener::bind(&Listen::Inherited).is_err(),
+        "nothing was handed to this process"
+    );
 }
 
 #[test]

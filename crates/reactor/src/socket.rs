@@ -270,6 +270,11 @@ impl Stream {
         // Replies are sent whole, so waiting for more to send would only cost time. It fails for
         // sockets that are not TCP, which need none of it.
         let _ = set_option(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+        // A peer whose machine is gone says nothing; after two minutes of that it counts as gone.
+        let _ = set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+        let _ = set_option(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 60);
+        let _ = set_option(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10);
+        let _ = set_option(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 6);
         // A ring does not wait for a descriptor that says O_NONBLOCK.
         let _ = set_nonblocking(fd.as_fd(), false);
         Stream { fd }
