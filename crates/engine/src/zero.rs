@@ -195,7 +195,12 @@ impl<F: File> Queue<F> {
         let geometry = &qcow2.geometry;
         let ticket = writer.claims.ticket();
         let claims = writer.claims.lock();
-        let free = claims.free_prefix(at, end);
+        // A cluster goes away as a whole when its last subcluster does, so a write to any part of it
+        // has to be over, also to parts outside the range.
+        let size = geometry.cluster_size();
+        let start = at & !(size - 1);
+        let quiet = start + claims.free_prefix(start, end.next_multiple_of(size)) / size * size;
+        let free = quiet.min(end).saturating_sub(at);
         if free == 0 {
             return Ok(Step::Need(Need::Busy(ticket)));
         }
