@@ -3,10 +3,11 @@
 use std::io::Write;
 
 use gaur_engine::Format;
+use gaur_format::check::{Check, Report, Step};
 
 use crate::check_report::ImageCheck;
 use crate::failure::Failure;
-use crate::info::open_file;
+use crate::image_file::ImageFile;
 use crate::json;
 use crate::open::{CacheMode, Output, format_parser};
 
@@ -52,8 +53,60 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         let failure = Failure::about(&args.file, "repairing (-r) is not supported yet");
         return Err(failure.hint("without -r the image is checked and left as it is"));
     }
-    let check = ImageCheck::default();
-    json::write(out, &check)?;
-    let _ = (open_file, out, EXIT_NO_CHECKS, args.quiet);
+    let file = ImageFile::open(&args.file, args.force_share, args.cache.direct())?;
+    let format = match args.format {
+        Some(format) => format,
+        None => file.probe()?,
+    };
+    if format == Format::Raw {
+        let failure = Failure::about(&args.file, "raw images have nothing that could be checked");
+        return Err(failure.code(EXIT_NO_CHECKS));
+    }
+    let report = check(&file)?;
+    if !args.quiet {
+        print_findings(args, &report);
+    }
+    let check = ImageCheck {
+        image_end_offset: report.image_end_offset,
+        compressed_clusters: report.compressed_clusters,
+        total_clusters: report.total_clusters,
+        corruptions: report.corruptions,
+        check_errors: report.check_errors,
+        leaks: report.leaks,
+        allocated_clusters: report.allocated_clusters,
+        filename: args.file.clone(),
+        format: Format::Qcow2.name(),
+        fragmented_clusters: report.fragmented_clusters,
+    };
+    match args.output {
+        Output::Json => json::write(out, &check)?,
+        Output::Human if args.quiet => {}
+        Output::Human => check.print(out)?,
+    }
     Ok(check.exit_code())
+}
+
+/// Runs the checker over the file.
+fn check(file: &ImageFile) -> Result<Report, Failure> {
+    let broken = |error| file.broken(&error);
+    let mut check = Check::new(&file.header_cluster()?, file.len_bytes()).map_err(broken)?;
+    loop {
+        match check.next() {
+            Step::Need { offset, len } => match file.try_read(offset, len) {
+                Ok(bytes) => check.feed(&bytes),
+                Err(_) => check.fail(),
+            },
+            Step::Done(report) => return Ok(report),
+        }
+    }
+}
+
+/// What is wrong in detail, where it does not mix with what programs read.
+fn print_findings(args: &Args, report: &Report) {
+    for finding in &report.messages {
+        eprintln!("gaur: {}: {finding}", args.file);
+    }
+    if report.messages_dropped > 0 {
+        eprintln!("gaur: {}: and {} more", args.file, report.messages_dropped);
+    }
 }

@@ -4,16 +4,17 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 
-use gaur_block::{Access, File, FileId, Target};
+use gaur_block::FileId;
 use gaur_engine::Format;
+use gaur_format::bitmap::{self, Bitmap};
 use gaur_format::feature::{Autoclear, Compatible, Incompatible};
-use gaur_format::header::{CryptMethod, MAGIC};
+use gaur_format::header::CryptMethod;
 use gaur_format::snapshot::{self, Progress, Snapshot};
 use gaur_format::{Header, Version, limit};
-use gaur_reactor::{BlockingFile, OpenFile, block_on};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::image_file::ImageFile;
 use crate::info_report::{BitmapInfo, Child, ImageInfo, Qcow2Info, SnapshotInfo, Specific};
 use crate::json;
 use crate::open::{self, Output, format_parser};
@@ -61,7 +62,9 @@ fn collect(args: &Args) -> Result<Vec<ImageInfo>, Failure> {
     let mut seen: BTreeSet<FileId> = BTreeSet::new();
     let mut next = Some((args.file.clone(), args.format));
     while let Some((name, format)) = next.take() {
-        let image = OpenImage::open(&name, args.force_share)?;
+        let image = Inspection {
+            file: ImageFile::open(&name, args.force_share, false)?,
+        };
         if !seen.insert(image.file.open_file().id()) {
             return Err(Failure::about(name, "the backing files form a loop"));
         }
@@ -82,34 +85,24 @@ fn collect(args: &Args) -> Result<Vec<ImageInfo>, Failure> {
     Ok(chain)
 }
 
-/// A file that may be an image.
-struct OpenImage<'a> {
-    name: &'a str,
-    file: BlockingFile,
-    len: u64,
+/// The facts of one file.
+struct Inspection {
+    file: ImageFile,
 }
 
-impl<'a> OpenImage<'a> {
-    fn open(name: &'a str, force_share: bool) -> Result<OpenImage<'a>, Failure> {
-        let file = open_file(name, force_share)?;
-        let len = block_on(file.len())
-            .map_err(|errno| Failure::system(name, "cannot tell its size", errno))?;
-        Ok(OpenImage { name, file, len })
-    }
-
+impl Inspection {
     fn inspect(&self, format: Option<Format>) -> Result<ImageInfo, Failure> {
         let format = match format {
             Some(format) => format,
-            None if self.read(0, MAGIC.len() as u64)? == MAGIC => Format::Qcow2,
-            None => Format::Raw,
+            None => self.file.probe()?,
         };
-        let mut info = self.raw_info("raw", self.len.next_multiple_of(512))?;
+        let mut info = self.raw_info("raw", self.file.len_bytes().next_multiple_of(512))?;
         let child = if self.file.open_file().is_block_device() {
             "host_device"
         } else {
             "file"
         };
-        let mut child = self.raw_info(child, self.len)?;
+        let mut child = self.raw_info(child, self.file.len_bytes())?;
         child.format_specific = Some(Specific {
             kind: "file",
             data: json!({}),
@@ -127,13 +120,13 @@ impl<'a> OpenImage<'a> {
     fn raw_info(&self, format: &str, size: u64) -> Result<ImageInfo, Failure> {
         let allocated = self.file.open_file().allocated_bytes();
         let actual_size = allocated
-            .map_err(|errno| Failure::system(self.name, "cannot tell its space", errno))?;
+            .map_err(|errno| Failure::system(self.file.name(), "cannot tell its space", errno))?;
         Ok(ImageInfo {
             children: Vec::new(),
             snapshots: Vec::new(),
             backing_filename_format: None,
             virtual_size: size,
-            filename: self.name.to_owned(),
+            filename: self.file.name().to_owned(),
             cluster_size: None,
             format: format.to_owned(),
             actual_size,
@@ -146,14 +139,14 @@ impl<'a> OpenImage<'a> {
     }
 
     fn add_qcow2(&self, info: &mut ImageInfo) -> Result<(), Failure> {
-        let header = self.header()?;
+        let header = self.file.header()?;
         info.format = Format::Qcow2.name().to_owned();
         info.virtual_size = header.size_bytes;
         info.cluster_size = Some(header.geometry().cluster_size());
         info.encrypted = (header.crypt_method != CryptMethod::None).then_some(true);
         info.dirty_flag = header.incompatible.has(Incompatible::DIRTY);
         if let Some(backing) = header.backing_file_lossy() {
-            info.full_backing_filename = Some(open::full_backing_name(self.name, &backing));
+            info.full_backing_filename = Some(open::full_backing_name(self.file.name(), &backing));
             info.backing_filename = Some(backing.into_owned());
             info.backing_filename_format = header.backing_format().map(str::to_owned);
         }
@@ -164,15 +157,6 @@ impl<'a> OpenImage<'a> {
             data: data.unwrap_or(Value::Null),
         });
         Ok(())
-    }
-
-    fn header(&self) -> Result<Header, Failure> {
-        let broken = |error: gaur_format::Error| Failure::about(self.name, error.to_string());
-        let start = self.read(0, 512)?;
-        let cluster_size = Header::cluster_size_of(&start).map_err(broken)?;
-        let header = Header::parse(&self.read(0, cluster_size)?).map_err(broken)?;
-        header.check_features().map_err(broken)?;
-        Ok(header)
     }
 
     fn qcow2_info(&self, header: &Header) -> Result<Qcow2Info, Failure> {
@@ -201,7 +185,7 @@ impl<'a> OpenImage<'a> {
     }
 
     fn snapshots(&self, header: &Header) -> Result<Vec<Snapshot>, Failure> {
-        let broken = |error: gaur_format::Error| Failure::about(self.name, error.to_string());
+        let broken = |error: gaur_format::Error| self.file.broken(&error);
         let count = header.nb_snapshots;
         if count == 0 {
             return Ok(Vec::new());
@@ -209,9 +193,12 @@ impl<'a> OpenImage<'a> {
         let mut bytes = Vec::new();
         while let Progress::Need(len) = snapshot::table_len(&bytes, count).map_err(broken)? {
             if len <= bytes.len() as u64 || len > limit::SNAPSHOT_TABLE_BYTES_MAX {
-                return Err(Failure::about(self.name, "the snapshot table is too long"));
+                return Err(Failure::about(
+                    self.file.name(),
+                    "the snapshot table is too long",
+                ));
             }
-            bytes = self.read(header.snapshots_offset.0, len)?;
+            bytes = self.file.read(header.snapshots_offset.0, len)?;
         }
         let (snapshots, _) =
             snapshot::parse_table(&bytes, count, &header.geometry()).map_err(broken)?;
@@ -226,32 +213,25 @@ impl<'a> OpenImage<'a> {
         if !header.autoclear.has(Autoclear::BITMAPS) {
             return Ok(Vec::new());
         }
-        let _ = extension;
-        Ok(Vec::new())
-    }
-
-    /// Reads `len` bytes at `offset`; what lies beyond the end of the file is zeros.
-    fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, Failure> {
-        // All lengths come from checked limits; no structure is longer than the longest of them.
-        let len = usize::try_from(len.min(limit::SNAPSHOT_TABLE_BYTES_MAX)).unwrap_or(0);
-        let mut buffer = vec![0; len];
-        block_on(self.file.read_at(offset, Target::Memory(&mut buffer))).map_err(|errno| {
-            Failure::system(self.name, &format!("cannot read offset {offset}"), errno)
-        })?;
-        Ok(buffer)
+        let bytes = self
+            .file
+            .read(extension.directory_offset.0, extension.directory_len_bytes)?;
+        let directory = bitmap::parse_directory(&bytes, extension.count, &header.geometry())
+            .map_err(|error| self.file.broken(&error))?;
+        Ok(directory.iter().map(bitmap_info).collect())
     }
 }
 
-/// Opens a file for looking at its metadata.
-pub fn open_file(name: &str, force_share: bool) -> Result<BlockingFile, Failure> {
-    let access = Access {
-        write: false,
-        direct: false,
-        lock: true,
-        force_share,
-    };
-    let file = OpenFile::open(name, access).map_err(|error| open::file_failed(name, &error))?;
-    Ok(BlockingFile::new(file))
+fn bitmap_info(bitmap: &Bitmap) -> BitmapInfo {
+    let names = [(bitmap::IN_USE, "in-use"), (bitmap::AUTO, "auto")];
+    let set = names.iter().filter(|(flag, _)| bitmap.flags & flag != 0);
+    BitmapInfo {
+        flags: set.map(|(_, name)| *name).collect(),
+        name: String::from_utf8_lossy(&bitmap.name).into_owned(),
+        granularity: 1_u64
+            .checked_shl(u32::from(bitmap.granularity_bits))
+            .unwrap_or(0),
+    }
 }
 
 fn snapshot_info(snapshot: &Snapshot) -> SnapshotInfo {

@@ -17,6 +17,7 @@ mod copy;
 mod create;
 mod failure;
 mod guest;
+mod image_file;
 mod info;
 mod info_report;
 mod json;

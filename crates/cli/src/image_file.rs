@@ -1,0 +1,112 @@
+//! The file of an image, for verbs that look at its metadata and not at the guest's data: they work
+//! on images that cannot be opened whole (encrypted ones, a backing file that is gone).
+
+use gaur_block::{Access, Errno, File, Target};
+use gaur_engine::Format;
+use gaur_format::header::MAGIC;
+use gaur_format::{Header, limit};
+use gaur_reactor::{BlockingFile, OpenFile, block_on};
+
+use crate::failure::Failure;
+use crate::open;
+
+/// Bytes from which the length of the header can be told.
+const HEADER_START_BYTES: u64 = 512;
+
+/// A file that may be an image.
+pub struct ImageFile {
+    name: String,
+    file: BlockingFile,
+    len: u64,
+}
+
+impl ImageFile {
+    /// Opens the file to read it.
+    pub fn open(name: &str, force_share: bool, direct: bool) -> Result<ImageFile, Failure> {
+        let access = Access {
+            write: false,
+            direct,
+            lock: true,
+            force_share,
+        };
+        let file = OpenFile::open(name, access).map_err(|error| open::file_failed(name, &error))?;
+        let file = BlockingFile::new(file);
+        let len = block_on(file.len())
+            .map_err(|errno| Failure::system(name, "cannot tell its length", errno))?;
+        Ok(ImageFile {
+            name: name.to_owned(),
+            file,
+            len,
+        })
+    }
+
+    /// Its path as given.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.len
+    }
+
+    /// The file itself.
+    pub fn open_file(&self) -> &OpenFile {
+        self.file.open_file()
+    }
+
+    /// The format its first bytes show.
+    pub fn probe(&self) -> Result<Format, Failure> {
+        match self.read(0, MAGIC.len() as u64)? == MAGIC {
+            true => Ok(Format::Qcow2),
+            false => Ok(Format::Raw),
+        }
+    }
+
+    /// The first cluster, which has the header.
+    pub fn header_cluster(&self) -> Result<Vec<u8>, Failure> {
+        let start = self.read(0, HEADER_START_BYTES)?;
+        let cluster_size = Header::cluster_size_of(&start).map_err(|error| self.broken(&error))?;
+        self.read(0, cluster_size)
+    }
+
+    /// Its header, if all its incompatible features are known.
+    pub fn header(&self) -> Result<Header, Failure> {
+        let header = Header::parse(&self.header_cluster()?).map_err(|error| self.broken(&error))?;
+        header
+            .check_features()
+            .map_err(|error| self.broken(&error))?;
+        Ok(header)
+    }
+
+    /// The failure that a structure of the image is not what it should be.
+    pub fn broken(&self, error: &gaur_format::Error) -> Failure {
+        Failure::about(&self.name, error.to_string())
+    }
+
+    /// Reads `len` bytes at `offset`, at most as many as the longest structure of an image has. What
+    /// lies beyond the end of the file is zeros.
+    pub fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, Failure> {
+        self.try_read(offset, len).map_err(|errno| {
+            Failure::system(&self.name, &format!("cannot read offset {offset}"), errno)
+        })
+    }
+
+    /// The same with the bare error.
+    pub fn try_read(&self, offset: u64, len: u64) -> Result<Vec<u8>, Errno> {
+        let len = usize::try_from(len.min(limit::SNAPSHOT_TABLE_BYTES_MAX));
+        let len = len.map_err(|_| Errno::EOVERFLOW)?;
+        // With O_DIRECT whole blocks are read, into memory made for that.
+        let block = u64::from(self.file.limits().request_alignment);
+        let start = offset - offset % block;
+        let skip = (offset - start) as usize;
+        let mut buffer = self
+            .file
+            .buffer((skip + len).next_multiple_of(block as usize));
+        block_on(self.file.read_at(start, Target::Memory(&mut buffer)))?;
+        buffer
+            .get(skip..skip + len)
+            .map(<[u8]>::to_vec)
+            .ok_or(Errno::EIO)
+    }
+}
