@@ -85,6 +85,16 @@ impl Script {
         }
     }
 
+    /// The bytes of a disk whose units hold `values`.
+    pub fn encode_disk(&self, values: &[Value]) -> Vec<u8> {
+        let mut disk = vec![0; values.len() * self.unit_bytes];
+        let units = disk.chunks_exact_mut(self.unit_bytes).zip(values);
+        for (unit, (target, &value)) in units.enumerate() {
+            self.encode(value, unit as u32, target);
+        }
+        disk
+    }
+
     /// What the bytes of `unit` are.
     pub fn decode(&self, unit: u32, bytes: &[u8]) -> Found {
         let name = match bytes.first_chunk::<8>() {

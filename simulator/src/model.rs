@@ -356,12 +356,21 @@ impl Model {
         let mut values = Vec::with_capacity(bytes.len() / unit_bytes);
         for (number, part) in bytes.chunks_exact(unit_bytes).enumerate() {
             let unit = number as u32;
-            let allowed = match (exact, self.units.get(number)) {
-                (_, None) => vec![ZERO],
-                (true, Some(_)) => self.readable(unit, self.now),
-                (false, Some(entries)) => survivors(entries),
-            };
             let found = self.script.decode(unit, part);
+            let entries = self.units.get(number).map_or(&[][..], Vec::as_slice);
+            // Nearly all units have one entry.
+            if let ([only], Found::Value(value)) = (entries, found)
+                && only.value == value
+                && !only.settled
+            {
+                values.push(value);
+                continue;
+            }
+            let allowed = match (exact, entries) {
+                (_, []) => vec![ZERO],
+                (true, _) => self.readable(unit, self.now),
+                (false, entries) => survivors(entries),
+            };
             match found {
                 Found::Value(value) if allowed.contains(&value) => values.push(value),
                 _ => {

@@ -121,6 +121,7 @@ impl<'a> Run<'a> {
             name: TOP.to_owned(),
             shape: config.shape,
             script,
+            below: machine.below,
             snapshots: machine.snapshots,
         };
         let model = Model::new(script, &machine.active);
@@ -532,7 +533,8 @@ fn compare(scheduler: &mut Scheduler, queue: Queue<SimFile>, disk: &[u8]) -> Res
 struct Machine {
     files: Vec<(String, FileImage, DiskProfile)>,
     active: Vec<Value>,
-    snapshots: Vec<Vec<Value>>,
+    below: Vec<u8>,
+    snapshots: Vec<Vec<u8>>,
 }
 
 fn build(config: &Config, script: Script, next_value: &mut Value, random: &mut Random) -> Machine {
@@ -577,12 +579,12 @@ fn build(config: &Config, script: Script, next_value: &mut Value, random: &mut R
         on_its_disk(config, prepared.file),
         config.profile,
     ));
-    let resolve = |content| judge::resolve(content, &below);
-    let snapshots = prepared.snapshots.iter().map(resolve).collect();
+    let disk = |content| script.encode_disk(&judge::resolve(content, &below));
     Machine {
         files,
-        active: resolve(&prepared.active),
-        snapshots,
+        active: judge::resolve(&prepared.active, &below),
+        below: script.encode_disk(&below),
+        snapshots: prepared.snapshots.iter().map(disk).collect(),
     }
 }
 

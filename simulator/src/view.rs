@@ -1,7 +1,7 @@
 //! A reader of images that is not the engine: slow, simple, and made from [`crate::shape`] alone.
 //!
-//! It reads the guest's view through any L1 table, so that the content of internal snapshots can be
-//! judged, and through a chain of backing files.
+//! It reads the guest's view through any L1 table of a qcow2 file, so that the content of internal
+//! snapshots can be judged. What lies below the file never changes and is given as plain bytes.
 
 use std::collections::BTreeMap;
 
@@ -23,123 +23,56 @@ pub struct L1 {
     pub disk_bytes: u64,
 }
 
-/// One file of a chain.
-struct Layer<'a> {
-    file: &'a FileImage,
-    /// `None` for a raw file.
-    qcow2: Option<(Shape, L1)>,
-    bytes: u64,
-}
-
-/// A chain of files.
+/// A qcow2 file over a disk that never changes.
 pub struct View<'a> {
-    layers: Vec<Layer<'a>>,
-    /// L1 tables of the top image's internal snapshots, oldest first.
+    file: &'a FileImage,
+    below: &'a [u8],
+    shape: Shape,
+    /// The L1 table of the active disk.
+    pub active: L1,
+    /// L1 tables of the internal snapshots, oldest first.
     pub snapshots: Vec<L1>,
 }
 
 impl<'a> View<'a> {
-    /// Opens the chain whose top file is called `name`.
-    pub fn open(files: &'a Files, name: &str) -> Result<View<'a>, String> {
-        let mut view = View {
-            layers: Vec::new(),
-            snapshots: Vec::new(),
-        };
-        let mut next = Some((name.to_owned(), true));
-        while let Some((name, qcow2)) = next.take() {
-            let file = files
-                .get(&name)
-                .ok_or_else(|| format!("{name} is not there"))?;
-            if !qcow2 {
-                view.layers.push(Layer {
-                    file,
-                    qcow2: None,
-                    bytes: file.len_bytes(),
-                });
-                break;
-            }
-            let header = Header::read(file)?;
-            if view.layers.is_empty() {
-                view.snapshots = header.snapshots(file)?;
-            }
-            let bytes = header.l1.disk_bytes;
-            view.layers.push(Layer {
-                file,
-                qcow2: Some((header.shape, header.l1)),
-                bytes,
-            });
-            next = header.backing;
-        }
-        Ok(view)
+    /// Opens `file`; what it leaves to its backing file is in `below`.
+    pub fn open(file: &'a FileImage, below: &'a [u8]) -> Result<View<'a>, String> {
+        let header = Header::read(file)?;
+        let snapshots = header.snapshots(file)?;
+        Ok(View {
+            file,
+            below,
+            shape: header.shape,
+            active: header.l1,
+            snapshots,
+        })
     }
 
-    /// Size of the active disk.
-    pub fn disk_bytes(&self) -> u64 {
-        self.layers.first().map_or(0, |layer| layer.bytes)
-    }
-
-    /// The whole active disk.
-    pub fn read_active(&self) -> Result<Vec<u8>, String> {
-        match self.layers.first().and_then(|layer| layer.qcow2) {
-            Some((_, l1)) => self.read_disk(l1),
-            None => Ok(self
-                .layers
-                .first()
-                .map_or_else(Vec::new, |top| top.file.bytes(0, top.bytes as usize))),
-        }
-    }
-
-    /// The whole disk behind an L1 table of the top image.
+    /// The whole disk behind an L1 table.
     pub fn read_disk(&self, l1: L1) -> Result<Vec<u8>, String> {
-        let Some((shape, _)) = self.layers.first().and_then(|layer| layer.qcow2) else {
-            return Err("the top file is not qcow2".to_owned());
-        };
         let mut disk = vec![0; l1.disk_bytes as usize];
-        for (number, target) in disk.chunks_mut(shape.cluster_bytes() as usize).enumerate() {
-            self.fill(0, l1, number as u64 * shape.cluster_bytes(), target)?;
+        let share = self.shape.cluster_bytes() / self.shape.subclusters();
+        for (number, target) in disk.chunks_mut(share as usize).enumerate() {
+            self.fill(l1, number as u64 * share, target)?;
         }
         Ok(disk)
     }
 
-    /// Fills `target` from a layer; what that layer does not have comes from the ones below.
-    fn fill(&self, depth: usize, l1: L1, guest: u64, target: &mut [u8]) -> Result<(), String> {
-        let Some(layer) = self.layers.get(depth) else {
-            target.fill(0);
-            return Ok(());
-        };
-        let Some((shape, _)) = layer.qcow2 else {
-            layer.file.read(guest, target);
-            return Ok(());
-        };
-        let share = shape.cluster_bytes() / shape.subclusters();
-        let mut done = 0;
-        while done < target.len() {
-            let at = guest + done as u64;
-            let inside = (share - at % share) as usize;
-            let len = inside.min(target.len() - done);
-            let part = &mut target[done..done + len];
-            done += len;
-            if at >= l1.disk_bytes {
-                part.fill(0);
-                continue;
+    /// Fills `target`, a subcluster or the part of one that the disk has.
+    fn fill(&self, l1: L1, guest: u64, target: &mut [u8]) -> Result<(), String> {
+        match cell(self.file, self.shape, l1, guest)? {
+            Cell::Below => {
+                let below = self.below.get(guest as usize..).unwrap_or(&[]);
+                let len = below.len().min(target.len());
+                target[..len].copy_from_slice(&below[..len]);
+                target[len..].fill(0);
             }
-            match cell(layer.file, shape, l1, at)? {
-                Cell::Below => {
-                    let below = self.layers.get(depth + 1).and_then(|layer| layer.qcow2);
-                    let none = L1 {
-                        offset: 0,
-                        entries: 0,
-                        disk_bytes: 0,
-                    };
-                    self.fill(depth + 1, below.map_or(none, |(_, l1)| l1), at, part)?;
-                }
-                Cell::Zero => part.fill(0),
-                Cell::At(host) => layer.file.read(host, part),
-                Cell::Compressed(range) => {
-                    let plain = inflate(layer.file, shape, range, at)?;
-                    let start = (at % shape.cluster_bytes()) as usize;
-                    part.copy_from_slice(&plain[start..start + len]);
-                }
+            Cell::Zero => target.fill(0),
+            Cell::At(host) => self.file.read(host, target),
+            Cell::Compressed(range) => {
+                let plain = inflate(self.file, self.shape, range, guest)?;
+                let start = (guest % self.shape.cluster_bytes()) as usize;
+                target.copy_from_slice(&plain[start..start + target.len()]);
             }
         }
         Ok(())
@@ -228,7 +161,6 @@ fn inflate(
 struct Header {
     shape: Shape,
     l1: L1,
-    backing: Option<(String, bool)>,
     snapshots_offset: u64,
     snapshots: u32,
 }
@@ -257,18 +189,10 @@ impl Header {
                 l1.disk_bytes
             ));
         }
-        let name_offset = word(file, 8);
-        let backing = (name_offset != 0).then(|| {
-            let name = file.bytes(name_offset, half(16).min(1023) as usize);
-            let name = String::from_utf8_lossy(&name).into_owned();
-            let qcow2 = !name.ends_with(".raw");
-            (name, qcow2)
-        });
         let (snapshots, snapshots_offset) = (half(60), word(file, 64));
         Ok(Header {
             shape,
             l1,
-            backing,
             snapshots_offset,
             snapshots,
         })

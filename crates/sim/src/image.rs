@@ -1,6 +1,7 @@
 //! The bytes of a file at rest.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use crate::SECTOR_BYTES;
 use crate::random::spread;
@@ -14,7 +15,8 @@ pub struct FileImage {
     len_bytes: u64,
     /// Seed of the garbage in parts never written; `None` for zeros.
     garbage: Option<u64>,
-    chunks: BTreeMap<u64, Box<[u8]>>,
+    /// Shared with the copies of this image until one of them changes.
+    chunks: BTreeMap<u64, Rc<[u8]>>,
 }
 
 impl FileImage {
@@ -106,7 +108,7 @@ impl FileImage {
                 .chunks
                 .entry(index)
                 .or_insert_with(|| fresh_chunk(garbage, index));
-            chunk[start..start + len].copy_from_slice(part);
+            Rc::make_mut(chunk)[start..start + len].copy_from_slice(part);
         }
     }
 
@@ -117,7 +119,7 @@ impl FileImage {
             let last = len_bytes / CHUNK_BYTES;
             drop(self.chunks.split_off(&(last + u64::from(tail > 0))));
             if let Some(chunk) = self.chunks.get_mut(&last) {
-                chunk[tail as usize..].fill(0);
+                Rc::make_mut(chunk)[tail as usize..].fill(0);
             }
         }
         self.len_bytes = len_bytes;
@@ -135,15 +137,15 @@ impl FileImage {
     }
 }
 
-fn fresh_chunk(garbage: Option<u64>, index: u64) -> Box<[u8]> {
-    let mut chunk = vec![0_u8; CHUNK_BYTES as usize].into_boxed_slice();
+fn fresh_chunk(garbage: Option<u64>, index: u64) -> Rc<[u8]> {
+    let mut chunk = vec![0_u8; CHUNK_BYTES as usize];
     if let Some(seed) = garbage {
         let base = spread(seed ^ spread(index));
         for (number, word) in chunk.chunks_exact_mut(8).enumerate() {
             word.copy_from_slice(&spread(base ^ number as u64).to_le_bytes());
         }
     }
-    chunk
+    chunk.into()
 }
 
 #[cfg(test)]
