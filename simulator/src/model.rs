@@ -12,6 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::rc::Rc;
 
 use crate::content::{Found, Script, Value, ZERO};
 
@@ -53,6 +54,8 @@ pub struct Flushing {
 #[derive(Clone, Debug)]
 pub struct Model {
     script: Script,
+    /// What lies below the image.
+    below: Rc<[Value]>,
     units: Vec<Vec<Entry>>,
     /// Units with more than one entry.
     open: BTreeSet<u32>,
@@ -93,10 +96,11 @@ impl std::fmt::Display for Wrong {
 }
 
 impl Model {
-    /// A disk whose units hold these values, all durable.
-    pub fn new(script: Script, values: &[Value]) -> Model {
+    /// A disk whose units hold these values, all durable, over one that holds `below`.
+    pub fn new(script: Script, values: &[Value], below: Rc<[Value]>) -> Model {
         Model {
             script,
+            below,
             units: values
                 .iter()
                 .map(|&value| vec![Entry::base(value)])
@@ -112,6 +116,11 @@ impl Model {
     /// Size of the disk in units.
     pub fn len_units(&self) -> u32 {
         self.units.len() as u32
+    }
+
+    /// The same disk, as it was found to be after a power cut or a close.
+    pub fn restarted(&self, values: &[Value]) -> Model {
+        Model::new(self.script, values, Rc::clone(&self.below))
     }
 
     /// The script of the content.
@@ -139,14 +148,7 @@ impl Model {
     fn issue(&mut self, units: Range<u32>, value: Value, replaces: bool) -> Issued {
         let issued = self.tick();
         for unit in units.clone() {
-            let entry = Entry {
-                value,
-                issued,
-                completed: Moment::MAX,
-                superseded: None,
-                settled: false,
-            };
-            self.units[unit as usize].push(entry);
+            self.units[unit as usize].push(Entry::issued(value, issued));
             self.open.insert(unit);
         }
         Issued {
@@ -294,7 +296,15 @@ impl Model {
     pub fn resize(&mut self, len_units: u32) -> Option<Issued> {
         let old = self.len_units();
         self.other_sizes.push(len_units);
-        (len_units < old).then(|| self.discard(len_units..old))
+        (len_units < old).then(|| {
+            let cut = self.discard(len_units..old);
+            // What is cut off is unmapped before the size changes: what lies below shows.
+            for unit in len_units..old {
+                let value = self.below.get(unit as usize).copied().unwrap_or(ZERO);
+                self.units[unit as usize].push(Entry::issued(value, cut.issued));
+            }
+            cut
+        })
     }
 
     /// A resize has ended. After one that failed the size is what the engine says it is.
@@ -392,6 +402,16 @@ impl Model {
 }
 
 impl Entry {
+    fn issued(value: Value, issued: Moment) -> Entry {
+        Entry {
+            value,
+            issued,
+            completed: Moment::MAX,
+            superseded: None,
+            settled: false,
+        }
+    }
+
     fn base(value: Value) -> Entry {
         Entry {
             value,
@@ -418,7 +438,7 @@ mod tests {
     use super::*;
 
     fn model() -> Model {
-        Model::new(Script::new(1, 16), &[5, 5])
+        Model::new(Script::new(1, 16), &[5, 5], Rc::new([]))
     }
 
     fn view(model: &Model, values: [Value; 2]) -> Vec<u8> {

@@ -124,7 +124,7 @@ impl<'a> Run<'a> {
             below: machine.below,
             snapshots: machine.snapshots,
         };
-        let model = Model::new(script, &machine.active);
+        let model = Model::new(script, &machine.active, machine.below_values.into());
         let stats = Stats::default();
         Run {
             config,
@@ -149,7 +149,7 @@ impl<'a> Run<'a> {
                 .map_err(|what| format!("epoch {epoch}: {what}"))?;
         }
         self.stats.seeds = 1;
-        self.stats.faults = self.host.faults_struck();
+        self.stats.faults += self.host.faults_struck();
         Ok((self.stats, self.trace.hash()))
     }
 
@@ -159,7 +159,7 @@ impl<'a> Run<'a> {
 
     /// What was found on the disk is what the model starts from now.
     fn settle(&mut self, verdict: &Verdict) {
-        self.model = Model::new(self.model.script(), &verdict.values);
+        self.model = self.model.restarted(&verdict.values);
         self.leaks = verdict.leaks;
     }
 
@@ -534,6 +534,7 @@ struct Machine {
     files: Vec<(String, FileImage, DiskProfile)>,
     active: Vec<Value>,
     below: Vec<u8>,
+    below_values: Vec<Value>,
     snapshots: Vec<Vec<u8>>,
 }
 
@@ -585,6 +586,7 @@ fn build(config: &Config, script: Script, next_value: &mut Value, random: &mut R
         active: judge::resolve(&prepared.active, &below),
         below: script.encode_disk(&below),
         snapshots: prepared.snapshots.iter().map(disk).collect(),
+        below_values: below.clone(),
     }
 }
 
