@@ -1,6 +1,7 @@
 use gaur_block::Errno;
 use gaur_format::feature::{Autoclear, Compatible, Incompatible};
 use gaur_format::header::{CompressionType, CryptMethod, Header};
+use gaur_format::snapshot::{self, Snapshot};
 use gaur_format::{HostOffset, Version};
 
 use super::*;
@@ -393,6 +394,63 @@ fn tables_beyond_the_end_of_the_file_are_damage_not_zeros() {
     };
     let (_, line) = damage(bytes_of(&snapshots), &OpenOptions::default());
     assert!(line.contains("snapshot table"), "{line}");
+}
+
+fn snapshot(index: u64) -> Snapshot {
+    Snapshot {
+        l1_table_offset: HostOffset(CLUSTER as u64 * 3),
+        l1_size: 2,
+        id: index.to_string().into_bytes(),
+        name: vec![b'n'; index as usize % 50],
+        date_sec: 0,
+        date_nsec: 0,
+        vm_clock_nsec: 0,
+        vm_state_size: 0,
+        disk_size: Some(SIZE),
+        icount: None,
+        unknown_extra: vec![7; 8 * (index as usize % 3)],
+    }
+}
+
+/// The table's length stands nowhere, so it is read piece by piece; QEMU leaves the padding of the
+/// last entry out of the file.
+#[test]
+fn a_snapshot_table_of_any_length_is_read_whole() {
+    for count in [1_u64, 2, 100, 30_000] {
+        let snapshots: Vec<Snapshot> = (0..count).map(snapshot).collect();
+        let table = snapshot::encode_table(&snapshots);
+        let header = Header {
+            nb_snapshots: count as u32,
+            snapshots_offset: HostOffset((CLUSTERS * CLUSTER) as u64),
+            ..header()
+        };
+        let mut bytes = bytes_of(&header);
+        bytes.extend(&table[..table.len() - 1]);
+        let file = file(bytes.clone());
+        let reader = block_on(LayerReader::new(&file)).unwrap();
+        let mut budget = TABLE_BYTES;
+        let load = reader.load("top".to_owned(), None, true, &mut budget);
+        assert!(block_on(load).unwrap().snapshots == snapshots);
+        bytes.truncate(CLUSTERS * CLUSTER + table.len() - 600);
+        if count > 20 {
+            let (kind, line) = damage(bytes, &OpenOptions::default());
+            assert_eq!(kind, ErrorKind::Corrupt);
+            assert!(line.contains("snapshot table takes"), "{line}");
+        }
+    }
+}
+
+#[test]
+fn the_tables_of_a_chain_together_are_bounded() {
+    let file = file(bytes_of(&header()));
+    let reader = block_on(LayerReader::new(&file)).unwrap();
+    for (mut budget, fits) in [(16 + 512, true), (16 + 511, false), (15, false)] {
+        let loaded = block_on(reader.load("top".to_owned(), None, true, &mut budget));
+        match loaded {
+            Ok(_) => assert!(fits && budget == 0),
+            Err(error) => assert!(!fits && error.kind() == ErrorKind::Unsupported),
+        }
+    }
 }
 
 #[test]
