@@ -43,11 +43,27 @@ impl Server {
         Server::start(command, socket)
     }
 
+    /// Starts a server, several times if it must: the kernel takes a moment to give up the image
+    /// lock of a process that was killed with a ring.
     fn start(mut command: Command, socket: &Path) -> Result<Server> {
+        let mut tries = 0;
+        loop {
+            match Server::start_once(&mut command, socket) {
+                Err(_) if tries < 20 => {
+                    tries += 1;
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn start_once(command: &mut Command, socket: &Path) -> Result<Server> {
         let _ = std::fs::remove_file(socket);
         let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
+            .stderr(Stdio::null())
             .spawn()
             .with_context(|| format!("cannot start {:?}", command.get_program()))?;
         let mut server = Server {

@@ -46,9 +46,10 @@ impl<F: File> Queue<F> {
             host_offset: None,
         };
         match found.place {
-            Place::Nothing => {
+            Place::Nothing { host } => {
                 extent.present = false;
                 extent.zero = true;
+                extent.host_offset = host;
             }
             Place::Zero { host } => {
                 extent.zero = true;

@@ -218,7 +218,8 @@ impl<F: File> Device for Queue<F> {
         let extent = self.map(offset_bytes, len_bytes).await?;
         Ok(Status {
             len_bytes: extent.len_bytes,
-            allocated: extent.present,
+            // As QEMU: what has no bytes in a file is a hole.
+            allocated: extent.data,
             zero: extent.zero,
         })
     }

@@ -24,7 +24,10 @@ pub(crate) struct Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Nowhere: no layer has them, they read as zeros.
-    Nothing,
+    Nothing {
+        /// Host offset of space that the answering layer has for them.
+        host: Option<u64>,
+    },
     /// A layer says that they are zeros; it may have space for them.
     Zero {
         /// Host offset of that space.
@@ -112,6 +115,7 @@ impl<F: File> Queue<F> {
 
     fn find_cached(&self, at: u64, max: u64) -> Result<Step, Errno> {
         let mut len = max;
+        let mut space = None;
         let last = self.image.layers.len() - 1;
         for (depth, layer) in self.image.layers.iter().enumerate() {
             let size = if depth == 0 {
@@ -120,11 +124,11 @@ impl<F: File> Queue<F> {
                 layer.size_bytes()
             };
             if at >= size {
-                // This layer and those below it do not reach that far.
+                // This layer and those below it do not reach that far: the one above answers.
                 return Ok(Step::Found(Found {
-                    layer: depth,
+                    layer: depth.saturating_sub(1),
                     len,
-                    place: Place::Nothing,
+                    place: Place::Nothing { host: space },
                 }));
             }
             len = len.min(size - at);
@@ -146,8 +150,11 @@ impl<F: File> Queue<F> {
                 Lookup::Extent { kind, len: run } => {
                     len = run;
                     match kind {
-                        Kind::Unallocated { .. } if depth < last => continue,
-                        Kind::Unallocated { .. } => Place::Nothing,
+                        Kind::Unallocated { host } if depth < last => {
+                            space = host;
+                            continue;
+                        }
+                        Kind::Unallocated { host } => Place::Nothing { host },
                         Kind::Zero { host } => Place::Zero { host },
                         Kind::Data { host, .. } => Place::Data { host },
                         Kind::Compressed { descriptor } => Place::Compressed { descriptor },
@@ -163,7 +170,7 @@ impl<F: File> Queue<F> {
         Ok(Step::Found(Found {
             layer: last,
             len,
-            place: Place::Nothing,
+            place: Place::Nothing { host: space },
         }))
     }
 
@@ -201,7 +208,7 @@ impl<F: File> Queue<F> {
     /// Fills `target`, which is as long as the run, with the run at guest offset `at`.
     async fn fetch(&self, found: Found, at: u64, target: Target<'_>) -> Result<(), Errno> {
         match found.place {
-            Place::Nothing | Place::Zero { .. } => {
+            Place::Nothing { .. } | Place::Zero { .. } => {
                 memory_of(target)?.fill(0);
                 Ok(())
             }

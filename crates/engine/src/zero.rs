@@ -156,7 +156,7 @@ impl<F: File> Queue<F> {
         let (mut at, end) = (offset, offset + len);
         while at < end {
             let found = self.find(at, end - at).await?;
-            if !matches!(found.place, Place::Nothing | Place::Zero { .. }) {
+            if !matches!(found.place, Place::Nothing { .. } | Place::Zero { .. }) {
                 self.write_zero_bytes(qcow2, writer, at, found.len).await?;
             }
             at += found.len;
