@@ -202,3 +202,86 @@ pub fn encode_table_entry(cluster: BitmapCluster) -> u64 {
         BitmapCluster::Stored(offset) => offset.0 & OFFSET_MASK,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec;
+
+    fn bitmap() -> Bitmap {
+        Bitmap {
+            table_offset: HostOffset(0x50000),
+            table_entries: 2,
+            flags: AUTO,
+            granularity_bits: 16,
+            name: b"backup".to_vec(),
+            extra: vec![],
+        }
+    }
+
+    #[test]
+    fn a_directory_has_as_many_bitmaps_as_the_header_says() {
+        let geometry = Geometry::FALLBACK;
+        let list = vec![bitmap(), bitmap()];
+        let bytes = encode_directory(&list, &geometry).unwrap();
+        assert_eq!(parse_directory(&bytes, 2, &geometry), Ok(list));
+        assert!(parse_directory(&bytes, 1, &geometry).is_err());
+        assert!(parse_directory(&bytes, 3, &geometry).is_err());
+        assert!(parse_directory(&bytes[..40], 2, &geometry).is_err());
+    }
+
+    #[test]
+    fn hostile_entries_are_refused() {
+        type Edit = fn(&mut Bitmap);
+        let edits: [Edit; 9] = [
+            |bitmap| bitmap.table_entries = 0,
+            |bitmap| bitmap.table_entries = u32::MAX,
+            |bitmap| bitmap.table_offset = HostOffset(0),
+            |bitmap| bitmap.table_offset = HostOffset(0x50200),
+            |bitmap| bitmap.table_offset = HostOffset(1 << 63),
+            |bitmap| bitmap.flags = 8,
+            |bitmap| bitmap.granularity_bits = 8,
+            |bitmap| bitmap.granularity_bits = 32,
+            |bitmap| bitmap.name.clear(),
+        ];
+        for edit in edits {
+            let mut entry = bitmap();
+            edit(&mut entry);
+            let mut bytes = vec![];
+            entry.encode(&mut bytes).unwrap();
+            assert!(
+                parse_directory(&bytes, 1, &Geometry::FALLBACK).is_err(),
+                "{entry:?}"
+            );
+            assert!(encode_directory(&[entry], &Geometry::FALLBACK).is_err());
+        }
+        let mut bytes = encode_directory(&[bitmap()], &Geometry::FALLBACK).unwrap();
+        bytes[16] = 2;
+        assert!(
+            parse_directory(&bytes, 1, &Geometry::FALLBACK).is_err(),
+            "an unknown type"
+        );
+    }
+
+    #[test]
+    fn table_entries_are_zeros_ones_or_a_cluster() {
+        let geometry = Geometry::FALLBACK;
+        let stored = BitmapCluster::Stored(HostOffset(0x50000));
+        for (raw, cluster) in [
+            (0, BitmapCluster::Zeros),
+            (1, BitmapCluster::Ones),
+            (0x50000, stored),
+        ] {
+            assert_eq!(decode_table_entry(raw, &geometry), Ok(cluster));
+            assert_eq!(encode_table_entry(cluster), raw);
+        }
+        for (raw, kind) in [
+            (0x50001, CorruptionKind::BitmapReserved),
+            (2, CorruptionKind::BitmapReserved),
+            (1 << 63, CorruptionKind::BitmapReserved),
+            (0x50200, CorruptionKind::BitmapUnaligned),
+        ] {
+            assert_eq!(decode_table_entry(raw, &geometry).unwrap_err().kind, kind);
+        }
+    }
+}

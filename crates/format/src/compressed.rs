@@ -108,3 +108,60 @@ impl CompressedDescriptor {
         (first, last.0.wrapping_sub(first.0).wrapping_add(1))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::Version;
+
+    fn geometry(cluster_bits: u32) -> Geometry {
+        Geometry::new(Version::V3, cluster_bits, false, 4).unwrap()
+    }
+
+    #[test]
+    fn covering_takes_whole_sectors_and_says_which_clusters() {
+        let geometry = geometry(16);
+        let cases = [
+            (0x50000, 1, 0, 512, (5, 1)),
+            (0x50001, 511, 0, 511, (5, 1)),
+            (0x50001, 512, 1, 1023, (5, 1)),
+            (0x5fff0, 16, 0, 16, (5, 1)),
+            (0x5fff0, 17, 1, 528, (5, 2)),
+        ];
+        for (offset, len, sectors, byte_len, (first, count)) in cases {
+            let found = CompressedDescriptor::covering(HostOffset(offset), len, &geometry).unwrap();
+            assert_eq!(found, CompressedDescriptor { offset, sectors });
+            assert_eq!(found.byte_len(), byte_len);
+            assert_eq!(found.clusters(&geometry), (ClusterIndex(first), count));
+            let raw = found.encode(&geometry);
+            assert_eq!(CompressedDescriptor::decode(raw, &geometry), Ok(found));
+        }
+    }
+
+    #[test]
+    fn what_a_descriptor_cannot_reach_is_refused() {
+        let wide = geometry(21);
+        let reach = CompressedDescriptor::max_offset(&wide);
+        assert_eq!(reach.0, (1 << 49) - 1);
+        assert!(CompressedDescriptor::covering(reach, 1, &wide).is_some());
+        assert!(CompressedDescriptor::covering(HostOffset(reach.0 + 1), 1, &wide).is_none());
+        assert!(CompressedDescriptor::covering(HostOffset(0), 0, &wide).is_none());
+        let all = wide.cluster_size() * 2;
+        assert!(CompressedDescriptor::covering(HostOffset(0), all, &wide).is_some());
+        assert!(CompressedDescriptor::covering(HostOffset(0), all + 1, &wide).is_none());
+    }
+
+    #[test]
+    fn an_offset_beyond_2_to_the_56_is_a_corruption() {
+        let small = geometry(9);
+        for raw in [
+            1 << 56,
+            (1 << 61) - 1,
+            (1 << 62) - 1,
+            limit::HOST_END - 1 + (1 << 61),
+        ] {
+            let found = CompressedDescriptor::decode(raw, &small).unwrap_err();
+            assert_eq!(found.kind, CorruptionKind::CompressedOutside, "{raw:#x}");
+        }
+    }
+}

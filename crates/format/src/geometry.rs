@@ -285,3 +285,90 @@ impl Geometry {
         shift_up_rounding(bytes, self.cluster_bits())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    fn all() -> Vec<Geometry> {
+        let mut list = Vec::new();
+        for version in [Version::V2, Version::V3] {
+            for cluster_bits in 0..40 {
+                for extended in [false, true] {
+                    for order in 0..10 {
+                        list.extend(Geometry::new(version, cluster_bits, extended, order));
+                    }
+                }
+            }
+        }
+        list
+    }
+
+    #[test]
+    fn exactly_the_legal_combinations_exist() {
+        let (standard_v3, extended_v3, v2) = (13 * 7, 8 * 7, 13);
+        assert_eq!(all().len(), standard_v3 + extended_v3 + v2);
+    }
+
+    #[test]
+    fn indexes_of_a_guest_offset_make_the_offset_again() {
+        for geometry in all() {
+            for offset in [0, 1, 511, 65535, 65536, (1 << 40) + 12345, (1 << 61) - 1] {
+                let offset = GuestOffset(offset);
+                let again = geometry.l1_index(offset) * geometry.guest_bytes_per_l2()
+                    + geometry.l2_index(offset) * geometry.cluster_size()
+                    + geometry.offset_in_cluster(offset);
+                assert_eq!(again, offset.0, "{geometry:?}");
+                assert!(geometry.l2_index(offset) < geometry.l2_entries());
+                assert!(geometry.subcluster_index(offset) < geometry.subclusters());
+                let start = u64::from(geometry.subcluster_index(offset));
+                let start = start * geometry.subcluster_size();
+                let inside = geometry.offset_in_cluster(offset) - start;
+                assert!(inside < geometry.subcluster_size());
+            }
+        }
+    }
+
+    #[test]
+    fn indexes_of_a_refcount_make_the_cluster_again() {
+        for geometry in all() {
+            for cluster in [0, 1, 63, 64, 12345, 1 << 40] {
+                let cluster = ClusterIndex(cluster);
+                let again = geometry.refcount_table_index(cluster)
+                    * geometry.refcount_block_entries()
+                    + geometry.refcount_block_index(cluster);
+                assert_eq!(again, cluster.0);
+            }
+            let bits = geometry.refcount_block_entries() * u64::from(geometry.refcount_bits());
+            assert_eq!(bits, geometry.cluster_size() * 8, "a block fills a cluster");
+        }
+    }
+
+    #[test]
+    fn sizes_round_up_and_do_not_overflow() {
+        for geometry in all() {
+            let size = geometry.cluster_size();
+            assert_eq!(geometry.clusters_for(0), 0);
+            assert_eq!(geometry.clusters_for(1), 1);
+            assert_eq!(geometry.clusters_for(size), 1);
+            assert_eq!(geometry.clusters_for(size + 1), 2);
+            assert_eq!(geometry.clusters_for(u64::MAX), u64::MAX / size + 1);
+            assert_eq!(
+                geometry.l1_entries_for(geometry.guest_bytes_per_l2() + 1),
+                2
+            );
+            assert_eq!(
+                geometry.cluster_start(ClusterIndex(u64::MAX)),
+                HostOffset(u64::MAX)
+            );
+        }
+        assert_eq!(Geometry::FALLBACK.refcount_max(), 65535);
+        let one_bit = Geometry::new(Version::V3, 16, false, 0).unwrap();
+        let widest = Geometry::new(Version::V3, 16, false, 6).unwrap();
+        assert_eq!(
+            (one_bit.refcount_max(), widest.refcount_max()),
+            (1, u64::MAX)
+        );
+    }
+}

@@ -60,3 +60,38 @@ pub fn encode(reference: Option<L1Ref>) -> u64 {
 pub fn lint(raw: u64) -> Option<Corruption> {
     (raw & RESERVED != 0).then(|| Corruption::new(CorruptionKind::L1Reserved, raw))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GEOMETRY: Geometry = Geometry::FALLBACK;
+
+    #[test]
+    fn the_data_path_ignores_reserved_bits_and_the_checker_does_not() {
+        let plain = COPIED | 0x30000;
+        let expected = Some(L1Ref {
+            offset: HostOffset(0x30000),
+            copied: true,
+        });
+        for bit in (0..9).chain(56..63) {
+            let raw = plain | 1 << bit;
+            assert_eq!(decode(raw, &GEOMETRY), Ok(expected));
+            assert_eq!(
+                lint(raw).map(|found| found.kind),
+                Some(CorruptionKind::L1Reserved)
+            );
+        }
+        assert_eq!(lint(plain), None);
+        assert_eq!(decode(COPIED, &GEOMETRY), Ok(None));
+    }
+
+    #[test]
+    fn a_table_inside_a_cluster_is_a_corruption() {
+        let found = decode(0x30200, &GEOMETRY).unwrap_err();
+        assert_eq!(
+            (found.kind, found.raw),
+            (CorruptionKind::L2TableUnaligned, 0x30200)
+        );
+    }
+}

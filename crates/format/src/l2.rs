@@ -170,3 +170,147 @@ pub fn raw_at(table: &[u8], index: u64, geometry: &Geometry) -> Option<(u64, u64
         Some((bytes::u64_at(table, index.checked_mul(8)?)?, 0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn standard() -> Geometry {
+        Geometry::new(Version::V3, 16, false, 4).unwrap()
+    }
+
+    fn extended() -> Geometry {
+        Geometry::new(Version::V3, 16, true, 4).unwrap()
+    }
+
+    fn cluster(host: u64, copied: bool, alloc: u32, zero: u32) -> L2Entry {
+        let host = (host != 0).then_some(HostOffset(host));
+        L2Entry::Cluster {
+            host,
+            copied,
+            alloc,
+            zero,
+        }
+    }
+
+    #[test]
+    fn every_state_of_a_standard_entry() {
+        let cases = [
+            (0, L2Entry::UNALLOCATED),
+            (1, cluster(0, false, 0, 1)),
+            (0x50001, cluster(0x50000, false, 0, 1)),
+            (COPIED | 0x50001, cluster(0x50000, true, 0, 1)),
+            (COPIED | 0x50000, cluster(0x50000, true, 1, 0)),
+            (0x50000, cluster(0x50000, false, 1, 0)),
+        ];
+        for (raw, entry) in cases {
+            assert_eq!(
+                L2Entry::decode(raw, u64::MAX, &standard()),
+                Ok(entry),
+                "{raw:#x}"
+            );
+            assert_eq!(entry.encode(&standard()), (raw, 0));
+        }
+        assert_eq!(
+            L2Entry::decode(COPIED, 0, &standard()),
+            Ok(L2Entry::UNALLOCATED)
+        );
+    }
+
+    #[test]
+    fn every_state_of_an_extended_entry() {
+        let cases = [
+            (0, 0, L2Entry::UNALLOCATED),
+            (0, 0xff << 32, cluster(0, false, 0, 0xff)),
+            (0x50000, 0, cluster(0x50000, false, 0, 0)),
+            (
+                COPIED | 0x50000,
+                0xff << 32 | 0xf00,
+                cluster(0x50000, true, 0xf00, 0xff),
+            ),
+            (
+                COPIED | 0x50000,
+                0xffff_ffff,
+                cluster(0x50000, true, u32::MAX, 0),
+            ),
+        ];
+        for (raw, bitmap, entry) in cases {
+            assert_eq!(
+                L2Entry::decode(raw, bitmap, &extended()),
+                Ok(entry),
+                "{raw:#x}"
+            );
+            assert_eq!(entry.encode(&extended()), (raw, bitmap));
+        }
+    }
+
+    #[test]
+    fn what_qemu_does_not_read_is_a_corruption() {
+        let both = 1 << 32 | 1;
+        let v2 = Geometry::new(Version::V2, 16, false, 4).unwrap();
+        let cases = [
+            (extended(), 0x50000, both, CorruptionKind::SubclusterBothSet),
+            (extended(), 0, 1, CorruptionKind::SubclusterWithoutCluster),
+            (
+                extended(),
+                0,
+                both,
+                CorruptionKind::SubclusterWithoutCluster,
+            ),
+            (extended(), 0x50200, 1, CorruptionKind::DataUnaligned),
+            (standard(), 0x50200, 0, CorruptionKind::DataUnaligned),
+            (standard(), 0x50201, 0, CorruptionKind::DataUnaligned),
+            (v2, 1, 0, CorruptionKind::ZeroFlagInV2),
+            (v2, 0x50001, 0, CorruptionKind::ZeroFlagInV2),
+        ];
+        for (geometry, raw, bitmap, kind) in cases {
+            let found = L2Entry::decode(raw, bitmap, &geometry).unwrap_err();
+            assert_eq!(found.kind, kind, "{raw:#x} {bitmap:#x}");
+        }
+    }
+
+    #[test]
+    fn what_only_the_checker_of_qemu_sees_is_read_and_linted() {
+        let (data, packed) = (COPIED | 0x50000, COMPRESSED | 0x50000);
+        let cases = [
+            (standard(), data | 1 << 57, 0, CorruptionKind::L2Reserved),
+            (standard(), data | 2, 0, CorruptionKind::L2Reserved),
+            (extended(), data | 1, 1, CorruptionKind::ZeroFlagInExtended),
+            (extended(), packed, 1, CorruptionKind::CompressedBitmap),
+            (
+                extended(),
+                packed | COPIED,
+                0,
+                CorruptionKind::CompressedCopied,
+            ),
+            (
+                standard(),
+                packed | COPIED,
+                0,
+                CorruptionKind::CompressedCopied,
+            ),
+        ];
+        for (geometry, raw, bitmap, kind) in cases {
+            assert!(L2Entry::decode(raw, bitmap, &geometry).is_ok(), "{raw:#x}");
+            let found = L2Entry::lint(raw, bitmap, &geometry).unwrap();
+            assert_eq!(found.kind, kind, "{raw:#x}");
+        }
+        assert_eq!(L2Entry::lint(data, 0, &standard()), None);
+        assert_eq!(L2Entry::lint(packed, u64::MAX, &standard()), None);
+    }
+
+    #[test]
+    fn raw_at_reads_entries_of_both_sizes_and_nothing_outside() {
+        let bytes: std::vec::Vec<u8> = (0..40).collect();
+        let number =
+            |first: u8| u64::from_be_bytes(core::array::from_fn(|index| first + index as u8));
+        assert_eq!(raw_at(&bytes, 1, &standard()), Some((number(8), 0)));
+        assert_eq!(
+            raw_at(&bytes, 1, &extended()),
+            Some((number(16), number(24)))
+        );
+        assert_eq!(raw_at(&bytes, 5, &standard()), None);
+        assert_eq!(raw_at(&bytes, 2, &extended()), None);
+        assert_eq!(raw_at(&bytes, u64::MAX, &standard()), None);
+    }
+}

@@ -134,3 +134,68 @@ pub fn decode_table_entry(raw: u64, geometry: &Geometry) -> Result<Option<HostOf
 pub fn encode_table_entry(block: Option<HostOffset>) -> u64 {
     block.map_or(0, |offset| offset.0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn narrow_refcounts_fill_a_byte_from_its_lowest_bits() {
+        let mut block = [0; 2];
+        for (order, index, value, byte) in [(0, 1, 1, 0b10), (1, 3, 2, 0x80), (2, 1, 0xa, 0xa0)] {
+            block.fill(0);
+            set(&mut block, order, index, value).unwrap();
+            assert_eq!(
+                (block, get(&block, order, index)),
+                ([byte, 0], value),
+                "order {order}"
+            );
+        }
+    }
+
+    #[test]
+    fn wide_refcounts_are_big_endian() {
+        let mut block = [0; 16];
+        set(&mut block, 4, 1, 0x1234).unwrap();
+        assert_eq!(block[..4], [0, 0, 0x12, 0x34]);
+        set(&mut block, 5, 0, 0x0102_0304).unwrap();
+        assert_eq!(block[..4], [1, 2, 3, 4]);
+        set(&mut block, 6, 1, u64::MAX - 1).unwrap();
+        assert_eq!(block[8..], [255, 255, 255, 255, 255, 255, 255, 254]);
+    }
+
+    #[test]
+    fn what_does_not_fit_changes_nothing() {
+        for order in 0..=6 {
+            let mut block = [0x55; 16];
+            let width = 1u32 << order;
+            let count = 16 * 8 / u64::from(width);
+            assert_eq!(set(&mut block, order, count, 1), Err(ValueTooLarge));
+            assert_eq!(set(&mut block, order, u64::MAX, 1), Err(ValueTooLarge));
+            if width < 64 {
+                assert_eq!(set(&mut block, order, 0, 1 << width), Err(ValueTooLarge));
+            }
+            assert_eq!(block, [0x55; 16]);
+            assert_eq!(get(&block, order, count), 0);
+            assert_eq!(get(&block, order, u64::MAX), 0);
+        }
+        assert_eq!(set(&mut [0; 64], 7, 0, 0), Err(ValueTooLarge));
+        assert_eq!(get(&[1; 64], 7, 0), 0);
+    }
+
+    #[test]
+    fn table_entries_are_offsets_of_clusters() {
+        let geometry = Geometry::FALLBACK;
+        assert_eq!(decode_table_entry(0, &geometry), Ok(None));
+        let block = Some(HostOffset(0x30000));
+        assert_eq!(decode_table_entry(0x30000, &geometry), Ok(block));
+        assert_eq!(encode_table_entry(block), 0x30000);
+        for (raw, kind) in [
+            (0x30001, CorruptionKind::RefcountTableReserved),
+            (0x30200, CorruptionKind::RefcountBlockUnaligned),
+            (1 << 63, CorruptionKind::RefcountBlockOutside),
+        ] {
+            assert_eq!(decode_table_entry(raw, &geometry).unwrap_err().kind, kind);
+        }
+    }
+}

@@ -294,3 +294,117 @@ impl Snapshot {
         bytes::pad_to_8(out);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec;
+
+    fn snapshot(name: &str) -> Snapshot {
+        Snapshot {
+            l1_table_offset: HostOffset(0x30000),
+            l1_size: 1,
+            id: b"1".to_vec(),
+            name: name.as_bytes().to_vec(),
+            date_sec: 1,
+            date_nsec: 2,
+            vm_clock_nsec: 3,
+            vm_state_size: 4,
+            disk_size: Some(5),
+            icount: Some(6),
+            unknown_extra: vec![],
+        }
+    }
+
+    #[test]
+    fn entries_as_old_writers_left_them_are_read() {
+        let mut old = snapshot("old");
+        (old.disk_size, old.icount) = (None, None);
+        let table = encode_table(core::slice::from_ref(&old));
+        assert_eq!(
+            table.len(),
+            48,
+            "40 bytes, no extra data, 4 bytes of text, padding"
+        );
+        assert_eq!(table[36..40], [0; 4]);
+        let parsed = parse_table(&table, 1, &Geometry::FALLBACK).unwrap();
+        assert_eq!(parsed, (vec![old], 48));
+    }
+
+    #[test]
+    fn a_state_beyond_4_gib_is_0_in_the_old_field() {
+        let mut large = snapshot("large");
+        large.vm_state_size = 1 << 32;
+        let table = encode_table(core::slice::from_ref(&large));
+        assert_eq!(table[32..36], [0; 4]);
+        assert_eq!(
+            parse_table(&table, 1, &Geometry::FALLBACK).unwrap().0,
+            vec![large]
+        );
+    }
+
+    #[test]
+    fn no_instruction_count_is_minus_one_on_disk() {
+        let mut plain = snapshot("plain");
+        plain.icount = None;
+        let table = encode_table(core::slice::from_ref(&plain));
+        assert_eq!(table[56..64], [0xff; 8]);
+        assert_eq!(
+            parse_table(&table, 1, &Geometry::FALLBACK).unwrap().0,
+            vec![plain]
+        );
+    }
+
+    #[test]
+    fn the_length_is_found_however_little_is_given() {
+        let all = [snapshot("a"), snapshot("a longer name"), snapshot("")];
+        let table = encode_table(&all);
+        for given in 0..=table.len() {
+            match table_len(&table[..given], 3).unwrap() {
+                Progress::Need(needed) => {
+                    assert!(needed > given as u64 && needed <= table.len() as u64);
+                }
+                Progress::Len(len) => assert_eq!((len, given), (table.len() as u64, given)),
+            }
+        }
+        assert_eq!(table_len(&[], 0), Ok(Progress::Len(0)));
+    }
+
+    #[test]
+    fn hostile_tables_are_refused() {
+        assert_eq!(
+            table_len(&[], u32::MAX).unwrap_err().kind(),
+            ErrorKind::TooLarge
+        );
+        let mut table = encode_table(&[snapshot("x")]);
+        table[36..40].copy_from_slice(&u32::MAX.to_be_bytes());
+        assert_eq!(
+            table_len(&table, 1).unwrap_err().kind(),
+            ErrorKind::TooLarge
+        );
+        let geometry = Geometry::FALLBACK;
+        assert_eq!(
+            parse_table(&table, 1, &geometry).unwrap_err().kind(),
+            ErrorKind::TooLarge
+        );
+        let cut = encode_table(&[snapshot("x")]);
+        let cut = &cut[..cut.len() - 8];
+        assert_eq!(
+            parse_table(cut, 1, &geometry).unwrap_err().kind(),
+            ErrorKind::Truncated
+        );
+        type Edit = fn(&mut Snapshot);
+        let edits: [Edit; 5] = [
+            |entry| entry.l1_table_offset = HostOffset(0x30200),
+            |entry| entry.l1_table_offset = HostOffset(0),
+            |entry| entry.l1_table_offset = HostOffset(u64::MAX << 16),
+            |entry| entry.l1_size = u32::MAX,
+            |entry| entry.unknown_extra = vec![0; 1024],
+        ];
+        for edit in edits {
+            let mut entry = snapshot("x");
+            edit(&mut entry);
+            assert!(parse_table(&encode_table(&[entry]), 1, &geometry).is_err());
+        }
+    }
+}
