@@ -657,3 +657,87 @@ fn options_that_make_no_sense_are_refused() {
     assert!(refused(|options| options.buffer_bytes = 1).contains("32 MiB"));
     assert!(refused(|options| options.default_export = Some(7)).contains("default export"));
 }
+
+/// Whoever was told that a write is done finds it done, also when the server was stopped meanwhile.
+#[test]
+fn a_drain_under_load_loses_nothing_that_was_acknowledged() {
+    for mode in MODES {
+        for round in 0..5 {
+            let memory = Memory::new(64 * MIB);
+            let server = Server::start(mode, options(), memory.clone());
+            let mut client = Client::simple(&server.socket, "");
+            let mut sender = Client {
+                stream: client.stream.try_clone().unwrap(),
+            };
+            let writer = std::thread::spawn(move || {
+                for cookie in 0..10_000_u64 {
+                    let mut bytes = request(0, WRITE, cookie, cookie * 6000, 6000).to_vec();
+                    bytes.extend([cookie as u8 | 1; 6000]);
+                    if std::io::Write::write_all(&mut sender.stream, &bytes).is_err() {
+                        break;
+                    }
+                }
+            });
+            let stop = server.stop.clone();
+            let mut done = Vec::new();
+            let mut reply = [0; 16];
+            while std::io::Read::read_exact(&mut client.stream, &mut reply).is_ok() {
+                let error = u32::from_be_bytes(reply[4..8].try_into().unwrap());
+                let cookie = u64::from_be_bytes(reply[8..].try_into().unwrap());
+                match error {
+                    0 => done.push(cookie),
+                    error => assert_eq!(error, 108, "the only error is the shutdown"),
+                }
+                if done.len() == 100 + 300 * round {
+                    stop.drain();
+                }
+            }
+            assert_eq!(server.join(), Ok(Outcome::Drained));
+            writer.join().unwrap();
+            assert!(done.len() >= 100 + 300 * round);
+            assert!(done.len() < 10_000, "it was stopped on the way");
+            let server = Server::start(Mode::Blocking, options(), memory);
+            let mut client = Client::simple(&server.socket, "");
+            for cookie in done {
+                let expected = vec![cookie as u8 | 1; 6000];
+                assert_eq!(
+                    client.read_at(cookie * 6000, 6000),
+                    Ok(expected),
+                    "write {cookie}"
+                );
+            }
+            server.finish();
+        }
+    }
+}
+
+#[test]
+fn a_drain_is_not_kept_by_a_client_that_never_stops_asking() {
+    for mode in MODES {
+        let server = Server::start(mode, options(), Null::new(MIB));
+        let mut client = Client::simple(&server.socket, "");
+        let mut sender = Client {
+            stream: client.stream.try_clone().unwrap(),
+        };
+        let flood = std::thread::spawn(move || {
+            let requests = request(0, READ, 1, 0, 512).repeat(64);
+            while std::io::Write::write_all(&mut sender.stream, &requests).is_ok() {}
+        });
+        let stop = server.stop.clone();
+        let begin = Instant::now();
+        let mut some = vec![0; 65536];
+        let mut asked = false;
+        while matches!(std::io::Read::read(&mut client.stream, &mut some), Ok(1..)) {
+            if !asked && begin.elapsed() > Duration::from_millis(200) {
+                stop.drain();
+                asked = true;
+            }
+        }
+        assert_eq!(server.join(), Ok(Outcome::Drained));
+        assert!(
+            begin.elapsed() < Duration::from_secs(10),
+            "long before the drain times out"
+        );
+        flood.join().unwrap();
+    }
+}

@@ -54,6 +54,8 @@ pub(super) struct Hub<D> {
     outgoing: Notify,
     /// Jobs handed to workers or waiting to be sent.
     in_flight: Cell<u32>,
+    /// Those of them that were put to work; the others are refusals.
+    owed: Cell<u32>,
     rest: Notify,
     draining: Cell<bool>,
     /// Sending failed, or a worker is lost.
@@ -84,6 +86,7 @@ impl<D: Device + 'static> Hub<D> {
             outbox: RefCell::default(),
             outgoing: Notify::default(),
             in_flight: Cell::new(0),
+            owed: Cell::new(0),
             rest: Notify::default(),
             draining: Cell::new(false),
             broken: Cell::new(false),
@@ -148,8 +151,10 @@ impl<D: Device + 'static> Hub<D> {
     }
 
     /// Puts a job to work.
-    pub(super) fn dispatch(self: &Rc<Self>, job: Box<Job>) {
+    pub(super) fn dispatch(self: &Rc<Self>, mut job: Box<Job>) {
         self.in_flight.set(self.in_flight.get() + 1);
+        self.owed.set(self.owed.get() + 1);
+        job.worked = true;
         let idle = self.idle.borrow_mut().pop();
         let desk = idle.unwrap_or_else(|| self.hire());
         desk.job.set(Some(job));
@@ -211,11 +216,10 @@ impl<D: Device + 'static> Hub<D> {
             if !self.broken.get() && self.send_batch(&batch).await.is_err() {
                 self.give_up();
             }
-            let sent = batch.len() as u32;
             for job in batch.drain(..) {
+                self.settle(job.worked);
                 self.release(job);
             }
-            self.in_flight.set(self.in_flight.get() - sent);
             self.check_rest();
         }
     }
@@ -250,13 +254,18 @@ impl<D: Device + 'static> Hub<D> {
         self.client.hang_up();
     }
 
+    fn settle(&self, worked: bool) {
+        self.in_flight.set(self.in_flight.get() - 1);
+        self.owed.set(self.owed.get() - u32::from(worked));
+    }
+
     fn check_rest(&self) {
-        if self.in_flight.get() > 0 {
-            return;
-        }
-        self.rest.notify_one();
-        if self.draining.get() {
+        // A client that never stops asking is refused again and again; that keeps nobody.
+        if self.draining.get() && self.owed.get() == 0 {
             self.client.hang_up();
+        }
+        if self.in_flight.get() == 0 {
+            self.rest.notify_one();
         }
     }
 
@@ -284,7 +293,7 @@ struct Lost<'a, D: Device + 'static>(&'a Rc<Hub<D>>);
 
 impl<D: Device + 'static> Drop for Lost<'_, D> {
     fn drop(&mut self) {
-        self.0.in_flight.set(self.0.in_flight.get() - 1);
+        self.0.settle(true);
         self.0.give_up();
         self.0.check_rest();
     }

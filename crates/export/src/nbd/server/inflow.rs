@@ -1,7 +1,7 @@
 //! What a connection has received and not used yet.
 
 use gaur_block::Errno;
-use gaur_reactor::{Buffer, Stream};
+use gaur_reactor::Stream;
 
 use crate::nbd::proto::Handshake;
 
@@ -12,8 +12,10 @@ const _: () = assert!(CAPACITY_BYTES >= Handshake::BUFFER_BYTES);
 /// Moving a shorter rest to the front costs nothing worth avoiding.
 const SHORT_BYTES: usize = 64;
 
+/// Plain memory: memory registered with the ring is for what goes to files, and pages of this that
+/// no traffic has touched cost nothing.
 pub(super) struct Inflow {
-    memory: Buffer,
+    memory: Box<[u8]>,
     start: usize,
     end: usize,
 }
@@ -21,7 +23,7 @@ pub(super) struct Inflow {
 impl Inflow {
     pub(super) fn new() -> Inflow {
         Inflow {
-            memory: gaur_reactor::buffer(CAPACITY_BYTES),
+            memory: vec![0; CAPACITY_BYTES].into_boxed_slice(),
             start: 0,
             end: 0,
         }

@@ -28,6 +28,8 @@ pub(super) struct Job {
     pub(super) command: Command,
     /// The payload; the first `command.len_bytes` of it count.
     pub(super) buffer: Option<Buffer>,
+    /// It went to a worker, it is not a refusal.
+    pub(super) worked: bool,
     head: Vec<u8>,
     parts: Vec<Part>,
 }
@@ -46,6 +48,7 @@ impl Job {
             tag,
             command,
             buffer: None,
+            worked: false,
             head: Vec::with_capacity(256),
             parts: Vec::with_capacity(4),
         }
@@ -58,6 +61,7 @@ impl Job {
             "the last payload went back to the pool"
         );
         self.command = command;
+        self.worked = false;
         self.head.clear();
         self.parts.clear();
     }
