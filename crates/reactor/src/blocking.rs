@@ -147,7 +147,7 @@ impl Raw for Inline {
     }
 
     async fn write_parts(&self, offset_bytes: u64, parts: &[IoSlice<'_>]) -> Result<usize, Errno> {
-        syscall::pwritev(self.file.as_fd(), offset_bytes, parts)
+        syscall::pwritev(self.file.as_fd(), offset_bytes, parts, 0)
     }
 
     async fn fallocate(&self, mode: libc::c_int, offset: u64, len: u64) -> Result<(), Errno> {

@@ -2,10 +2,12 @@
 //!
 //! With a ring a file takes a place in the ring's table, and memory of the ring's pool goes by its
 //! number, so that the kernel looks neither up. Files that live in memory never wait for a disk, and
-//! a ring would hand them to a worker thread; their transfers are done at once by this thread.
+//! a ring would hand them to a worker thread (tmpfs, Linux 6.18); their transfers are done at once by
+//! this thread. For writes to the page cache of other files see `crate::cached_write`; reads from it
+//! are the ring's, which answers those that hit at once and waits for the others without a thread.
 
 use std::io::IoSlice;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 
 use gaur_block::{
@@ -14,6 +16,7 @@ use gaur_block::{
 use io_uring::{opcode, squeue, types};
 
 use crate::blocking::Inline;
+use crate::cached_write::CachedWrites;
 use crate::context;
 use crate::memory::Buffer;
 use crate::op::Op;
@@ -41,6 +44,8 @@ pub struct ReactorFile {
     inline: Inline,
     /// Place in the ring's table of files.
     slot: Option<u32>,
+    /// `None` for O_DIRECT.
+    cached_writes: Option<CachedWrites>,
 }
 
 impl ReactorFile {
@@ -53,10 +58,12 @@ impl ReactorFile {
         let slot = core
             .ring()
             .and_then(|ring| ring.register_file(file.as_raw_fd()));
+        let cached_writes = (!file.is_direct()).then(CachedWrites::new);
         ReactorFile {
             core,
             inline: Inline { file },
             slot,
+            cached_writes,
         }
     }
 
@@ -72,6 +79,19 @@ impl ReactorFile {
         } else {
             self.core.ring()
         }
+    }
+
+    /// Writes to the page cache now, unless that is better left to the ring.
+    fn write_cached(
+        &self,
+        offset_bytes: u64,
+        parts: &[IoSlice<'_>],
+    ) -> Option<Result<usize, Errno>> {
+        let len_bytes = parts.iter().map(|part| part.len()).sum();
+        let fd = self.open_file().as_fd();
+        self.cached_writes.as_ref()?.attempt(len_bytes, |flags| {
+            syscall::pwritev(fd, offset_bytes, parts, flags)
+        })
     }
 
     /// Runs operations on `ring` until one ends other than by interruption.
@@ -148,6 +168,7 @@ impl Raw for ReactorFile {
 
     async fn read(&self, offset_bytes: u64, memory: &mut [u8]) -> Result<usize, Errno> {
         let Some(ring) = self.ring() else {
+            self.core.take_turn().await;
             return self.inline.read(offset_bytes, memory).await;
         };
         let (start, len) = (memory.as_mut_ptr(), length(memory.len()));
@@ -202,8 +223,13 @@ impl Raw for ReactorFile {
 
     async fn write(&self, offset_bytes: u64, memory: &[u8]) -> Result<usize, Errno> {
         let Some(ring) = self.ring() else {
+            self.core.take_turn().await;
             return self.inline.write(offset_bytes, memory).await;
         };
+        if let Some(result) = self.write_cached(offset_bytes, &[IoSlice::new(memory)]) {
+            self.core.take_turn().await;
+            return result;
+        }
         let (start, len) = (memory.as_ptr(), length(memory.len()));
         let buffer = ring.buffer_of(start, memory.len());
         // SAFETY: the memory is borrowed while this future exists.
@@ -236,8 +262,13 @@ impl Raw for ReactorFile {
 
     async fn write_parts(&self, offset_bytes: u64, parts: &[IoSlice<'_>]) -> Result<usize, Errno> {
         let Some(ring) = self.ring() else {
+            self.core.take_turn().await;
             return self.inline.write_parts(offset_bytes, parts).await;
         };
+        if let Some(result) = self.write_cached(offset_bytes, parts) {
+            self.core.take_turn().await;
+            return result;
+        }
         let count = parts.len().min(syscall::IOV_MAX) as u32;
         // `IoSlice` has the layout of `iovec`.
         let start = parts.as_ptr().cast::<libc::iovec>();

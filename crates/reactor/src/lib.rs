@@ -14,6 +14,7 @@
 
 mod address;
 mod blocking;
+mod cached_write;
 mod context;
 mod file;
 mod inbox;

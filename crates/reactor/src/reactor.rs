@@ -17,6 +17,7 @@ use gaur_block::{Errno, Registered};
 use crate::context;
 use crate::inbox::{Inbox, Message};
 use crate::memory::{Buffer, Pool};
+use crate::race::yield_now;
 use crate::readiness::Readiness;
 use crate::ring::{self, Ring};
 use crate::syscall;
@@ -59,6 +60,15 @@ impl Default for Config {
 /// Turns between two looks at the kernel while tasks keep each other busy.
 const TURNS_BETWEEN_ENTERS: u32 = 16;
 
+/// Transfers done inline between two looks at the kernel. They never wait, so a task that does
+/// nothing else would keep the thread to itself.
+const INLINE_PER_VISIT: u32 = 128;
+
+/// What a reactor waits in. There is one of each reactor, so its size does not matter.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "an indirection would cost on every operation"
+)]
 pub(crate) enum Engine {
     Ring(Ring),
     Fallback(Readiness),
@@ -73,6 +83,8 @@ pub(crate) struct Core {
     /// Declared after the ring: the ring goes before the memory registered with it.
     pool: Arc<Pool>,
     running: Cell<bool>,
+    /// Transfers that may still be done inline before everybody else has a turn.
+    inline_left: Cell<u32>,
     /// `/dev/zero`, for memory that only the kernel can fill.
     zeros: OnceCell<OwnedFd>,
     messages: RefCell<VecDeque<Message>>,
@@ -93,6 +105,7 @@ impl Core {
             engine: ring.map_or_else(|| Engine::Fallback(Readiness::default()), Engine::Ring),
             pool: Pool::new(config.pool_bytes, ring::POOL_SLOTS),
             running: Cell::new(false),
+            inline_left: Cell::new(INLINE_PER_VISIT),
             zeros: OnceCell::new(),
             messages: RefCell::default(),
         })
@@ -127,6 +140,14 @@ impl Core {
                 ring.register_chunk(index, chunk);
             }
         })
+    }
+
+    /// Counts a transfer that is done inline, and steps aside when there were many.
+    pub(crate) async fn take_turn(&self) {
+        match self.inline_left.get() {
+            0 => yield_now().await,
+            left => self.inline_left.set(left - 1),
+        }
     }
 
     /// `/dev/zero`, opened when it is first needed.
@@ -194,11 +215,12 @@ impl Core {
                     return output;
                 }
                 self.tasks.run_ready();
-                if !self.tasks.has_ready() {
+                if !self.tasks.has_ready() || self.inline_left.get() == 0 {
                     break;
                 }
             }
             self.visit_kernel();
+            self.inline_left.set(INLINE_PER_VISIT);
         }
     }
 }

@@ -124,16 +124,25 @@ pub(crate) fn pwrite(fd: BorrowedFd<'_>, offset_bytes: u64, memory: &[u8]) -> Re
     retry(|| unsafe { libc::pwrite(fd.as_raw_fd(), memory.as_ptr().cast(), memory.len(), at) })
 }
 
-/// Writes parts once; the count may be short. At most [`IOV_MAX`] parts are looked at.
+/// Writes parts once; the count may be short. At most [`IOV_MAX`] parts are looked at. `flags` are
+/// those of `pwritev2(2)`, or 0.
 pub(crate) fn pwritev(
     fd: BorrowedFd<'_>,
     offset_bytes: u64,
     parts: &[IoSlice<'_>],
+    flags: libc::c_int,
 ) -> Result<usize, Errno> {
     let at = offset(offset_bytes)?;
-    let parts_count = parts.len().min(IOV_MAX) as libc::c_int;
-    // SAFETY: `IoSlice` has the layout of `iovec`, and the count is not larger than the slice.
-    retry(|| unsafe { libc::pwritev(fd.as_raw_fd(), parts.as_ptr().cast(), parts_count, at) })
+    let count = parts.len().min(IOV_MAX) as libc::c_int;
+    // `IoSlice` has the layout of `iovec`.
+    let start = parts.as_ptr().cast::<libc::iovec>();
+    // SAFETY: the count is not larger than the slice.
+    retry(|| unsafe {
+        match flags {
+            0 => libc::pwritev(fd.as_raw_fd(), start, count, at),
+            flags => libc::pwritev2(fd.as_raw_fd(), start, count, at, flags),
+        }
+    })
 }
 
 /// `fallocate(2)`.

@@ -52,7 +52,7 @@ fn check_writable(file: &OpenFile) -> Result<(), Errno> {
 /// Whether a read that moved `count` bytes, fewer than asked for, met the end of the file. With
 /// O_DIRECT a count that is no multiple of the alignment does, and to go on from there would fail.
 fn is_end(file: &OpenFile, count: usize) -> bool {
-    count % file.limits().request_alignment as usize != 0 || count == 0
+    count == 0 || !count.is_multiple_of(file.limits().request_alignment as usize)
 }
 
 pub(crate) async fn read_at<R: Raw>(

@@ -5,8 +5,10 @@ mod contract;
 #[path = "scratch/files.rs"]
 mod scratch;
 
+use std::time::Duration;
+
 use gaur_block::{Access, Errno, File, Host};
-use gaur_reactor::{Config, Driver, Reactor, ReactorFile, ReactorHost};
+use gaur_reactor::{Config, Driver, Reactor, ReactorFile, ReactorHost, Stream, sleep, spawn};
 use scratch::{LoopDevice, Scratch};
 
 const WRITE: Access = Access {
@@ -89,6 +91,42 @@ fn a_block_device_keeps_the_contract() {
                 contract::write(&file, 8 << 20, &bytes).await,
                 Err(Errno::ENOSPC)
             );
+        });
+    }
+}
+
+/// Transfers that never wait must not keep the thread from everybody else.
+#[test]
+fn a_busy_task_leaves_others_their_turn() {
+    for (scratch, driver) in [
+        (Scratch::in_memory(), Driver::Ring),
+        (Scratch::on_disk(), Driver::Ring),
+        (Scratch::on_disk(), Driver::Fallback),
+    ] {
+        let name = scratch.file_with("image", &vec![1; 1 << 20]);
+        reactor(driver).block_on(async {
+            let file = open(&name, WRITE).await;
+            let busy = spawn(async move {
+                loop {
+                    contract::write(&file, 0, &[1; 512]).await.unwrap();
+                    contract::read(&file, 0, 512).await;
+                }
+            });
+            let (ours, theirs) = Stream::pair().unwrap();
+            let echo = spawn(async move {
+                let mut byte = [0];
+                while theirs.recv(&mut byte).await == Ok(1) {
+                    theirs.send(&byte).await.unwrap();
+                }
+            });
+            for round in 0..20 {
+                let mut byte = [0];
+                ours.send(&[round]).await.unwrap();
+                assert_eq!(ours.recv(&mut byte).await, Ok(1));
+                assert_eq!(byte, [round]);
+                sleep(Duration::from_millis(1)).await;
+            }
+            drop((busy, echo));
         });
     }
 }

@@ -245,14 +245,11 @@ fn tasks_are_dropped_with_their_reactor() {
         let reactor = Reactor::new(&config(driver)).unwrap();
         let held = Rc::new(());
         let hold = held.clone();
-        let task = reactor.block_on(async move {
-            let task = spawn(async move {
-                let _hold = hold;
-                pending::<()>().await;
-            });
-            yield_now().await;
-            task
+        let task = spawn(async move {
+            let _hold = hold;
+            pending::<()>().await;
         });
+        reactor.block_on(yield_now());
         assert_eq!(Rc::strong_count(&held), 2);
         assert_eq!(reactor.tasks_alive(), 1);
         drop(reactor);

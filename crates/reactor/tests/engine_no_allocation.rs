@@ -1,0 +1,132 @@
+//! The engine on the ring: once a queue is warm, requests allocate nothing, whether they read, write
+//! in place or allocate clusters. (An allocating write may make the cache of refcounts or of L2
+//! slices grow; that is warm-up, so the image is small enough to be warm.)
+
+#[path = "scratch/files.rs"]
+mod scratch;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use gaur_block::{Access, Device, Host, Payload, Request, Source, Tag, Target};
+use gaur_engine::{OpenOptions, create, open};
+use gaur_format::plan::CreateOptions;
+use gaur_reactor::{
+    Config, CreateFile, Driver, OpenFile, Reactor, ReactorFile, ReactorHost, buffer,
+};
+use scratch::Scratch;
+
+/// Counts the allocations of each thread.
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = COUNT.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations() -> u64 {
+    COUNT.with(Cell::get)
+}
+
+const SIZE: u64 = 64 << 20;
+const CLUSTER: u64 = 65536;
+
+async fn write(device: &impl Device, offset_bytes: u64, bytes: &[u8]) {
+    let request = Request::Write {
+        offset_bytes,
+        fua: false,
+    };
+    let payload = Payload::Write(Source::Memory(bytes));
+    device
+        .submit(Tag(0), request, payload)
+        .await
+        .expect("write");
+}
+
+async fn read(device: &impl Device, offset_bytes: u64, bytes: &mut [u8]) {
+    let payload = Payload::Read(Target::Memory(bytes));
+    device
+        .submit(Tag(0), Request::Read { offset_bytes }, payload)
+        .await
+        .expect("read");
+}
+
+async fn requests_allocate_nothing(name: &str, extended_l2: bool) {
+    let options = CreateFile {
+        direct: false,
+        lock: true,
+        truncate_existing: true,
+    };
+    let file = OpenFile::create(name, options).expect("create");
+    let plan = CreateOptions {
+        size_bytes: SIZE,
+        extended_l2,
+        ..CreateOptions::default()
+    };
+    create(&ReactorFile::new(file), &plan).await.expect("qcow2");
+    let opened = open(&ReactorHost, name, &OpenOptions::default())
+        .await
+        .expect("open");
+    let queue = opened.image.queue(opened.files);
+    let mut memory = buffer(4096);
+    memory.fill(7);
+    // Warm-up: the first half of the disk.
+    for cluster in 0..SIZE / CLUSTER / 2 {
+        write(&queue, cluster * CLUSTER, &memory).await;
+        read(&queue, cluster * CLUSTER, &mut memory).await;
+    }
+    let before = allocations();
+    for cluster in SIZE / CLUSTER / 2..SIZE / CLUSTER {
+        write(&queue, cluster * CLUSTER, &memory).await;
+    }
+    assert_eq!(allocations() - before, 0, "allocating writes");
+    for cluster in 0..SIZE / CLUSTER {
+        write(&queue, cluster * CLUSTER, &memory).await;
+    }
+    assert_eq!(allocations() - before, 0, "writes in place");
+    for cluster in 0..SIZE / CLUSTER {
+        read(&queue, cluster * CLUSTER, &mut memory).await;
+    }
+    assert_eq!(allocations() - before, 0, "reads");
+    assert!(memory.iter().all(|byte| *byte == 7));
+    queue.close().await.expect("close");
+}
+
+#[test]
+fn requests_to_a_warm_queue_allocate_nothing() {
+    let scratch = Scratch::in_memory();
+    let reactor = Reactor::new(&Config {
+        driver: Driver::Ring,
+        ..Config::default()
+    })
+    .expect("a machine with io_uring");
+    for (name, extended) in [("standard.qcow2", false), ("extended.qcow2", true)] {
+        let name = scratch.file(name);
+        reactor.block_on(requests_allocate_nothing(&name, extended));
+        let access = Access {
+            write: false,
+            direct: false,
+            lock: true,
+            force_share: false,
+        };
+        reactor
+            .block_on(ReactorHost.open(&name, access))
+            .expect("the lock is free again");
+    }
+}
