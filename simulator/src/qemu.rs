@@ -29,14 +29,19 @@ impl Drop for Directory {
 }
 
 /// Lets QEMU check the image called `name` and compares its view of the disk with `view`. Leaks are
-/// allowed, anything else is an error.
-pub fn judge(files: &Files, name: &str, view: &[u8]) -> Result<(), String> {
+/// allowed, and there must be as many as `leaks` says; anything else is an error.
+pub fn judge(files: &Files, name: &str, view: &[u8], leaks: Option<u64>) -> Result<(), String> {
     let directory = Directory::new()?;
     for (file, image) in files {
         let bytes = image.bytes(0, image.len_bytes() as usize);
         fs::write(directory.0.join(file), bytes).map_err(|error| format!("{file}: {error}"))?;
     }
-    check(&directory.0, name)?;
+    let found = check(&directory.0, name)?;
+    if leaks.is_some_and(|leaks| leaks != found) {
+        return Err(format!(
+            "qemu-img check finds {found} leaks, we find {leaks:?}"
+        ));
+    }
     let raw = directory.0.join("view");
     run(
         &directory.0,
@@ -55,7 +60,7 @@ pub fn judge(files: &Files, name: &str, view: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-fn check(directory: &Path, name: &str) -> Result<(), String> {
+fn check(directory: &Path, name: &str) -> Result<u64, String> {
     let output = run(
         directory,
         &["check", "-f", "qcow2", "--output=json", name],
@@ -68,7 +73,7 @@ fn check(directory: &Path, name: &str) -> Result<(), String> {
             return Err(format!("qemu-img check finds {count}: {output}"));
         }
     }
-    Ok(())
+    Ok(report["leaks"].as_u64().unwrap_or(0))
 }
 
 fn run(directory: &Path, arguments: &[&str], fine: &[i32]) -> Result<String, String> {

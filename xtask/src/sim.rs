@@ -152,7 +152,10 @@ fn work(arguments: &Arguments, progress: &Progress, started: Instant) {
             }
             Err(failure) => {
                 progress.stop.store(true, Ordering::Relaxed);
-                total.1.get_or_insert(failure);
+                // Of the seeds that run at the same time the first one counts.
+                if total.1.as_ref().is_none_or(|other| failure.seed < other.seed) {
+                    total.1 = Some(failure);
+                }
             }
         }
     }

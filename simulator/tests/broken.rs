@@ -1,0 +1,38 @@
+//! The simulator can fail: with a rule of the write order broken on purpose, it does.
+#![cfg(feature = "broken-order")]
+
+use gaur_simulator::{Options, Rule, run_seed};
+
+/// Seeds within which a broken rule has to be noticed.
+const SEEDS_MAX: u64 = 200;
+
+fn is_noticed(rule: Rule) {
+    let options = Options {
+        broken: Some(rule),
+        ..Options::default()
+    };
+    let seed = (0..SEEDS_MAX).find(|&seed| run_seed(seed, &options).is_err());
+    let seed =
+        seed.unwrap_or_else(|| panic!("{SEEDS_MAX} seeds do not notice that {rule:?} is broken"));
+    println!("{rule:?}: noticed after {} seeds", seed + 1);
+}
+
+#[test]
+fn broken_o1_is_noticed() {
+    is_noticed(Rule::O1);
+}
+
+#[test]
+fn broken_o2_is_noticed() {
+    is_noticed(Rule::O2);
+}
+
+#[test]
+fn broken_o3_is_noticed() {
+    is_noticed(Rule::O3);
+}
+
+#[test]
+fn broken_o4_is_noticed() {
+    is_noticed(Rule::O4);
+}

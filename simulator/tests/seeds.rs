@@ -1,0 +1,83 @@
+//! Seeds that must run clean: those that found bugs once, and a fixed budget of others.
+//!
+//! To replay a seed with its trace: `cargo xtask sim --seed S`.
+
+use gaur_simulator::{Options, Stats, run_seed};
+
+/// Crash images in a thousand that QEMU's tools judge as well.
+const QEMU_PER_MILLE: u32 = 5;
+
+fn run(seeds: impl IntoIterator<Item = u64>) -> Stats {
+    let options = Options {
+        qemu_per_mille: QEMU_PER_MILLE,
+        ..Options::default()
+    };
+    let mut total = Stats::default();
+    for seed in seeds {
+        match run_seed(seed, &options) {
+            Ok((stats, _)) => total += stats,
+            Err(failure) => panic!("{failure}\nreplay with: cargo xtask sim --seed {seed}"),
+        }
+    }
+    println!("{total}");
+    total
+}
+
+#[test]
+fn seeds_that_found_bugs_run_clean() {
+    let lines = include_str!("../seeds.txt").lines();
+    let seeds = lines.filter(|line| !line.starts_with('#') && !line.trim().is_empty());
+    let numbers: Vec<u64> = seeds
+        .map(|line| {
+            let first = line.split_whitespace().next();
+            first
+                .and_then(|number| number.parse().ok())
+                .unwrap_or_else(|| panic!("seeds.txt: '{line}' does not start with a seed"))
+        })
+        .collect();
+    assert!(!numbers.is_empty());
+    run(numbers);
+}
+
+/// The budget of continuous integration, in parts so that they run at the same time.
+const SEEDS_PER_PART: u64 = 80;
+
+fn part(number: u64) {
+    let first = number * SEEDS_PER_PART;
+    let stats = run(first..first + SEEDS_PER_PART);
+    // A part that crashes hardly ever, or never comes to an end in peace, tests nothing.
+    assert!(stats.crash_points > 5 * SEEDS_PER_PART, "{stats}");
+    assert!(stats.closes > SEEDS_PER_PART / 2, "{stats}");
+    assert!(stats.faults > 0, "{stats}");
+}
+
+#[test]
+fn budget_part_0() {
+    part(0);
+}
+
+#[test]
+fn budget_part_1() {
+    part(1);
+}
+
+#[test]
+fn budget_part_2() {
+    part(2);
+}
+
+#[test]
+fn budget_part_3() {
+    part(3);
+}
+
+/// Without this a seed in a report would be worth nothing.
+#[test]
+fn a_seed_gives_the_same_trace_each_time() {
+    for seed in 20..30 {
+        let options = Options::default();
+        let first = run_seed(seed, &options).unwrap();
+        let second = run_seed(seed, &options).unwrap();
+        assert_eq!(first, second);
+    }
+}
