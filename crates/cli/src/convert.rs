@@ -8,6 +8,7 @@ use gaur_engine::{Format, OpenOptions};
 use crate::copy::{Copy, Shared};
 use crate::failure::Failure;
 use crate::guest::Guest;
+use crate::image_file::ImageFile;
 use crate::new_image::{self, NewImage};
 use crate::open::{self, CacheMode, format_parser};
 use crate::options::OptionList;
@@ -78,8 +79,11 @@ pub struct Args {
     force_share: bool,
     #[command(flatten)]
     refused: Refused,
-    /// The sources, then the target
-    #[arg(required = true, num_args = 2.., value_name = "SOURCE.. TARGET")]
+    /// The sources, and the target as the last
+    #[arg(
+        required_unless_present = "target_options",
+        value_name = "SOURCE.. TARGET"
+    )]
     files: Vec<String>,
 }
 
@@ -125,15 +129,25 @@ const WORKERS_MAX: usize = 8;
 /// Converts.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     args.refused.check()?;
-    let Some((target, sources)) = args.files.split_last() else {
-        return Err(Failure::new("no image is named"));
-    };
-    let format = args.target_format;
-    let format = format.unwrap_or_else(|| new_image::format_by_name(target));
     if OptionList::asks_for_help(&args.target_options) {
+        let last = args
+            .files
+            .last()
+            .map(|name| new_image::format_by_name(name));
+        let format = args.target_format.or(last).unwrap_or(Format::Raw);
         new_image::print_options(format, out)?;
         return Ok(0);
     }
+    let (target, sources) = match args.files.split_last() {
+        Some((target, sources)) if !sources.is_empty() => (target, sources),
+        _ => return Err(Failure::new("a source and a target are needed")),
+    };
+    let format = match args.target_format {
+        // What an image that is there is, its content tells better than its name.
+        None if args.no_create => ImageFile::open(target, true, false)?.probe()?,
+        None => new_image::format_by_name(target),
+        Some(format) => format,
+    };
     let mut options = open::reading(args.source_format, args.force_share);
     options.direct = args.source_cache.direct();
     let sources: Vec<Shared> = sources

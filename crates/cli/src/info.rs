@@ -96,13 +96,15 @@ impl Inspection {
             Some(format) => format,
             None => self.file.probe()?,
         };
-        let mut info = self.raw_info("raw", self.file.len_bytes().next_multiple_of(512))?;
+        // Lengths are told in whole sectors.
+        let len = self.file.len_bytes().next_multiple_of(512);
+        let mut info = self.raw_info("raw", len)?;
         let child = if self.file.open_file().is_block_device() {
             "host_device"
         } else {
             "file"
         };
-        let mut child = self.raw_info(child, self.file.len_bytes())?;
+        let mut child = self.raw_info(child, len)?;
         child.format_specific = Some(Specific {
             kind: "file",
             data: json!({}),

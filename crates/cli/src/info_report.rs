@@ -19,12 +19,12 @@ use crate::size::human;
 pub struct ImageInfo {
     /// The files it lies in.
     pub children: Vec<Child>,
-    /// Internal snapshots; absent when there are none.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub snapshots: Vec<SnapshotInfo>,
     /// Format of the backing file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing_filename_format: Option<String>,
+    /// Internal snapshots; absent when there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub snapshots: Vec<SnapshotInfo>,
     /// Size the guest sees, in bytes.
     pub virtual_size: u64,
     /// Name as given.

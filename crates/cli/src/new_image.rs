@@ -132,6 +132,9 @@ impl NewImage {
             return Err(Failure::about(name, unknown_option(key, format))
                 .hint("'-o help' lists the options"));
         }
+        if size.is_some() && size_option.is_some() {
+            return Err(Failure::about(name, "the size is told twice"));
+        }
         let size = size.or(size_option);
         image.backing_size = image.examine_backing(size.is_none())?;
         image.size = size.or(image.backing_size).ok_or_else(|| {

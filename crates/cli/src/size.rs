@@ -46,21 +46,24 @@ fn unit(letter: char) -> Option<u64> {
 }
 
 /// Reads a size in bytes: decimal with an optional fraction and an optional suffix (b k M G T P E,
-/// powers of 1024, either case), or hexadecimal with `0x` and no suffix. At most [`SIZE_MAX`].
+/// powers of 1024, either case), or hexadecimal with `0x` and no suffix. Space and a plus before it
+/// do not matter. At most [`SIZE_MAX`].
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let wrong = |too_large| SizeError {
         text: text.to_owned(),
         too_large,
     };
-    let value = if let Some(digits) = text.strip_prefix("0x").or(text.strip_prefix("0X")) {
+    let number = text.trim_ascii_start();
+    let number = number.strip_prefix('+').unwrap_or(number);
+    let value = if let Some(digits) = number.strip_prefix("0x").or(number.strip_prefix("0X")) {
         if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(wrong(false));
         }
         u128::from_str_radix(digits, 16).map_err(|_| wrong(true))?
     } else {
-        let (number, scale) = match text.chars().last().and_then(unit) {
-            Some(scale) => (&text[..text.len() - 1], scale),
-            None => (text, 1),
+        let (number, scale) = match number.chars().last().and_then(unit) {
+            Some(scale) => (&number[..number.len() - 1], scale),
+            None => (number, 1),
         };
         parse_decimal(number, scale).map_err(wrong)?
     };
@@ -166,6 +169,7 @@ mod tests {
             ("10b", 10),
             ("1k", 1024),
             ("1K", 1024),
+            (" +1K", 1024),
             ("1.5G", 3 << 29),
             (".5k", 512),
             ("1.k", 1024),
@@ -182,8 +186,8 @@ mod tests {
     #[test]
     fn what_is_not_a_size_is_refused() {
         for text in [
-            "", ".", "k", "-1", "+1", "1e3", "10kb", "10Q", "1G ", " 1G", "1.5", "1.5b", "0x",
-            "0x1g", "1k5", "1..5k", "0x1.8", "inf", "nan", "١",
+            "", ".", "k", "-1", "+", "+ 1", "++1", "1e3", "10kb", "10Q", "1G ", "1.5", "1.5b",
+            "0x", "0x1g", "1k5", "1..5k", "0x1.8", "inf", "nan", "١",
         ] {
             assert_eq!(
                 parse_size(text).map_err(|error| error.too_large),

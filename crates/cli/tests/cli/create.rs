@@ -1,0 +1,201 @@
+//! `gaur create` against `qemu-img create`.
+
+use crate::workdir::WorkDir;
+
+/// Option lists that make images.
+const OPTIONS: [&str; 11] = [
+    "compat=0.10",
+    "compat=v3,lazy_refcounts=on",
+    "cluster_size=512",
+    "cluster_size=2M,extended_l2=on",
+    "extended_l2=on,cluster_size=16k",
+    "refcount_bits=1",
+    "refcount_bits=64,cluster_size=4k",
+    "compression_type=zstd",
+    "preallocation=metadata",
+    "preallocation=falloc",
+    "preallocation=full,cluster_size=4k",
+];
+
+#[test]
+fn images_are_announced_and_described_as_those_of_qemu_img() {
+    let dir = WorkDir::new();
+    for options in OPTIONS {
+        let args = ["create", "-f", "qcow2", "-o", options, "disk.qcow2", "20M"];
+        let theirs = dir.qemu_img(&args).ok();
+        let described = dir
+            .qemu_img(&["info", "--output=json", "disk.qcow2"])
+            .json();
+        assert_eq!(dir.gaur(&args).ok(), theirs, "{options}");
+        dir.check_clean("disk.qcow2");
+        let ours = dir
+            .qemu_img(&["info", "--output=json", "disk.qcow2"])
+            .json();
+        for key in ["virtual-size", "cluster-size", "format", "format-specific"] {
+            assert_eq!(ours[key], described[key], "{options} {key}");
+        }
+        dir.same(&["check", "disk.qcow2"]);
+    }
+}
+
+#[test]
+fn an_overlay_takes_its_size_from_the_backing_file() {
+    let dir = WorkDir::new();
+    dir.gaur(&["create", "-q", "base.qcow2", "123M"]).ok();
+    let args = [
+        "create",
+        "-f",
+        "qcow2",
+        "-b",
+        "base.qcow2",
+        "-F",
+        "qcow2",
+        "top.qcow2",
+    ];
+    let ours = dir.gaur(&args).ok();
+    dir.same(&["info", "--backing-chain", "--output=json", "top.qcow2"]);
+    assert_eq!(dir.qemu_img(&args).ok(), ours);
+    // A relative name counts from the overlay.
+    std::fs::create_dir(dir.path("sub")).expect("a directory");
+    let args = [
+        "create",
+        "-f",
+        "qcow2",
+        "-b",
+        "../base.qcow2",
+        "-F",
+        "qcow2",
+        "sub/top.qcow2",
+    ];
+    assert_eq!(dir.gaur(&args).ok(), dir.qemu_img(&args).ok());
+}
+
+#[test]
+fn backing_files_are_looked_at_unless_told_otherwise() {
+    let dir = WorkDir::new();
+    let fails = |args: &[&str], words: &[&str]| {
+        dir.gaur(&[&["create", "-q", "-f", "qcow2"], args].concat())
+            .fails(1, words);
+        assert!(!dir.path("top.qcow2").exists(), "{args:?} leaves nothing");
+    };
+    fails(
+        &["-b", "gone", "-F", "raw", "top.qcow2"],
+        &["gone", "no such file"],
+    );
+    fails(&["-b", "gone", "-F", "raw", "top.qcow2", "1M"], &["-u"]);
+    fails(&["-b", "gone", "top.qcow2", "1M"], &["-F"]);
+    fails(&["-u", "-b", "gone", "-F", "raw", "top.qcow2"], &["size"]);
+    fails(&["-F", "raw", "top.qcow2", "1M"], &["backing"]);
+    fails(
+        &["-b", "top.qcow2", "-F", "qcow2", "top.qcow2", "1M"],
+        &["its own backing file"],
+    );
+    dir.gaur(&[
+        "create",
+        "-qf",
+        "qcow2",
+        "-u",
+        "-b",
+        "gone",
+        "-F",
+        "raw",
+        "top.qcow2",
+        "1M",
+    ])
+    .ok();
+    dir.same(&["info", "top.qcow2"]);
+}
+
+#[test]
+fn a_wrong_option_costs_nobody_an_image() {
+    let dir = WorkDir::new();
+    dir.gaur(&["create", "-q", "disk.qcow2", "1M"]).ok();
+    dir.qemu_io("disk.qcow2", &["write -P 1 0 64k"]);
+    let before = dir.read("disk.qcow2");
+    for options in [
+        "cluster_size=3000",
+        "cluster_size=4k,extended_l2=on",
+        "compat=v2,extended_l2=on",
+        "compat=v2,refcount_bits=1",
+        "compat=v2,lazy_refcounts=on",
+        "compat=v2,compression_type=zstd",
+        "encryption=on",
+        "data_file=x",
+        "colour=red",
+    ] {
+        dir.gaur(&["create", "-f", "qcow2", "-o", options, "disk.qcow2", "1M"])
+            .fails(1, &["disk.qcow2"]);
+        let theirs = dir.qemu_img(&["create", "-qf", "qcow2", "-o", options, "other", "1M"]);
+        if !["encryption=on", "data_file=x"].contains(&options) {
+            assert_eq!(theirs.code, 1, "{options}");
+        }
+        assert!(
+            dir.read("disk.qcow2") == before,
+            "{options} changed the image"
+        );
+    }
+}
+
+#[test]
+fn raw_images_have_their_length_and_space() {
+    let dir = WorkDir::new();
+    for options in [
+        "preallocation=off",
+        "preallocation=falloc",
+        "preallocation=full",
+    ] {
+        let args = ["create", "-f", "raw", "-o", options, "disk.raw", "3M"];
+        let theirs = dir.qemu_img(&args).ok();
+        let described = dir.qemu_img(&["info", "--output=json", "disk.raw"]).json();
+        assert_eq!(dir.gaur(&args).ok(), theirs);
+        let ours = dir.qemu_img(&["info", "--output=json", "disk.raw"]).json();
+        assert_eq!(ours["virtual-size"], described["virtual-size"]);
+        if options != "preallocation=off" {
+            assert_eq!(ours["actual-size"], described["actual-size"], "{options}");
+        }
+    }
+    dir.gaur(&["create", "-f", "raw", "disk.raw"])
+        .fails(1, &["size"]);
+}
+
+#[test]
+fn an_image_in_use_is_not_overwritten() {
+    let dir = WorkDir::new();
+    dir.gaur(&["create", "-q", "disk.qcow2", "1M"]).ok();
+    let mut user = dir.command("qemu-io", &["-f", "qcow2", "disk.qcow2"]);
+    let mut user = user
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .expect("qemu-io runs");
+    let before = dir.read("disk.qcow2");
+    let mut tries = 0;
+    loop {
+        // It takes a moment until the other program has its locks.
+        let answer = dir.gaur(&["info", "disk.qcow2"]);
+        if answer.code != 0 {
+            answer.fails(1, &["lock", "-U"]);
+            break;
+        }
+        tries += 1;
+        assert!(tries < 500, "the other program never locks the image");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    dir.gaur(&["info", "-U", "disk.qcow2"]).ok();
+    dir.gaur(&["create", "-f", "qcow2", "disk.qcow2", "1M"])
+        .fails(1, &["lock"]);
+    dir.gaur(&["resize", "disk.qcow2", "2M"])
+        .fails(1, &["lock"]);
+    assert!(dir.read("disk.qcow2") == before);
+    drop(user.stdin.take());
+    user.wait().expect("qemu-io ends");
+    dir.gaur(&["resize", "disk.qcow2", "2M"]).ok();
+}
+
+#[test]
+fn help_lists_the_options_without_an_image() {
+    let dir = WorkDir::new();
+    let text = dir.gaur(&["create", "-f", "qcow2", "-o", "help"]).ok();
+    for option in ["cluster_size", "extended_l2", "compat", "preallocation"] {
+        assert!(text.contains(option), "{text}");
+    }
+}

@@ -1,0 +1,16 @@
+//! The `gaur` command beside QEMU's tools: the same arguments, the same answers. Every test works
+//! in a directory of its own and fails when a tool it compares with is missing.
+
+#![forbid(unsafe_code)]
+
+mod check;
+mod compare;
+mod convert;
+mod create;
+mod info;
+mod map;
+mod resize;
+mod serve;
+mod sizes;
+mod usage;
+mod workdir;

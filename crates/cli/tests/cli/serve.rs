@@ -1,0 +1,317 @@
+//! `gaur serve` with real clients.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::workdir::{GAUR, WorkDir};
+
+/// A running server.
+struct Server {
+    child: Child,
+    uri: String,
+    rest: BufReader<std::process::ChildStdout>,
+}
+
+impl Server {
+    fn start(dir: &WorkDir, args: &[&str]) -> Server {
+        let runtime = dir.path("runtime");
+        if !runtime.exists() {
+            std::fs::create_dir(&runtime).expect("a runtime directory");
+        }
+        let mut command = dir.command(GAUR, &[&["serve"], args].concat());
+        command
+            .env("XDG_RUNTIME_DIR", runtime)
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().expect("the server starts");
+        let mut rest = BufReader::new(child.stdout.take().expect("its output"));
+        let mut uri = String::new();
+        rest.read_line(&mut uri).expect("a line");
+        let uri = uri.trim_end().to_owned();
+        assert!(
+            uri.starts_with("nbd"),
+            "{args:?} prints its URI first, not '{uri}'"
+        );
+        Server { child, uri, rest }
+    }
+
+    /// Waits for the end; returns its exit code.
+    fn wait(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "the server does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let status = Command::new("kill").args([name, &pid]).status();
+        assert!(status.expect("kill runs").success());
+    }
+
+    fn stop(mut self) {
+        self.signal("-TERM");
+        assert_eq!(
+            self.wait(),
+            Some(0),
+            "a server that is asked to end ends well"
+        );
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It has ended already unless the test failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[track_caller]
+fn client(dir: &WorkDir, program: &str, args: &[&str]) -> String {
+    let output = dir.command(program, args).output();
+    let output = output.unwrap_or_else(|error| panic!("cannot run {program}: {error}"));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{program} {args:?}: {text} {errors}"
+    );
+    text
+}
+
+fn socket_of(uri: &str) -> &Path {
+    let (_, path) = uri.split_once("socket=").expect("a socket in the URI");
+    Path::new(path)
+}
+
+#[test]
+fn an_image_is_served_without_any_option_until_the_client_leaves() {
+    let dir = WorkDir::new();
+    dir.gallery();
+    let mut server = Server::start(&dir, &["top.qcow2"]);
+    let socket = socket_of(&server.uri).to_owned();
+    let parent = socket
+        .parent()
+        .expect("a directory")
+        .metadata()
+        .expect("there");
+    assert_eq!(parent.permissions().mode() & 0o777, 0o700);
+    client(&dir, "nbdcopy", &[&server.uri, "copy.raw"]);
+    assert_eq!(server.wait(), Some(0));
+    assert!(!socket.exists(), "the socket is removed");
+    dir.identical("top.qcow2", "copy.raw");
+    let mut rest = String::new();
+    server.rest.read_to_string(&mut rest).expect("output");
+    assert!(
+        rest.contains(&format!("nbdinfo '{}'", server.uri)),
+        "{rest}"
+    );
+    assert!(
+        rest.contains("qemu-system-x86_64") && rest.contains("format=raw"),
+        "{rest}"
+    );
+}
+
+#[test]
+fn what_a_client_writes_is_there_after_the_server_was_stopped() {
+    for host in ["uring", "blocking"] {
+        let dir = WorkDir::new();
+        dir.gallery();
+        let server = Server::start(&dir, &["--host", host, "-t", "top.qcow2"]);
+        let write = [
+            "-f",
+            "raw",
+            "-c",
+            "write -P 77 3M 100k",
+            "-c",
+            "discard 6M 1M",
+            &server.uri,
+        ];
+        client(&dir, "qemu-io", &write);
+        client(
+            &dir,
+            "qemu-io",
+            &["-f", "raw", "-c", "read -P 77 3M 100k", &server.uri],
+        );
+        server.stop();
+        dir.qemu_io("top.qcow2", &["read -P 77 3M 100k", "read -P 4 90M 1M"]);
+        dir.check_clean("top.qcow2");
+    }
+}
+
+#[test]
+fn every_cache_mode_keeps_what_was_written() {
+    let dir = WorkDir::new();
+    for mode in ["none", "writeback", "writethrough", "directsync", "unsafe"] {
+        for host in ["uring", "blocking"] {
+            dir.gaur(&["create", "-q", "disk.qcow2", "10M"]).ok();
+            let server =
+                Server::start(&dir, &["--cache", mode, "--host", host, "-t", "disk.qcow2"]);
+            let write = ["-f", "raw", "-c", "write -P 5 1000 70000", &server.uri];
+            client(&dir, "qemu-io", &write);
+            server.stop();
+            dir.qemu_io(
+                "disk.qcow2",
+                &["read -P 5 1000 70000", "read -P 0 71000 100000"],
+            );
+            dir.check_clean("disk.qcow2");
+        }
+    }
+}
+
+#[test]
+fn several_images_are_exports_of_their_names() {
+    let dir = WorkDir::new();
+    dir.gallery();
+    let server = Server::start(&dir, &["-t", "-e", "4", "base.qcow2", "x=packed.qcow2"]);
+    let list = client(&dir, "nbdinfo", &["--list", &server.uri]);
+    assert!(
+        list.contains("export=\"base\"") && list.contains("export=\"x\""),
+        "{list}"
+    );
+    let second = server.uri.replacen("/base", "/x", 1);
+    client(&dir, "nbdcopy", &[&server.uri, "base.raw"]);
+    client(&dir, "nbdcopy", &[&second, "x.raw"]);
+    server.stop();
+    dir.identical("base.qcow2", "base.raw");
+    dir.identical("packed.qcow2", "x.raw");
+}
+
+#[test]
+fn a_tcp_port_a_name_and_a_description() {
+    let dir = WorkDir::new();
+    dir.gallery();
+    let args = [
+        "-t",
+        "-b",
+        "127.0.0.1",
+        "-p",
+        "0",
+        "-x",
+        "a b",
+        "-D",
+        "for you",
+        "-r",
+        "base.qcow2",
+    ];
+    let server = Server::start(&dir, &args);
+    assert!(server.uri.starts_with("nbd://127.0.0.1:") && server.uri.ends_with("/a%20b"));
+    let info = client(&dir, "nbdinfo", &[&server.uri]);
+    assert!(info.contains("is_read_only: true"), "{info}");
+    let list = client(&dir, "nbdinfo", &["--list", &server.uri]);
+    assert!(list.contains("for you"), "{list}");
+    server.stop();
+}
+
+#[test]
+fn an_image_is_made_first_and_never_overwritten() {
+    let dir = WorkDir::new();
+    let args = [
+        "--create",
+        "10M",
+        "-o",
+        "extended_l2=on",
+        "-k",
+        "sock",
+        "new.qcow2",
+    ];
+    let mut server = Server::start(&dir, &args);
+    let write = ["-f", "raw", "-c", "write -P 1 0 64k", &server.uri];
+    client(&dir, "qemu-io", &write);
+    assert_eq!(server.wait(), Some(0));
+    dir.check_clean("new.qcow2");
+    let info = dir.gaur(&["info", "--output=json", "new.qcow2"]).json();
+    assert_eq!(info["virtual-size"], 10 << 20);
+    assert_eq!(info["format-specific"]["data"]["extended-l2"], true);
+    let before = dir.read("new.qcow2");
+    dir.gaur(&[&["serve"], &args[..]].concat())
+        .fails(1, &["new.qcow2", "exists already"]);
+    assert!(dir.read("new.qcow2") == before);
+}
+
+#[test]
+fn a_probed_raw_image_is_not_served_for_writing() {
+    let dir = WorkDir::new();
+    std::fs::write(dir.path("disk.raw"), [1; 1 << 20]).expect("a file");
+    dir.gaur(&["serve", "-k", "sock", "disk.raw"])
+        .fails(1, &["disk.raw", "-f raw"]);
+    Server::start(&dir, &["-k", "sock", "-r", "disk.raw"]).stop();
+    let server = Server::start(&dir, &["-k", "sock", "-f", "raw", "-t", "disk.raw"]);
+    client(
+        &dir,
+        "qemu-io",
+        &["-f", "raw", "-c", "write -P 2 0 1k", &server.uri],
+    );
+    server.stop();
+    assert_eq!(
+        dir.read("disk.raw")[..1025],
+        [&[2; 1024][..], &[1]].concat()
+    );
+}
+
+#[test]
+fn an_image_that_is_served_is_locked() {
+    let dir = WorkDir::new();
+    dir.gaur(&["create", "-q", "disk.qcow2", "1M"]).ok();
+    let server = Server::start(&dir, &["-t", "disk.qcow2"]);
+    dir.gaur(&["serve", "-k", "other", "disk.qcow2"])
+        .fails(1, &["lock"]);
+    let theirs = dir.qemu_img(&["info", "disk.qcow2"]);
+    assert!(
+        theirs.code == 1 && theirs.err.contains("lock"),
+        "{theirs:?}"
+    );
+    server.stop();
+    dir.qemu_img(&["info", "disk.qcow2"]).ok();
+}
+
+#[test]
+fn a_server_in_the_background_is_ready_when_the_command_returns() {
+    let dir = WorkDir::new();
+    dir.gaur(&["create", "-q", "disk.qcow2", "1M"]).ok();
+    let args = [
+        "serve",
+        "--fork",
+        "--pid-file",
+        "pid",
+        "-k",
+        "sock",
+        "disk.qcow2",
+    ];
+    let text = dir.gaur(&args).ok();
+    let uri = text.lines().next().expect("a line");
+    let pid = String::from_utf8(dir.read("pid")).expect("text");
+    assert!(Path::new("/proc").join(pid.trim()).exists());
+    client(&dir, "nbdinfo", &["--size", uri]);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while dir.path("pid").exists() {
+        assert!(
+            Instant::now() < deadline,
+            "the server ends when its client leaves"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let args = ["serve", "--fork", "-k", "sock", "missing.qcow2"];
+    dir.gaur(&args).fails(1, &["missing.qcow2: no such file"]);
+}
+
+#[test]
+fn a_second_signal_does_not_wait_for_clients() {
+    let dir = WorkDir::new();
+    dir.gaur(&["create", "-q", "disk.qcow2", "1M"]).ok();
+    let mut server = Server::start(&dir, &["-t", "-k", "sock", "disk.qcow2"]);
+    // A client that says nothing.
+    let silent = std::os::unix::net::UnixStream::connect(dir.path("sock")).expect("connected");
+    server.signal("-TERM");
+    server.signal("-TERM");
+    server.wait();
+    drop(silent);
+    dir.check_clean("disk.qcow2");
+}
