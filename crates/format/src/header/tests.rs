@@ -1,3 +1,5 @@
+//! Tests of the header: every field, hostile values, what must survive a rewrite.
+
 use alloc::string::ToString;
 use alloc::vec;
 use alloc::vec::Vec;

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use gaur_format::check::{Check, Report, Step};
 
 /// Reads what is there; the rest is zeros.
-fn read(file: &File, offset: u64, len: u64) -> Vec<u8> {
+pub(super) fn read(file: &File, offset: u64, len: u64) -> Vec<u8> {
     let mut bytes = vec![0; len as usize];
     let mut done = 0;
     while done < bytes.len() {

@@ -116,14 +116,9 @@ pub fn poke(path: &str, offset: u64, bytes: &[u8]) {
     file.write_all_at(bytes, offset).unwrap();
 }
 
-/// Bytes of a file.
+/// Bytes of a file; zeros after its end.
 pub fn peek(path: &str, offset: u64, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    File::open(path)
-        .unwrap()
-        .read_exact_at(&mut bytes, offset)
-        .unwrap();
-    bytes
+    super::driver::read(&File::open(path).unwrap(), offset, len as u64)
 }
 
 /// A big-endian number of a file.
