@@ -20,6 +20,9 @@ use crate::inbox::{Inbox, Message};
 /// The slot number of the future that `block_on` drives, which is in no slot.
 const ROOT: usize = usize::MAX;
 
+/// Room in a new ready queue: the first task that steps aside should not be the one that allocates.
+const READY_AT_START: usize = 64;
+
 /// What the wakers of a task share.
 pub(crate) struct TaskHeader {
     inbox: Arc<Inbox>,
@@ -90,7 +93,7 @@ impl Tasks {
             inbox,
             slots: RefCell::new(Vec::new()),
             vacant: RefCell::new(Vec::new()),
-            ready: RefCell::new(VecDeque::new()),
+            ready: RefCell::new(VecDeque::with_capacity(READY_AT_START)),
             root_ready: Cell::new(false),
             alive: Cell::new(0),
             drained: RefCell::new(None),

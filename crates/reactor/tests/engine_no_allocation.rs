@@ -91,6 +91,11 @@ async fn requests_allocate_nothing(name: &str, extended_l2: bool) {
         write(&queue, cluster * CLUSTER, &memory).await;
         read(&queue, cluster * CLUSTER, &mut memory).await;
     }
+    // The L2 slices of the second half are loaded by looking.
+    for cluster in SIZE / CLUSTER / 2..SIZE / CLUSTER {
+        read(&queue, cluster * CLUSTER, &mut memory).await;
+    }
+    memory.fill(7);
     let before = allocations();
     for cluster in SIZE / CLUSTER / 2..SIZE / CLUSTER {
         write(&queue, cluster * CLUSTER, &memory).await;
