@@ -189,12 +189,12 @@ impl<D: Device + 'static> Reader<'_, D> {
         let mut filled = arrived.len().min(payload.len());
         payload[..filled].copy_from_slice(&arrived[..filled]);
         self.inflow.consume(filled);
-        while filled < payload.len() {
-            match self.client.stream.recv(&mut payload[filled..]).await {
-                Ok(0) => return Err(End::PeerClosed),
-                Ok(received) => filled += received,
-                Err(errno) => return Err(End::Failed(errno)),
-            }
+        if filled < payload.len() {
+            let received = self.client.stream.recv_exact(&mut payload[filled..]).await;
+            filled += received.map_err(End::Failed)?;
+        }
+        if filled < payload.len() {
+            return Err(End::PeerClosed);
         }
         self.parser.take_payload(filled);
         Ok(())
