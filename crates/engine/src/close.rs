@@ -24,7 +24,8 @@ impl<F: File> Queue<F> {
         }
         let fail = |errno| ImageError::io(errno, "cannot write back what was changed");
         let Some((qcow2, writer)) = self.top() else {
-            return self.flush_all().await.map_err(fail);
+            self.flush_all().await.map_err(fail)?;
+            return self.trim_raw().await;
         };
         writer.alloc.lock().unreserve_all();
         for _ in 0..PASSES_MAX {
@@ -38,6 +39,20 @@ impl<F: File> Queue<F> {
             return Err(ImageError::new(ErrorKind::Io, text));
         }
         self.trim(writer).await
+    }
+
+    /// Cuts a raw file back to the size of the disk: where only whole blocks can be written, the
+    /// last one may have lengthened it.
+    async fn trim_raw(&self) -> Result<(), ImageError> {
+        let fail = |errno| ImageError::io(errno, "cannot trim the end of the file");
+        let (file, end) = (self.top_file(), self.image.size_bytes());
+        let limits = file.limits();
+        let blocks = limits.resizable && limits.request_alignment > 1;
+        if blocks && file.len().await.map_err(fail)? > end {
+            file.set_len(end).await.map_err(fail)?;
+            file.flush().await.map_err(fail)?;
+        }
+        Ok(())
     }
 
     /// Cuts off what the file grew by and nobody used.
@@ -65,4 +80,32 @@ fn settled(qcow2: &Qcow2, writer: &Writer) -> bool {
     let alloc = writer.alloc.lock();
     let clean = maps.slices.dirty() == 0 && maps.l1.is_clean() && alloc.blocks.dirty() == 0;
     clean && !alloc.has_pending()
+}
+
+#[cfg(test)]
+mod tests {
+    use gaur_block::{Device, Payload, Request, Source, Tag};
+
+    use crate::chain::open;
+    use crate::options::OpenOptions;
+    use crate::test_file::{TestFile, TestHost, block_on, direct_limits};
+
+    #[test]
+    fn a_raw_file_keeps_its_length_although_its_last_block_is_written_whole() {
+        let file = TestFile::new(vec![7; 5120], direct_limits(4096));
+        let mut host = TestHost::default();
+        host.add("raw", file.clone());
+        let opened = block_on(open(&host, "raw", &OpenOptions::default())).unwrap();
+        let queue = opened.image.queue(opened.files);
+        let write = Request::Write {
+            offset_bytes: 5119,
+            fua: false,
+        };
+        block_on(queue.submit(Tag(0), write, Payload::Write(Source::Memory(&[9])))).unwrap();
+        assert_eq!(file.bytes().len(), 8192, "the reason for the trim");
+        block_on(queue.close()).unwrap();
+        let mut expected = vec![7; 5120];
+        expected[5119] = 9;
+        assert!(file.bytes() == expected);
+    }
 }
