@@ -80,7 +80,8 @@ impl<'a, F: File> LayerReader<'a, F> {
             name,
             format,
             id: self.file.id(),
-            size_bytes: self.len_bytes,
+            // A disk has whole sectors; what the file lacks of the last one reads as zeros.
+            size_bytes: self.len_bytes.next_multiple_of(512),
             file_len_bytes: self.len_bytes,
             limits: self.file.limits(),
             header: None,

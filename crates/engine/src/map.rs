@@ -81,8 +81,15 @@ impl<F: File> Queue<F> {
             .get(layer)
             .is_some_and(|layer| layer.format() == Format::Raw);
         if let Some(file) = self.files.get(layer).filter(|_| raw) {
+            let file_len = file.len().await?;
+            if host >= file_len {
+                // The disk ends with a whole sector, the file before it does.
+                extent.data = false;
+                extent.zero = true;
+                return Ok(());
+            }
             let run = file.extent_at(host).await?;
-            extent.len_bytes = extent.len_bytes.min(run.len.max(1));
+            extent.len_bytes = extent.len_bytes.min(run.len.clamp(1, file_len - host));
             extent.data = run.data;
             extent.zero = !run.data;
         }

@@ -57,7 +57,7 @@ impl<F: File> Queue<F> {
         let geometry = &qcow2.geometry;
         let unit = geometry.subcluster_size();
         let end = offset + len;
-        let first = offset.next_multiple_of(unit).min(end);
+        let first = offset.next_multiple_of(unit);
         // What lies beyond the end of the image may be zeroed with it.
         let last = if end == self.image.size_bytes() {
             end.next_multiple_of(unit)

@@ -17,13 +17,25 @@ struct Wait {
     done: bool,
 }
 
-#[derive(Default)]
+/// Room at the start: the first wait should not be the one that allocates.
+const WAITS_AT_START: usize = 64;
+
 struct State {
     waits: Vec<Option<Wait>>,
     /// The array for `poll`, kept for its memory.
     asked: Vec<libc::pollfd>,
     /// Which wait each element of `asked` is for; the first is the inbox's event.
     owners: Vec<usize>,
+}
+
+impl Default for State {
+    fn default() -> State {
+        State {
+            waits: Vec::with_capacity(WAITS_AT_START),
+            asked: Vec::with_capacity(WAITS_AT_START),
+            owners: Vec::with_capacity(WAITS_AT_START),
+        }
+    }
 }
 
 /// The descriptors that tasks of one reactor wait for.
