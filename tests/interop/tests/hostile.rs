@@ -145,7 +145,8 @@ fn the_header_from_the_snapshots_to_the_features() {
 
 #[test]
 fn the_header_from_the_refcount_order_on() {
-    header_fields(Layout::v3(4096), 16..HEADER.len());
+    // With clusters of this size there are extensions behind the header.
+    header_fields(Layout::v3(65536), 16..HEADER.len());
 }
 
 #[test]

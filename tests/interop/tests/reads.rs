@@ -31,11 +31,15 @@ fn read_back(image: &str, scratch: &Scratch) {
 /// `info`, `check` and `map` print QEMU's JSON.
 fn same_answers(image: &str) {
     for verb in ["check", "map", "info"] {
-        let arguments = [verb, "--output=json", image];
-        let theirs = qemu_img(&arguments).ok().json();
-        let ours = gaur(&arguments).ok().json();
-        assert_same_json(verb, &ours, &theirs);
+        same_answer(verb, image);
     }
+}
+
+fn same_answer(verb: &str, image: &str) {
+    let arguments = [verb, "--output=json", image];
+    let theirs = qemu_img(&arguments).ok().json();
+    let ours = gaur(&arguments).ok().json();
+    assert_same_json(verb, &ours, &theirs);
 }
 
 /// Compares two answers; of a map, the first entry that differs is shown.
@@ -180,7 +184,9 @@ fn preallocated_images_are_read() {
             );
             let inner = Scratch::new("preallocated");
             read_back(&image, &inner);
-            same_answers(&image);
+            // Not the map: QEMU looks into the file for what a preallocated image has not written.
+            same_answer("check", &image);
+            same_answer("info", &image);
         }
     }
 }
@@ -195,7 +201,7 @@ fn a_dirty_image_is_read_and_never_made_worse() {
     create(&image, &layout);
     qemu_img(&["amend", "-q", "-o", "lazy_refcounts=on", &image]).ok();
     let write = "write -P 7 0 200k";
-    let killed = format!("qemu-io -c '{write}' -c flush -c 'abort' {image} >&2");
+    let killed = format!("qemu-io -c '{write}' -c flush -c 'sigraise 9' {image} >&2");
     gaur_interop::tool::run("bash", &["-c", &killed]);
     let info = qemu_img(&["info", "-U", "--output=json", &image])
         .ok()
