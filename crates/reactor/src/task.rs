@@ -39,30 +39,41 @@ impl TaskHeader {
             queued: AtomicBool::new(false),
         })
     }
+
+    /// Whether it has to be queued now; it counts as queued from here on.
+    ///
+    /// Every wake-up writes, also one that finds the task queued: the reactor's own exchange before
+    /// it polls then reads that write, and so the poll sees what the waking thread did before.
+    fn mark_queued(&self) -> bool {
+        !self.queued.swap(true, Ordering::AcqRel)
+    }
+
+    fn enqueue(self: Arc<Self>) {
+        let elsewhere = context::with(|core| match core {
+            Some(core) if Arc::ptr_eq(core.inbox(), &self.inbox) => {
+                core.tasks().push_ready(self);
+                None
+            }
+            _ => Some(self),
+        });
+        if let Some(header) = elsewhere {
+            let inbox = header.inbox.clone();
+            // A reactor that has ended has no use for it.
+            let _ = inbox.send(Message::Wake(header));
+        }
+    }
 }
 
 impl Wake for TaskHeader {
     fn wake(self: Arc<Self>) {
-        if self.queued.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let local = context::with(|core| match core {
-            Some(core) if Arc::ptr_eq(core.inbox(), &self.inbox) => {
-                core.tasks().push_ready(self.clone());
-                true
-            }
-            _ => false,
-        });
-        if !local {
-            // A reactor that has ended has no use for it.
-            let inbox = self.inbox.clone();
-            let _ = inbox.send(Message::Wake(self));
+        if self.mark_queued() {
+            self.enqueue();
         }
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.queued.load(Ordering::Acquire) {
-            self.clone().wake();
+        if self.mark_queued() {
+            self.clone().enqueue();
         }
     }
 }
@@ -172,7 +183,7 @@ impl Tasks {
             let Some(header) = self.ready.borrow_mut().pop_front() else {
                 break;
             };
-            header.queued.store(false, Ordering::Release);
+            header.queued.swap(false, Ordering::AcqRel);
             if header.slot == ROOT {
                 self.root_ready.set(true);
             } else {
