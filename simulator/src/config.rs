@@ -69,6 +69,12 @@ pub struct Config {
     pub filled_per_mille: u32,
     /// Share of those that are compressed.
     pub compressed_per_mille: u32,
+    /// L1 entries beyond those that the disk needs.
+    pub spare_l1_entries: u64,
+    /// The header allows late refcounts.
+    pub lazy_refcounts: bool,
+    /// The refcount table is nearly full.
+    pub crowded: bool,
     /// Some clusters are leaked from the start.
     pub leaks: bool,
     /// The disk of the top image.
@@ -117,9 +123,9 @@ impl Config {
         let backing = draw_backing(guest_bytes, unit_bytes, random);
         let profile = draw_profile(direct, random);
         let mishaps = match random.below(100) {
-            0..80 => Mishaps::None,
-            80..88 => Mishaps::Once,
-            88..96 => Mishaps::Random(random.pick(&[2, 10, 50])),
+            0..70 => Mishaps::None,
+            70..82 => Mishaps::Once,
+            82..95 => Mishaps::Random(random.pick(&[2, 10, 50])),
             _ => Mishaps::Full,
         };
         let largest = (4 * shape.cluster_bytes()).min(guest_bytes) / unit_bytes;
@@ -132,6 +138,9 @@ impl Config {
             snapshots,
             filled_per_mille: random.pick(&[0, 0, 100, 500, 900]),
             compressed_per_mille: random.pick(&[0, 0, 200, 600]),
+            spare_l1_entries: random.pick(&[0, 0, 0, 1, 80]),
+            lazy_refcounts: random.chance(200),
+            crowded: random.chance(300),
             leaks: random.chance(100),
             profile,
             direct,

@@ -141,6 +141,7 @@ impl Expectations {
             .map_err(|wrong| wrong.to_string())?;
         Ok(Verdict {
             leaks: counts.leaks,
+            tables: (view.active.offset, view.refcount_table()),
             disk,
             values,
         })
@@ -152,6 +153,8 @@ impl Expectations {
 pub struct Verdict {
     /// Leaked clusters.
     pub leaks: u64,
+    /// Where the active L1 table is, and the refcount table.
+    pub tables: (u64, u64),
     /// The bytes of the disk.
     pub disk: Vec<u8>,
     /// The value of each unit.

@@ -35,6 +35,8 @@ pub struct Load {
     poisoned: Cell<bool>,
     /// A resize waits for the others to end, or runs.
     exclusive: Cell<bool>,
+    /// A resize that the others need not wait for runs.
+    growing: Cell<bool>,
     /// Requests in flight.
     active: Cell<u32>,
     next_tag: Cell<u32>,
@@ -77,6 +79,7 @@ impl Load {
             may_fail: Cell::new(false),
             poisoned: Cell::new(false),
             exclusive: Cell::new(false),
+            growing: Cell::new(false),
             active: Cell::new(0),
             next_tag: Cell::new(0),
         })
@@ -339,18 +342,31 @@ impl Load {
         model.end_read(reading);
     }
 
-    /// A resize runs alone, with a flush behind it.
+    /// A resize with a flush behind it. One that shrinks the disk runs alone, as does every other
+    /// one that grows it.
     async fn resize(&self, queue: &Queue<SimFile>, random: &mut Random) {
-        if self.exclusive.replace(true) {
+        if self.exclusive.get() || self.growing.get() {
             return;
-        }
-        while self.active.get() > 1 {
-            self.handle.sleep(3_000).await;
         }
         let old = self.model.borrow().len_units();
         let most = 3 * self.config.guest_bytes / self.unit_bytes();
         let per_sector = 512 / self.unit_bytes();
         let new = (random.between(1, most / per_sector) * per_sector) as u32;
+        if new > old && random.chance(500) {
+            self.growing.set(true);
+            self.resize_now(queue, old, new).await;
+            self.growing.set(false);
+            return;
+        }
+        self.exclusive.set(true);
+        while self.active.get() > 1 {
+            self.handle.sleep(3_000).await;
+        }
+        self.resize_now(queue, old, new).await;
+        self.exclusive.set(false);
+    }
+
+    async fn resize_now(&self, queue: &Queue<SimFile>, old: u32, new: u32) {
         let tag = self.tag();
         self.begin(tag, format!("resize {old} to {new} units tag {}", tag.0));
         let cut = self.model.borrow_mut().resize(new);
@@ -367,29 +383,26 @@ impl Load {
         let well = result.is_ok();
         self.note(tag, &result.map_err(|error| error.errno()));
         self.model.borrow_mut().end_resize(cut, new, well);
-        if well {
-            if queue.size_bytes() != bytes {
-                self.fail(format!(
-                    "after resize {} the size is {}",
-                    tag.0,
-                    queue.size_bytes()
-                ));
-            }
-            self.flush(queue).await;
-            if !self.poisoned.get() {
-                self.model.borrow_mut().settle_size(new);
-                self.exclusive.set(false);
-            }
+        if well && queue.size_bytes() != bytes {
+            self.fail(format!(
+                "after resize {} the size is {}",
+                tag.0,
+                queue.size_bytes()
+            ));
         }
-        // After a failure nobody knows the size: this was the last request of the epoch.
-        if self.exclusive.get() {
+        if well {
+            self.flush(queue).await;
+        }
+        if well && !self.poisoned.get() {
+            self.model.borrow_mut().settle_size(new);
+        } else {
+            // Nobody knows the size any more: this was the last request of the epoch.
             self.fail_quietly();
         }
     }
 
     /// Ends the load without a verdict.
     fn fail_quietly(&self) {
-        self.exclusive.set(false);
         self.failure.borrow_mut().get_or_insert_with(String::new);
     }
 

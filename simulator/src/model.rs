@@ -63,7 +63,8 @@ pub struct Model {
     reads: BTreeMap<Moment, u32>,
     /// A flush failed: what is readable is what a power cut may leave.
     shaken: bool,
-    /// Other sizes in units that a power cut may leave, besides the number of units.
+    /// Other sizes in units that a power cut may leave, besides the number of units. Cleared by
+    /// `settle_size` alone.
     other_sizes: Vec<u32>,
 }
 
@@ -274,7 +275,6 @@ impl Model {
             }
             self.forget(unit);
         }
-        self.other_sizes.clear();
     }
 
     /// Drops entries that nobody can see any more.
@@ -292,7 +292,8 @@ impl Model {
         }
     }
 
-    /// A resize is issued; nothing else is in flight. It must be followed by a flush.
+    /// A resize is issued; when it shrinks the disk, nothing else is in flight. It must be followed
+    /// by a flush, and that by `settle_size`.
     pub fn resize(&mut self, len_units: u32) -> Option<Issued> {
         let old = self.len_units();
         self.other_sizes.push(len_units);

@@ -26,6 +26,13 @@ pub struct Wanted {
     pub filled_per_mille: u32,
     /// Share of compressed clusters.
     pub compressed_per_mille: u32,
+    /// The active L1 table has this many entries more than the disk needs.
+    pub spare_l1_entries: u64,
+    /// Refcounts may be written late, says the header; whoever cannot do that need not.
+    pub lazy_refcounts: bool,
+    /// The start of the file is full of leaked clusters, so that the refcount table is about to
+    /// become too small; only where that takes few of them.
+    pub crowded: bool,
     /// Some free clusters have a refcount.
     pub leaks: bool,
 }
@@ -114,6 +121,7 @@ pub fn prepare(
         compressed: None,
         refcounts: BTreeMap::new(),
     };
+    builder.crowd();
     builder.mutate(&mut disk);
     let mut snapshots = Vec::new();
     for _ in 0..wanted.snapshots {
@@ -159,6 +167,18 @@ impl Builder<'_> {
         let first = self.next;
         self.next += count;
         first * self.cluster_bytes()
+    }
+
+    /// Skips to where one cluster of refcount table nearly ends.
+    fn crowd(&mut self) {
+        let capacity = self.cluster_bytes() / 8 * self.shape().block_entries();
+        let room = self.random.between(30, 600);
+        if self.wanted.crowded && capacity <= CROWD_MAX && room < capacity {
+            self.next = capacity - room;
+            for cluster in 1..self.next {
+                self.refcounts.insert(cluster, 1);
+            }
+        }
     }
 
     fn value(&mut self) -> Value {
@@ -398,7 +418,8 @@ impl Builder<'_> {
         for snapshot in snapshots {
             snapshot_l1.push(self.place_l1(snapshot.l1.len()));
         }
-        let active_l1 = self.place_l1(active.l1.len());
+        let spare = self.wanted.spare_l1_entries as usize;
+        let active_l1 = self.place_l1(active.l1.len() + spare);
         let table = self.snapshot_table(snapshots, &snapshot_l1);
         if !table.is_empty() {
             self.count(table_offset(&table), table.len() as u64 - 8);
@@ -559,7 +580,8 @@ impl Builder<'_> {
         header.extend(shape.cluster_bits.to_be_bytes());
         header.extend(self.wanted.guest_bytes.to_be_bytes());
         header.extend(0_u32.to_be_bytes());
-        header.extend((active.l1.len() as u32).to_be_bytes());
+        let l1_entries = active.l1.len() as u64 + self.wanted.spare_l1_entries;
+        header.extend((l1_entries as u32).to_be_bytes());
         header.extend(l1.to_be_bytes());
         header.extend(reftable.0.to_be_bytes());
         header.extend((reftable.1 as u32).to_be_bytes());
@@ -572,7 +594,7 @@ impl Builder<'_> {
         header.extend(table.to_be_bytes());
         if shape.version == 3 {
             header.extend((u64::from(shape.extended) << 4).to_be_bytes());
-            header.extend(0_u64.to_be_bytes());
+            header.extend(u64::from(self.wanted.lazy_refcounts).to_be_bytes());
             // A bit that nobody knows: whoever writes to the image clears it.
             header.extend((1_u64 << 40).to_be_bytes());
             header.extend(shape.refcount_order.to_be_bytes());
@@ -594,6 +616,9 @@ impl Builder<'_> {
         header
     }
 }
+
+/// Most clusters that a crowded image leaks.
+const CROWD_MAX: u64 = 1 << 15;
 
 /// A header extension that no reader knows and every writer preserves.
 pub const UNKNOWN_EXTENSION: u32 = 0x5155_4945;

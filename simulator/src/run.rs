@@ -95,6 +95,8 @@ struct Run<'a> {
     model: Model,
     next_value: Value,
     leaks: u64,
+    /// Where the L1 table and the refcount table were.
+    tables: (u64, u64),
     stats: Stats,
 }
 
@@ -136,6 +138,7 @@ impl<'a> Run<'a> {
             model,
             next_value,
             leaks: 0,
+            tables: (0, 0),
             stats,
         }
     }
@@ -143,6 +146,7 @@ impl<'a> Run<'a> {
     fn play(mut self) -> Result<(Stats, u64), String> {
         let verdict = self.judge(&self.host.images(), true)?;
         self.settle(&verdict);
+        self.tables = verdict.tables;
         for epoch in 0..self.config.epochs {
             let mishaps = self.config.mishaps != Mishaps::None && self.random.chance(600);
             self.epoch(mishaps)
@@ -223,10 +227,15 @@ impl<'a> Run<'a> {
         ];
         match self.config.mishaps {
             Mishaps::None => Faults::default(),
-            Mishaps::Once => Faults {
-                nth: Some((random.pick(&kinds), random.below(60))),
-                ..Faults::default()
-            },
+            Mishaps::Once => {
+                let kind = random.pick(&kinds);
+                let rare = matches!(kind, FaultKind::Flush | FaultKind::NoSpace);
+                let count = random.below(if rare { 8 } else { 60 });
+                Faults {
+                    nth: Some((kind, count)),
+                    ..Faults::default()
+                }
+            }
             Mishaps::Random(per_mille) => Faults {
                 read_per_mille: random.pick(&[0, per_mille]),
                 write_per_mille: random.pick(&[0, per_mille]),
@@ -401,6 +410,9 @@ impl<'a> Run<'a> {
             .map_err(|what| format!("after {end:?}, reopened: {what}"))?;
         self.ask_qemu(&files, &verdict)?;
         self.leaks = verdict.leaks;
+        self.stats.l1_moves += u64::from(self.tables.0 != verdict.tables.0);
+        self.stats.reftable_moves += u64::from(self.tables.1 != verdict.tables.1);
+        self.tables = verdict.tables;
         match end {
             End::Kill => self.model.survived_kill(&verdict.values),
             End::Close | End::PowerCut => self.settle(&verdict),
@@ -557,6 +569,9 @@ fn build(config: &Config, script: Script, next_value: &mut Value, random: &mut R
             snapshots: 0,
             filled_per_mille: 500,
             compressed_per_mille: config.compressed_per_mille,
+            spare_l1_entries: 0,
+            lazy_refcounts: false,
+            crowded: false,
             leaks: false,
         };
         let prepared = prepare(&wanted, script, next_value, random);
@@ -572,6 +587,9 @@ fn build(config: &Config, script: Script, next_value: &mut Value, random: &mut R
         snapshots: config.snapshots,
         filled_per_mille: config.filled_per_mille,
         compressed_per_mille: config.compressed_per_mille,
+        spare_l1_entries: config.spare_l1_entries,
+        lazy_refcounts: config.lazy_refcounts,
+        crowded: config.crowded,
         leaks: config.leaks,
     };
     let prepared = prepare(&wanted, script, next_value, random);

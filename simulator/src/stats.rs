@@ -26,6 +26,10 @@ pub struct Stats {
     pub closes: u64,
     /// Faults that struck.
     pub faults: u64,
+    /// Times an epoch moved the L1 table.
+    pub l1_moves: u64,
+    /// Times an epoch moved the refcount table.
+    pub reftable_moves: u64,
     /// Steps of the scheduler.
     pub steps: u64,
 }
@@ -42,6 +46,8 @@ impl AddAssign for Stats {
         self.kills += other.kills;
         self.closes += other.closes;
         self.faults += other.faults;
+        self.l1_moves += other.l1_moves;
+        self.reftable_moves += other.reftable_moves;
         self.steps += other.steps;
     }
 }
@@ -51,7 +57,8 @@ impl fmt::Display for Stats {
         write!(
             out,
             "{} seeds, {} crash points ({} reopened by the engine, {} judged by qemu-img), \
-             {} kills, {} closes, {} epochs, {} requests, {} faults, {} failed requests, {} steps",
+             {} kills, {} closes, {} epochs, {} requests, {} faults, {} failed requests, \
+             {} L1 tables moved, {} refcount tables moved, {} steps",
             self.seeds,
             self.crash_points,
             self.reopened,
@@ -62,6 +69,8 @@ impl fmt::Display for Stats {
             self.requests,
             self.faults,
             self.errors,
+            self.l1_moves,
+            self.reftable_moves,
             self.steps
         )
     }

@@ -48,6 +48,11 @@ impl<'a> View<'a> {
         })
     }
 
+    /// Where the refcount table is.
+    pub fn refcount_table(&self) -> u64 {
+        word(self.file, 48)
+    }
+
     /// The whole disk behind an L1 table.
     pub fn read_disk(&self, l1: L1) -> Result<Vec<u8>, String> {
         let mut disk = vec![0; l1.disk_bytes as usize];

@@ -16,6 +16,9 @@ fn wanted(config: &Config) -> Wanted {
         snapshots: config.snapshots,
         filled_per_mille: config.filled_per_mille.max(100),
         compressed_per_mille: config.compressed_per_mille,
+        spare_l1_entries: config.spare_l1_entries,
+        lazy_refcounts: config.lazy_refcounts,
+        crowded: config.crowded,
         leaks: config.leaks,
     }
 }
