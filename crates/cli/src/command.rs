@@ -116,7 +116,9 @@ fn report_usage(program: &str, verb: Option<&str>, error: &clap::Error) -> u8 {
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let end = text.find("\nUsage:").unwrap_or(text.len());
     let end = text.find("\nFor more information").unwrap_or(end).min(end);
-    let words: Vec<&str> = text[..end].split_whitespace().collect();
+    // A tip stands in a paragraph of its own.
+    let text = text[..end].replace("\n\n  tip:", ";");
+    let words: Vec<&str> = text.split_whitespace().collect();
     let help = match verb {
         Some(verb) if Gaur::command().find_subcommand(verb).is_some() => {
             format!("{program} {verb} --help")

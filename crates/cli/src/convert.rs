@@ -19,6 +19,7 @@ use crate::size::parse_size;
 ///
 /// Holes and zeros stay holes. Several sources follow each other in the target.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "gaur convert [OPTIONS] SOURCE.. TARGET")]
 pub struct Args {
     /// Format of the sources (probed by default)
     #[arg(short = 'f', long, value_name = "FMT", value_parser = format_parser())]

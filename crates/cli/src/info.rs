@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::info_report::{BitmapInfo, Child, ImageInfo, Qcow2Info, SnapshotInfo, Specific};
 use crate::json;
+use crate::luks::{self, LuksInfo};
 use crate::open::{self, Output, format_parser};
 
 /// Show what an image is
@@ -174,16 +175,26 @@ impl Inspection {
             lazy_refcounts: v3(header.compatible.has(Compatible::LAZY_REFCOUNTS)),
             bitmaps: self.bitmaps(header)?,
             refcount_bits: header.geometry().refcount_bits(),
-            encrypt: match header.crypt_method {
-                CryptMethod::None => None,
-                CryptMethod::Aes => Some(json!({ "format": "aes" })),
-                CryptMethod::Luks => Some(json!({ "format": "luks" })),
-            },
+            encrypt: self.encryption(header)?,
             data_file: data_file_name.map(|name| name.into_owned()),
             data_file_raw: data_file.then(|| header.autoclear.has(Autoclear::RAW_DATA_FILE)),
             corrupt: v3(header.incompatible.has(Incompatible::CORRUPT)),
             extended_l2: v3(header.incompatible.has(Incompatible::EXTENDED_L2)),
         })
+    }
+
+    fn encryption(&self, header: &Header) -> Result<Option<Value>, Failure> {
+        let known = match (header.crypt_method, header.encryption()) {
+            (CryptMethod::None, _) => return Ok(None),
+            (CryptMethod::Aes, _) => return Ok(Some(json!({ "format": "aes" }))),
+            (CryptMethod::Luks, None) => None,
+            (CryptMethod::Luks, Some(pointer)) => {
+                let bytes = self.file.read(pointer.offset.0, luks::HEADER_BYTES)?;
+                LuksInfo::parse(&bytes).and_then(|info| serde_json::to_value(info).ok())
+            }
+        };
+        // A header that cannot be read keeps nobody from seeing the rest.
+        Ok(Some(known.unwrap_or_else(|| json!({ "format": "luks" }))))
     }
 
     fn snapshots(&self, header: &Header) -> Result<Vec<Snapshot>, Failure> {

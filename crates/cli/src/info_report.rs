@@ -36,9 +36,6 @@ pub struct ImageInfo {
     pub format: String,
     /// Bytes allocated on the host.
     pub actual_size: u64,
-    /// Its guest data is encrypted; absent otherwise.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub encrypted: Option<bool>,
     /// What only this format has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format_specific: Option<Specific>,
@@ -48,6 +45,9 @@ pub struct ImageInfo {
     /// The backing file as the image names it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing_filename: Option<String>,
+    /// Its guest data is encrypted; absent otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encrypted: Option<bool>,
     /// It was not closed cleanly and its refcounts may be out of date.
     pub dirty_flag: bool,
 }

@@ -21,6 +21,7 @@ mod image_file;
 mod info;
 mod info_report;
 mod json;
+mod luks;
 mod map;
 mod new_image;
 mod open;

@@ -2,7 +2,7 @@
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gaur_block::{Errno, OpenError};
-use gaur_engine::{Format, OpenOptions, Opened};
+use gaur_engine::{ErrorKind, Format, OpenOptions, Opened};
 use gaur_reactor::{BlockingFile, BlockingHost, block_on};
 
 use crate::failure::Failure;
@@ -61,8 +61,13 @@ pub fn reading(format: Option<Format>, force_share: bool) -> OpenOptions {
 
 /// Opens an image and its chain for calls that block.
 pub fn open(name: &str, options: &OpenOptions) -> Result<Opened<BlockingFile>, Failure> {
-    block_on(gaur_engine::open(&BlockingHost, name, options))
-        .map_err(|error| opening_failed(name, &error))
+    block_on(gaur_engine::open(&BlockingHost, name, options)).map_err(|error| {
+        let failure = Failure::image(name, &error);
+        match error.kind() {
+            ErrorKind::Locked if options.read_only => failure.hint(LOCKED_HINT),
+            _ => failure,
+        }
+    })
 }
 
 /// The failure to open a file, with advice where there is some.
@@ -74,16 +79,7 @@ pub fn file_failed(name: &str, error: &OpenError) -> Failure {
     }
 }
 
-const LOCKED_HINT: &str = "another program uses the image; -U reads it all the same";
-
-/// The failure to open an image, with advice where there is some.
-pub fn opening_failed(name: &str, error: &gaur_engine::ImageError) -> Failure {
-    let failure = Failure::image(name, error);
-    match error.kind() {
-        gaur_engine::ErrorKind::Locked => failure.hint(LOCKED_HINT),
-        _ => failure,
-    }
-}
+const LOCKED_HINT: &str = "-U reads it all the same";
 
 /// Where the backing file `backing` of the image `overlay` is, as far as its name tells: a relative
 /// path counts from the directory of the overlay; a name with a protocol is left alone.

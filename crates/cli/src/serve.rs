@@ -55,8 +55,8 @@ pub struct Args {
     #[arg(short = 'x', long, value_name = "NAME")]
     export_name: Option<String>,
     /// Description of the export, for people
-    #[arg(short = 'D', long, value_name = "TEXT", default_value = "")]
-    description: String,
+    #[arg(short = 'D', long, value_name = "TEXT")]
+    description: Option<String>,
     /// Clients served at once; 0 for any number
     #[arg(short = 'e', long, value_name = "N", default_value_t = 1)]
     shared: u32,
@@ -249,7 +249,7 @@ fn open_image(args: &Args, name: String, file: String) -> Result<Served, Failure
     Ok(Served {
         export: Export {
             name,
-            description: args.description.clone(),
+            description: args.description.clone().unwrap_or_default(),
             read_only: args.read_only,
         },
         files: opened

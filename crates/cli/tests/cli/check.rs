@@ -28,6 +28,12 @@ fn leaks_are_counted_and_exit_with_3() {
     dir.qemu_img(&["create", "-qf", "qcow2", "disk.qcow2", "10M"])
         .ok();
     dir.qemu_io("disk.qcow2", &["write 0 256k"]);
+    // Clusters that nothing refers to, at the end of the file.
+    let file = std::fs::File::options()
+        .write(true)
+        .open(dir.path("disk.qcow2"));
+    let file = file.expect("the image");
+    file.set_len(22 << 16).expect("a longer file");
     let block = refcount_block(&dir, "disk.qcow2");
     dir.patch("disk.qcow2", block + 2 * 21, &[0, 3]);
     dir.patch("disk.qcow2", block + 2 * 20, &[0, 1]);

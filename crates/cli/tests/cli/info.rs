@@ -50,6 +50,29 @@ fn an_external_data_file_is_named_and_not_opened() {
 }
 
 #[test]
+fn encryption_is_described_without_a_key() {
+    let dir = WorkDir::new();
+    let secret = ["--object", "secret,id=key,data=abcdefghijklmnop"];
+    for options in [
+        "encrypt.format=luks,encrypt.iter-time=10",
+        "encrypt.format=luks,encrypt.iter-time=10,encrypt.cipher-alg=serpent-128,\
+         encrypt.cipher-mode=cbc,encrypt.ivgen-alg=essiv,encrypt.ivgen-hash-alg=sha256,\
+         encrypt.hash-alg=sha512",
+        "encrypt.format=aes",
+    ] {
+        let options = format!("{options},encrypt.key-secret=key");
+        let args = [
+            &["create", "-qf", "qcow2"],
+            &secret[..],
+            &["-o", &options, "disk.qcow2", "1M"],
+        ];
+        dir.qemu_img(&args.concat()).ok();
+        dir.same(&["info", "disk.qcow2"]);
+        dir.same(&["info", "--output=json", "disk.qcow2"]);
+    }
+}
+
+#[test]
 fn an_unknown_incompatible_feature_is_refused_by_its_name() {
     let dir = WorkDir::new();
     dir.qemu_img(&["create", "-qf", "qcow2", "disk.qcow2", "1M"])

@@ -44,7 +44,7 @@ fn preallocated_images_have_the_runs_that_qemu_img_finds() {
 #[test]
 fn raw_files_with_holes_have_the_runs_that_qemu_img_finds() {
     let dir = WorkDir::new();
-    for len in [0, 3000, 1 << 20] {
+    for len in [0, 3000, 3003, 1 << 20] {
         let mut bytes = vec![0; len];
         bytes.iter_mut().step_by(100_000).for_each(|byte| *byte = 1);
         std::fs::write(dir.path("full.raw"), &bytes).expect("a file");
