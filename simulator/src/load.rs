@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
 use gaur_engine::Queue;
-use gaur_sim::{Handle, Random, SimBuffer, SimFile};
+use gaur_sim::{Handle, Random, SimBuffer, SimFile, SimHost};
 
 use crate::config::Config;
 use crate::content::{Value, ZERO};
@@ -21,6 +21,9 @@ use crate::stats::Stats;
 pub struct Load {
     config: Config,
     handle: Handle,
+    host: SimHost,
+    /// Flushes that the host had failed before.
+    flushes_failed: u64,
     /// The disk as it should be.
     pub model: RefCell<Model>,
     /// The number of the last request that wrote something.
@@ -68,10 +71,18 @@ const KINDS: [Kind; 8] = [
 
 impl Load {
     /// The load of `config` on a disk that is as `model` says.
-    pub fn new(config: &Config, handle: Handle, model: Model, next_value: Value) -> Rc<Load> {
+    pub fn new(
+        config: &Config,
+        handle: Handle,
+        host: &SimHost,
+        model: Model,
+        next_value: Value,
+    ) -> Rc<Load> {
         Rc::new(Load {
             config: config.clone(),
             handle,
+            host: host.clone(),
+            flushes_failed: host.flushes_failed(),
             model: RefCell::new(model),
             next_value: Cell::new(next_value),
             failure: RefCell::new(None),
@@ -235,6 +246,9 @@ impl Load {
             .await;
         self.note(tag, &result);
         let mut model = self.model.borrow_mut();
+        if self.host.flushes_failed() > self.flushes_failed {
+            model.shake();
+        }
         if result.is_ok()
             && let Err(wrong) = model.check_read(&reading, units.start, &memory)
         {

@@ -256,6 +256,11 @@ impl Model {
         }
     }
 
+    /// The host has failed a flush, of whatever origin: unflushed data may be gone.
+    pub fn shake(&mut self) {
+        self.shaken = true;
+    }
+
     /// A flush is issued.
     pub fn flush(&mut self) -> Flushing {
         Flushing {

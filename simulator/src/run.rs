@@ -265,6 +265,7 @@ impl<'a> Run<'a> {
         let load = Load::new(
             &self.config,
             scheduler.handle(),
+            &self.host,
             self.model.clone(),
             self.next_value,
         );

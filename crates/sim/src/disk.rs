@@ -70,6 +70,8 @@ pub(crate) struct Disk {
     pub(crate) faults: Faults,
     /// Faults that struck.
     pub(crate) struck: u64,
+    /// Flushes that failed.
+    pub(crate) flushes_failed: u64,
     /// What reads see.
     pub(crate) image: FileImage,
     pub(crate) dirty: BTreeMap<u64, Dirty>,
@@ -91,6 +93,7 @@ impl Disk {
             profile,
             faults: Faults::default(),
             struck: 0,
+            flushes_failed: 0,
             durable_len: image.len_bytes(),
             image,
             dirty: BTreeMap::new(),
@@ -220,6 +223,7 @@ impl Disk {
     /// A flush has failed. Like Linux after a failed fsync, some of what was not durable is
     /// forgotten: its pages count as clean, and read as before or as the disk has them.
     pub(crate) fn flush_failed(&mut self, random: &mut Random) {
+        self.flushes_failed += 1;
         let mut evicted = Vec::new();
         for (&sector, dirty) in &mut self.dirty {
             let settled = dirty.versions.iter().all(|one| one.completed != IN_FLIGHT);

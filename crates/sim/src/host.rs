@@ -114,6 +114,12 @@ impl SimHost {
             .sum()
     }
 
+    /// Flushes that failed so far.
+    pub fn flushes_failed(&self) -> u64 {
+        let disks = self.disks.borrow();
+        disks.values().map(|disk| disk.borrow().flushes_failed).sum()
+    }
+
     /// Sectors with unflushed versions, on all files.
     pub fn dirty_sectors(&self) -> usize {
         self.disks
