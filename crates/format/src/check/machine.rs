@@ -154,7 +154,7 @@ impl Check {
         let place = format_args!("cannot read {len} bytes at {offset:#x}");
         match &mut self.stage {
             Stage::Snapshots(_) => return self.tally.stop(place),
-            Stage::Refcounts => self.refcounts.failed(len),
+            Stage::Refcounts => self.refcounts.failed(&mut self.tally, len),
             Stage::L1(stage) => stage.failed(len),
             Stage::L2(_, current) => *current = None,
             Stage::Bitmaps(stage) => stage.failed(len),
@@ -213,6 +213,6 @@ impl Check {
             tally.refer(range, 1, format_args!("luks header"));
         }
         self.refcounts.refer_to_blocks(tally);
-        self.refcounts.compare(tally);
+        Refcounts::compare(tally);
     }
 }

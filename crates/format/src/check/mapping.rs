@@ -13,7 +13,7 @@ use crate::check::reader::{Reader, Wanted};
 use crate::check::snapshots::label;
 use crate::check::tally::{Range, Tally};
 use crate::compressed::CompressedDescriptor;
-use crate::error::CorruptionKind;
+use crate::error::{Corruption, CorruptionKind};
 use crate::header::Header;
 use crate::l1::{self, COPIED, OFFSET_MASK};
 use crate::l2::{self, COMPRESSED, L2Entry, ZERO};
@@ -157,14 +157,16 @@ impl L1Tables {
     }
 }
 
-/// The copied flag says "refcount is exactly one", no more and no less.
+/// The copied flag says "refcount is exactly one", no more and no less. Of a refcount that is not
+/// known nothing can be said.
 fn check_copied(
     tally: &mut Tally,
     raw: u64,
-    refcount: u64,
+    refcount: Option<u64>,
     times: u64,
     place: core::fmt::Arguments<'_>,
 ) {
+    let Some(refcount) = refcount else { return };
     let copied = raw & COPIED != 0;
     if copied != (refcount == 1) {
         let state = if copied { "set" } else { "clear" };
@@ -205,19 +207,11 @@ impl Table {
     fn entry(&mut self, tally: &mut Tally, index: u64, raw: u64, bitmap: u64) {
         let (table, all) = (self.offset, self.uses.all);
         let place = format_args!("l2 table at {table:#x}, index {index}");
-        let lint = L2Entry::lint(raw, bitmap, &tally.geometry);
-        if let Some(corruption) = lint {
+        if let Some(corruption) = L2Entry::lint(raw, bitmap, &tally.geometry) {
             tally.corrupt(all, format_args!("{place}: {corruption}"));
         }
         if raw & COMPRESSED != 0 {
-            if tally.data_file {
-                tally.corrupt(
-                    all,
-                    format_args!("{place}: compressed cluster with a data file"),
-                );
-            } else if lint.is_none_or(|found| found.kind != CorruptionKind::CompressedBitmap) {
-                self.compressed(tally, raw, place);
-            }
+            self.compressed(tally, raw, bitmap, place);
             return;
         }
         if let Err(corruption) = L2Entry::decode(raw, bitmap, &tally.geometry) {
@@ -228,7 +222,7 @@ impl Table {
             if self.uses.active > 0 {
                 let cluster = tally.geometry.cluster_of(HostOffset(raw & OFFSET_MASK));
                 let refcount = if tally.data_file {
-                    1
+                    Some(1)
                 } else {
                     tally.refcount_of(cluster)
                 };
@@ -244,26 +238,44 @@ impl Table {
         raw & OFFSET_MASK != 0 || (tally.data_file && raw & COPIED != 0 && !zero)
     }
 
-    fn compressed(&mut self, tally: &mut Tally, raw: u64, place: core::fmt::Arguments<'_>) {
-        let geometry = tally.geometry;
-        match CompressedDescriptor::decode(raw, &geometry) {
+    fn compressed(
+        &mut self,
+        tally: &mut Tally,
+        raw: u64,
+        bitmap: u64,
+        place: core::fmt::Arguments<'_>,
+    ) {
+        let (all, active) = (self.uses.all, self.uses.active);
+        if tally.data_file {
+            tally.corrupt(
+                all,
+                format_args!("{place}: compressed cluster with a data file"),
+            );
+            return;
+        }
+        // Such an entry counts neither as a reference nor as a cluster, as in QEMU.
+        if tally.geometry.extended_l2() && bitmap != 0 {
+            if raw & COPIED != 0 {
+                // Lint named the copied flag only.
+                let corruption = Corruption::new(CorruptionKind::CompressedBitmap, bitmap);
+                tally.corrupt(all, format_args!("{place}: {corruption}"));
+            }
+            return;
+        }
+        match CompressedDescriptor::decode(raw, &tally.geometry) {
             Ok(descriptor) => {
                 let range = Range {
                     offset: descriptor.offset,
                     len: descriptor.byte_len(),
                 };
-                tally.refer(
-                    range,
-                    self.uses.all,
-                    format_args!("{place}: compressed data"),
-                );
+                tally.refer(range, all, format_args!("{place}: compressed data"));
             }
             Err(corruption) => {
-                tally.corrupt(self.uses.all, format_args!("{place}: {corruption}"));
+                tally.corrupt(all, format_args!("{place}: {corruption}"));
             }
         }
         // Compressed clusters always count as fragmented.
-        let (report, active) = (&mut tally.report, self.uses.active);
+        let report = &mut tally.report;
         report.allocated_clusters = report.allocated_clusters.saturating_add(active);
         report.compressed_clusters = report.compressed_clusters.saturating_add(active);
         report.fragmented_clusters = report.fragmented_clusters.saturating_add(active);

@@ -14,14 +14,15 @@ use crate::refcount;
 /// Bits of a refcount table entry that are the offset, as a reader of refcounts takes it.
 const OFFSET_MASK: u64 = !0x1ff;
 
+/// From here on no file has bytes: its length is a signed number everywhere.
+const UNREADABLE: u64 = 1 << 63;
+
 #[derive(Clone, Debug)]
 pub(super) struct Refcounts {
     table: Vec<u64>,
     table_range: Range,
     reader: Reader,
     next_block: usize,
-    /// Blocks that could not be read, by their index in the table, ascending.
-    unreadable: Vec<u64>,
 }
 
 impl Refcounts {
@@ -34,7 +35,6 @@ impl Refcounts {
             table_range: Range { offset, len },
             reader: Reader::new(offset, len, file_len),
             next_block: 0,
-            unreadable: Vec::new(),
         }
     }
 
@@ -55,8 +55,8 @@ impl Refcounts {
                 break;
             }
             let offset = HostOffset(raw & OFFSET_MASK);
-            if !tally.geometry.is_aligned(offset) {
-                self.unreadable.push(self.next_block as u64);
+            if !tally.geometry.is_aligned(offset) || offset.0 >= UNREADABLE {
+                tally.unread_blocks.push(self.next_block as u64);
             } else if offset.0 != 0 && offset.0 < tally.file_len {
                 return Some(Wanted {
                     offset: offset.0,
@@ -79,14 +79,14 @@ impl Refcounts {
     }
 
     /// The last read failed.
-    pub(super) fn failed(&mut self, len: u64) {
+    pub(super) fn failed(&mut self, tally: &mut Tally, len: u64) {
         if self.reading_table() {
             let entries = (len / 8) as usize;
             self.table
                 .resize(self.table.len().saturating_add(entries), 0);
             self.reader.advance(len);
         } else {
-            self.unreadable.push(self.next_block as u64);
+            tally.unread_blocks.push(self.next_block as u64);
             self.next_block = self.next_block.saturating_add(1);
         }
     }
@@ -158,17 +158,19 @@ impl Refcounts {
         );
     }
 
-    fn is_unreadable(&self, tally: &Tally, cluster: u64) -> bool {
-        !self.unreadable.is_empty() && {
-            let block = tally.geometry.refcount_table_index(ClusterIndex(cluster));
-            self.unreadable.binary_search(&block).is_ok()
-        }
-    }
-
     /// Compares every cluster's refcount with the references to it.
-    pub(super) fn compare(&self, tally: &mut Tally) {
-        for block in &self.unreadable {
-            tally.error(format_args!("cannot read refcount block {block}"));
+    pub(super) fn compare(tally: &mut Tally) {
+        // Each cluster whose refcount is not known could not be checked.
+        let per_block = tally.geometry.refcount_block_entries();
+        for block in tally.unread_blocks.clone() {
+            let clusters = tally
+                .clusters
+                .saturating_sub(block.saturating_mul(per_block));
+            tally
+                .report
+                .add(Severity::Error, clusters.min(per_block), || {
+                    alloc::format!("cannot read refcount block {block}")
+                });
         }
         let mut highest = 0;
         let mut cluster = 0;
@@ -178,26 +180,32 @@ impl Refcounts {
         {
             cluster = used.saturating_add(1);
             let references = tally.references_to(ClusterIndex(used));
-            let refcount = tally.refcount_of(ClusterIndex(used));
+            let Some(refcount) = tally.refcount_of(ClusterIndex(used)) else {
+                continue;
+            };
             if references != 0 || refcount != 0 {
                 highest = used;
             }
-            if references != refcount && !self.is_unreadable(tally, used) {
-                let offset = tally.geometry.cluster_start(ClusterIndex(used));
-                let severity = if refcount < references {
-                    Severity::Corruption
-                } else {
-                    Severity::Leak
-                };
-                tally.report.add(severity, 1, || {
-                    alloc::format!(
-                        "cluster {used} at {offset:#x} has refcount {refcount}, references: \
-                         {references}"
-                    )
-                });
+            if references != refcount {
+                mismatch(tally, ClusterIndex(used), refcount, references);
             }
         }
         let end = ClusterIndex(highest.saturating_add(1));
         tally.report.image_end_offset = tally.geometry.cluster_start(end).0;
     }
+}
+
+fn mismatch(tally: &mut Tally, cluster: ClusterIndex, refcount: u64, references: u64) {
+    let offset = tally.geometry.cluster_start(cluster);
+    let severity = if refcount < references {
+        Severity::Corruption
+    } else {
+        Severity::Leak
+    };
+    tally.report.add(severity, 1, || {
+        let number = cluster.0;
+        alloc::format!(
+            "cluster {number} at {offset:#x} has refcount {refcount}, references: {references}"
+        )
+    });
 }

@@ -1,5 +1,7 @@
 //! What all stages of a check share: the two counts for each cluster, and the report.
 
+use alloc::vec::Vec;
+
 use crate::addr::{ClusterIndex, HostOffset};
 use crate::check::counts::Counts;
 use crate::check::report::{Report, Severity};
@@ -27,6 +29,8 @@ pub(super) struct Tally {
     references: Counts,
     /// Refcounts as the image has them.
     pub(super) refcounts: Counts,
+    /// Refcount blocks that could not be read, by their index in the table, ascending.
+    pub(super) unread_blocks: Vec<u64>,
     /// Bytes of L1 and bitmap tables that may still be read. Tables of a sound image do not overlap,
     /// so all of them together are no longer than the file.
     table_bytes_left: u64,
@@ -48,6 +52,7 @@ impl Tally {
             data_file: header.incompatible.has(Incompatible::DATA_FILE),
             references: Counts::default(),
             refcounts: Counts::default(),
+            unread_blocks: Vec::new(),
             table_bytes_left: file_len,
             stage_bytes: 0,
             stopped: false,
@@ -102,8 +107,15 @@ impl Tally {
         self.references.get(cluster.0)
     }
 
-    pub(super) fn refcount_of(&self, cluster: ClusterIndex) -> u64 {
-        self.refcounts.get(cluster.0)
+    /// The refcount the image has for a cluster; `None` when its block could not be read.
+    pub(super) fn refcount_of(&self, cluster: ClusterIndex) -> Option<u64> {
+        if !self.unread_blocks.is_empty() {
+            let block = self.geometry.refcount_table_index(cluster);
+            if self.unread_blocks.binary_search(&block).is_ok() {
+                return None;
+            }
+        }
+        Some(self.refcounts.get(cluster.0))
     }
 
     /// Counts `times` references to every cluster of a range; `what` names the range's owner.
