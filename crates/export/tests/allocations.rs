@@ -51,13 +51,8 @@ fn rounds(client: &mut Client, requests: &[u8], replies: &mut [u8], count: u64) 
     ALLOCATIONS.load(Ordering::Relaxed) - before
 }
 
-#[test]
-fn requests_allocate_nothing_after_warm_up() {
-    // The log would allocate, and one thread is enough.
-    let mut options = options();
-    options.threads = 1;
-    let server = Server::start(Mode::Reactor, options, Null::new(1 << 40));
-    let mut client = Client::simple(&server.socket, "");
+/// Requests of every kind, and how long their replies are with simple replies.
+fn simple_requests() -> (Vec<u8>, usize) {
     let mut requests = Vec::new();
     for cookie in 0..DEPTH as u64 {
         requests.extend(request(0, READ, cookie, cookie << 20, BLOCK as u32));
@@ -70,9 +65,35 @@ fn requests_allocate_nothing_after_warm_up() {
         requests.extend(request(0, READ, cookie, 1 << 40, 1));
     }
     requests.extend(request(0, READ, 99, 0, 1 << 20));
-    let mut replies = vec![0; DEPTH * (6 * 16 + BLOCK) + 16 + (1 << 20)];
-    rounds(&mut client, &requests, &mut replies, 200);
-    let allocated = rounds(&mut client, &requests, &mut replies, 500);
-    assert_eq!(allocated, 0, "in {} requests", 500 * (6 * DEPTH + 1));
+    (requests, DEPTH * (6 * 16 + BLOCK) + 16 + (1 << 20))
+}
+
+/// Reads of data and of a hole, and block status, with structured replies.
+fn structured_requests() -> (Vec<u8>, usize) {
+    let mut requests = Vec::new();
+    for cookie in 0..DEPTH as u64 {
+        requests.extend(request(0, READ, cookie, cookie << 20, BLOCK as u32));
+        requests.extend(request(0, READ, cookie, cookie << 20, 1 << 20));
+        requests.extend(request(0, BLOCK_STATUS, cookie, 0, 1 << 31));
+    }
+    (requests, DEPTH * (28 + BLOCK + 32 + 32))
+}
+
+#[test]
+fn requests_allocate_nothing_after_warm_up() {
+    let mut options = options();
+    options.threads = 1;
+    let server = Server::start(Mode::Reactor, options, Null::new(1 << 40));
+    let simple = (Client::simple(&server.socket, ""), simple_requests());
+    let structured = (
+        Client::structured(&server.socket, ""),
+        structured_requests(),
+    );
+    for (mut client, (requests, reply_bytes)) in [simple, structured] {
+        let mut replies = vec![0; reply_bytes];
+        rounds(&mut client, &requests, &mut replies, 200);
+        let allocated = rounds(&mut client, &requests, &mut replies, 500);
+        assert_eq!(allocated, 0, "in 500 rounds");
+    }
     server.finish();
 }

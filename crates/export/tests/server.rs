@@ -347,6 +347,16 @@ fn a_client_that_never_chooses_is_hung_up_on() {
             "the limit is for the handshake alone"
         );
         server.finish();
+
+        let mut options = crate::options();
+        options.handshake_timeout = Duration::ZERO;
+        let server = Server::start(mode, options, Memory::new(MIB));
+        let mut idle = Client::connect(&server.socket);
+        idle.greet();
+        std::thread::sleep(Duration::from_millis(100));
+        idle.go("");
+        assert_eq!(idle.read_at(0, 1), Ok(vec![0]), "zero is no limit");
+        server.finish();
     }
 }
 

@@ -52,7 +52,7 @@ pub struct Options {
     /// Most memory for the payloads of one connection in bytes, at least 32 MiB, the longest
     /// payload there is. Requests beyond it wait in the socket.
     pub buffer_bytes: usize,
-    /// A client that has not chosen an export by then is hung up on.
+    /// A client that has not chosen an export by then is hung up on; zero for no limit.
     pub handshake_timeout: Duration,
     /// How long a stop waits for clients that do not take their replies.
     pub drain_timeout: Duration,

@@ -40,14 +40,15 @@ where
     let options = Arc::new(options);
     let make: Make<D> = Arc::new(devices);
     let crew = Crew::start(&options, &make)?;
-    let outcome = on_control_reactor(listener, &options, stop, &crew)?;
-    if outcome == Outcome::Forced {
+    let outcome = on_control_reactor(listener, &options, stop, &crew);
+    crew.dismiss();
+    if outcome == Ok(Outcome::Forced) {
         // Joining would wait for the very requests that the second stop does not wait for.
         core::mem::forget(crew);
     } else {
         crew.threads.join();
     }
-    Ok(outcome)
+    outcome
 }
 
 /// Serves without io_uring: every connection has a thread of its own, on which requests run one
