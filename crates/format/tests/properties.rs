@@ -361,6 +361,28 @@ proptest! {
     }
 
     #[test]
+    fn a_read_that_fails_is_a_check_error_and_the_check_ends(
+        options in options(), failing in vec(any::<bool>(), 1..20),
+    ) {
+        let image = Image::of_plan(&plan::create(&options).unwrap());
+        let mut check = Check::new(&image.read(0, 2 << 20), image.len()).unwrap();
+        let mut failed = 0;
+        let mut failing = failing.iter().cycle();
+        let report = loop {
+            match check.next() {
+                Step::Need { .. } if *failing.next().unwrap() => {
+                    check.fail();
+                    failed += 1;
+                }
+                Step::Need { offset, len } => check.feed(&image.read(offset, len)),
+                Step::Done(report) => break report,
+            }
+        };
+        prop_assert!(report.check_errors >= failed, "{:?}", report);
+        prop_assert!(failed > 0 || report.is_clean());
+    }
+
+    #[test]
     fn a_lost_refcount_is_a_corruption_and_an_extra_one_a_leak(
         options in options(), at in any::<prop::sample::Index>(), up in any::<bool>(),
     ) {
