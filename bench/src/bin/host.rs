@@ -4,6 +4,8 @@
 //! host (ring, fallback), operation and queue depth runs on one thread for a moment. The numbers are
 //! thousands of 4 KiB operations per second; they say what the engine and the exports can reach at
 //! most on this file. PATH on tmpfs, on a disk file system or a block device give the three cases.
+//! The last column is the processor time of one operation, the kernel's workers for this process
+//! included; it says more than the rate when the machine has other things to do.
 //! With `direct` as the third argument the file is opened with O_DIRECT.
 
 use std::cell::Cell;
@@ -46,8 +48,8 @@ fn run(path: &str, time: Duration, direct: bool) -> Result<(), OpenError> {
         fill(path)?;
     }
     println!(
-        "{:10} {:6} {:>6} {:>8} {:>8}",
-        "host", "", "depth", "kIOPS", "us each"
+        "{:10} {:6} {:>6} {:>8} {:>10}",
+        "host", "", "depth", "kIOPS", "cpu us/op"
     );
     for driver in [Driver::Ring, Driver::Fallback] {
         for operation in [Operation::Read, Operation::Write] {
@@ -67,13 +69,13 @@ fn run(path: &str, time: Duration, direct: bool) -> Result<(), OpenError> {
                     let file = Rc::new(ReactorHost.open(path, access).await?);
                     measure(file, operation, depth, time).await.map_err(plain)
                 });
-                let per_second = result?;
+                let Speed { per_second, cpu } = result?;
                 println!(
-                    "{:10} {:6} {depth:>6} {:>8.1} {:>8.2}",
+                    "{:10} {:6} {depth:>6} {:>8.1} {:>10.2}",
                     format!("{driver:?}"),
                     format!("{operation:?}"),
                     per_second / 1e3,
-                    1e6 / per_second,
+                    cpu * 1e6,
                 );
             }
         }
@@ -109,10 +111,11 @@ async fn measure(
     operation: Operation,
     depth: u64,
     time: Duration,
-) -> Result<f64, Errno> {
+) -> Result<Speed, Errno> {
     let blocks = file.len().await? / BLOCK as u64;
     let stop = Rc::new(Cell::new(false));
     let start = Instant::now();
+    let cpu_before = cpu_seconds();
     let tasks: Vec<_> = (0..depth)
         .map(|seed| {
             let (file, stop) = (file.clone(), stop.clone());
@@ -148,5 +151,23 @@ async fn measure(
     for task in tasks {
         count += task.await?;
     }
-    Ok(count as f64 / start.elapsed().as_secs_f64())
+    let cpu = (cpu_seconds() - cpu_before) / count as f64;
+    let per_second = count as f64 / start.elapsed().as_secs_f64();
+    Ok(Speed { per_second, cpu })
+}
+
+/// Operations a second, and processor seconds an operation.
+struct Speed {
+    per_second: f64,
+    cpu: f64,
+}
+
+/// Processor time of this process so far: `utime` and `stime` of `/proc/self/stat`, in the kernel's
+/// hundredths of a second.
+fn cpu_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let after_name = text.rsplit(')').next().unwrap_or_default();
+    let fields = after_name.split_whitespace().skip(11).take(2);
+    let ticks: f64 = fields.filter_map(|field| field.parse::<f64>().ok()).sum();
+    ticks / 100.0
 }

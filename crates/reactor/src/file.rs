@@ -3,8 +3,7 @@
 //! With a ring a file takes a place in the ring's table, and memory of the ring's pool goes by its
 //! number, so that the kernel looks neither up. Files that live in memory never wait for a disk, and
 //! a ring would hand them to a worker thread (tmpfs, Linux 6.18); their transfers are done at once by
-//! this thread. For writes to the page cache of other files see `crate::cached_write`; reads from it
-//! are the ring's, which answers those that hit at once and waits for the others without a thread.
+//! this thread. So are small transfers of other files' page cache, see `crate::page_cache`.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd};
@@ -16,11 +15,11 @@ use gaur_block::{
 use io_uring::{opcode, squeue, types};
 
 use crate::blocking::Inline;
-use crate::cached_write::CachedWrites;
 use crate::context;
 use crate::memory::Buffer;
 use crate::op::Op;
 use crate::open::OpenFile;
+use crate::page_cache::{CachedReads, CachedWrites};
 use crate::reactor::Core;
 use crate::ring::Ring;
 use crate::syscall;
@@ -45,7 +44,7 @@ pub struct ReactorFile {
     /// Place in the ring's table of files.
     slot: Option<u32>,
     /// `None` for O_DIRECT.
-    cached_writes: Option<CachedWrites>,
+    cached: Option<(CachedReads, CachedWrites)>,
 }
 
 impl ReactorFile {
@@ -58,12 +57,12 @@ impl ReactorFile {
         let slot = core
             .ring()
             .and_then(|ring| ring.register_file(file.as_raw_fd()));
-        let cached_writes = (!file.is_direct()).then(CachedWrites::new);
+        let cached = (!file.is_direct()).then(|| (CachedReads::new(), CachedWrites::new()));
         ReactorFile {
             core,
             inline: Inline { file },
             slot,
-            cached_writes,
+            cached,
         }
     }
 
@@ -81,16 +80,22 @@ impl ReactorFile {
         }
     }
 
-    /// Writes to the page cache now, unless that is better left to the ring.
-    fn write_cached(
-        &self,
-        offset_bytes: u64,
-        parts: &[IoSlice<'_>],
-    ) -> Option<Result<usize, Errno>> {
-        let len_bytes = parts.iter().map(|part| part.len()).sum();
+    /// Reads from the page cache now, unless that is left to the ring.
+    fn read_cached(&self, offset: u64, memory: &mut [u8]) -> Option<Result<usize, Errno>> {
+        let (reads, _) = self.cached.as_ref()?;
         let fd = self.open_file().as_fd();
-        self.cached_writes.as_ref()?.attempt(len_bytes, |flags| {
-            syscall::pwritev(fd, offset_bytes, parts, flags)
+        reads.attempt(memory.len(), |flags| {
+            syscall::preadv2(fd, offset, memory, flags)
+        })
+    }
+
+    /// Writes to the page cache now, unless that is left to the ring.
+    fn write_cached(&self, offset: u64, parts: &[IoSlice<'_>]) -> Option<Result<usize, Errno>> {
+        let (_, writes) = self.cached.as_ref()?;
+        let fd = self.open_file().as_fd();
+        let len_bytes = parts.iter().map(|part| part.len()).sum();
+        writes.attempt(len_bytes, |flags| {
+            syscall::pwritev(fd, offset, parts, flags)
         })
     }
 
@@ -171,6 +176,10 @@ impl Raw for ReactorFile {
             self.core.take_turn().await;
             return self.inline.read(offset_bytes, memory).await;
         };
+        if let Some(result) = self.read_cached(offset_bytes, memory) {
+            self.core.take_turn().await;
+            return result;
+        }
         let (start, len) = (memory.as_mut_ptr(), length(memory.len()));
         let buffer = ring.buffer_of(start, memory.len());
         // SAFETY: the memory is borrowed while this future exists.

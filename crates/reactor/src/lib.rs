@@ -14,7 +14,6 @@
 
 mod address;
 mod blocking;
-mod cached_write;
 mod context;
 mod file;
 mod inbox;
@@ -23,6 +22,7 @@ mod lock;
 mod memory;
 mod op;
 mod open;
+mod page_cache;
 mod race;
 mod reactor;
 mod readiness;

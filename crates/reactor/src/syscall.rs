@@ -117,6 +117,38 @@ pub(crate) fn pread(
     retry(|| unsafe { libc::pread(fd.as_raw_fd(), memory.as_mut_ptr().cast(), memory.len(), at) })
 }
 
+/// Reads once if the page cache has it; the count may be short, 0 is the end of the file. `flags` are
+/// those of `preadv2(2)`.
+pub(crate) fn preadv2(
+    fd: BorrowedFd<'_>,
+    offset_bytes: u64,
+    memory: &mut [u8],
+    flags: libc::c_int,
+) -> Result<usize, Errno> {
+    let at = offset(offset_bytes)?;
+    let part = libc::iovec {
+        iov_base: memory.as_mut_ptr().cast(),
+        iov_len: memory.len(),
+    };
+    // SAFETY: the part is a slice that we may write to.
+    retry(|| unsafe { libc::preadv2(fd.as_raw_fd(), &raw const part, 1, at, flags) })
+}
+
+/// How often this thread has given up the processor to wait for something.
+pub(crate) fn waits_of_thread() -> u64 {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: there is room for one `rusage`, and zeros are a value of it.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    #[allow(
+        clippy::unnecessary_cast,
+        reason = "the type differs between architectures"
+    )]
+    u64::try_from(usage.ru_nvcsw as i64).unwrap_or(0)
+}
+
 /// Writes once; the count may be short.
 pub(crate) fn pwrite(fd: BorrowedFd<'_>, offset_bytes: u64, memory: &[u8]) -> Result<usize, Errno> {
     let at = offset(offset_bytes)?;
