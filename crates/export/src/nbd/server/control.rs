@@ -118,9 +118,11 @@ fn admit(
 
 /// Follows a client from its arrival to its end.
 async fn watch(floor: Rc<Floor>, client: Arc<Client>, handshake_timeout: Duration) {
-    if timeout(handshake_timeout, client.settled.stopped())
-        .await
-        .is_none()
+    let limited = !handshake_timeout.is_zero();
+    if limited
+        && timeout(handshake_timeout, client.settled.stopped())
+            .await
+            .is_none()
     {
         client.hang_up();
     }
