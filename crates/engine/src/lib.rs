@@ -18,6 +18,8 @@ mod chain;
 mod close;
 mod compress;
 mod create;
+#[cfg(test)]
+mod damaged_images;
 mod error;
 mod flush;
 mod header_update;

@@ -16,6 +16,9 @@ use gaur_block::{
     Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Source, Target,
 };
 
+/// No file gets longer than this many bytes: the limit a system sets on the size of files.
+const LEN_MAX: usize = 80 << 20;
+
 /// Runs one future whose wakers do not matter: it is polled until it is done.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
@@ -252,6 +255,9 @@ impl State {
             if !self.limits.resizable {
                 return Err(Errno::ENOSPC);
             }
+            if end > LEN_MAX {
+                return Err(Errno::EFBIG);
+            }
             self.bytes.resize(end, 0);
         }
         self.bytes[start..end].copy_from_slice(bytes);
@@ -393,9 +399,8 @@ impl File for TestFile {
         }
         let event = Event::SetLen(len);
         self.request(event, |state| {
-            state
-                .bytes
-                .resize(usize::try_from(len).map_err(|_| Errno::EFBIG)?, 0);
+            let len = usize::try_from(len).ok().filter(|len| *len <= LEN_MAX);
+            state.bytes.resize(len.ok_or(Errno::EFBIG)?, 0);
             Ok(())
         })
         .await

@@ -1,0 +1,187 @@
+//! Damaged images in use: whatever bytes their metadata holds, requests end with success or an
+//! error, and nothing panics, loops or takes memory without bound.
+
+use gaur_block::{Device, Payload, Request, Source, Tag, Target};
+use gaur_format::plan::{CreateOptions, Preallocation};
+use gaur_format::{Header, Version};
+
+use crate::chain::open;
+use crate::create::create;
+use crate::options::OpenOptions;
+use crate::queue::Queue;
+use crate::test_file::{Random, TestFile, TestHost, block_on, cached_limits, direct_limits};
+
+const SIZE: u64 = 1 << 20;
+
+fn shapes() -> Vec<CreateOptions> {
+    let base = CreateOptions {
+        size_bytes: SIZE,
+        ..CreateOptions::default()
+    };
+    let small = CreateOptions {
+        cluster_bits: 9,
+        ..base.clone()
+    };
+    let old = CreateOptions {
+        version: Version::V2,
+        cluster_bits: 12,
+        ..base.clone()
+    };
+    let extended = CreateOptions {
+        extended_l2: true,
+        cluster_bits: 14,
+        ..base.clone()
+    };
+    let bits = CreateOptions {
+        refcount_order: 0,
+        cluster_bits: 12,
+        ..base.clone()
+    };
+    let full = CreateOptions {
+        preallocation: Preallocation::Metadata,
+        ..base.clone()
+    };
+    vec![base, small, old, extended, bits, full]
+}
+
+/// One random request; its result does not matter here.
+async fn request(queue: &Queue<TestFile>, random: &mut Random, memory: &mut [u8]) {
+    let size = queue.size_bytes();
+    let unit = [1, 512, 65536][random.below(3) as usize];
+    let offset_bytes = random.below(size.min(2 * SIZE) / unit + 1) * unit;
+    let len_bytes = (1 + random.below(40_000)).min(size.saturating_sub(offset_bytes));
+    let part = &mut memory[..len_bytes as usize];
+    let (fua, may_unmap) = (random.below(9) == 0, random.below(2) == 0);
+    let (request, payload) = match random.below(8) {
+        0..=2 => (
+            Request::Read { offset_bytes },
+            Payload::Read(Target::Memory(part)),
+        ),
+        3 | 4 => (
+            Request::Write { offset_bytes, fua },
+            Payload::Write(Source::Memory(part)),
+        ),
+        5 => (
+            Request::WriteZeroes {
+                offset_bytes,
+                len_bytes,
+                fua,
+                may_unmap,
+            },
+            Payload::None,
+        ),
+        6 => (
+            Request::Discard {
+                offset_bytes,
+                len_bytes,
+            },
+            Payload::None,
+        ),
+        _ => (Request::Flush, Payload::None),
+    };
+    let _ = queue.submit(Tag(0), request, payload).await;
+    if size > offset_bytes {
+        let _ = queue.map(offset_bytes, len_bytes.max(1)).await;
+    }
+}
+
+/// Opens the image, uses it, closes it; whether it could be opened.
+fn open_and_use(file: &TestFile, seed: u64, requests: usize) -> bool {
+    let mut random = Random::new(seed);
+    let mut memory = vec![0x5a; 40_000];
+    let mut host = TestHost::default();
+    host.add("image", file.clone());
+    let Ok(opened) = block_on(open(&host, "image", &OpenOptions::default())) else {
+        return false;
+    };
+    let queue = opened.image.queue(opened.files);
+    for _ in 0..requests {
+        block_on(request(&queue, &mut random, &mut memory));
+    }
+    if random.below(4) == 0 {
+        let size = random.below(4 * SIZE / 512) * 512;
+        let _ = block_on(queue.resize(size, true));
+        block_on(request(&queue, &mut random, &mut memory));
+    }
+    let _ = block_on(queue.close());
+    true
+}
+
+/// Where the metadata of an image is: its header, and every table that the header leads to.
+fn metadata(bytes: &[u8]) -> Vec<(usize, usize)> {
+    let header = Header::parse(bytes).expect("the image is whole");
+    let geometry = header.geometry();
+    let cluster = geometry.cluster_size() as usize;
+    let mut places = vec![(0, 112)];
+    let u64_at = |at: usize| u64::from_be_bytes(*bytes[at..].first_chunk().expect("inside"));
+    for (table, entries) in [
+        (header.l1_table_offset.0 as usize, header.l1_size as usize),
+        (header.refcount_table_offset.0 as usize, cluster / 8),
+    ] {
+        places.push((table, entries * 8));
+        for entry in 0..entries {
+            let next = (u64_at(table + entry * 8) & 0x00ff_ffff_ffff_fe00) as usize;
+            if next != 0 {
+                places.push((next, cluster));
+            }
+        }
+    }
+    places
+}
+
+fn damage(bytes: &mut [u8], places: &[(usize, usize)], random: &mut Random) {
+    for _ in 0..=random.below(3) {
+        let (start, len) = places[random.below(places.len() as u64) as usize];
+        // Tables are mostly empty: the first entries are the ones in use.
+        let reach = if random.below(2) == 0 {
+            len.min(64)
+        } else {
+            len
+        };
+        let at = start + random.below(reach as u64) as usize;
+        match random.below(3) {
+            0 => bytes[at] = random.next() as u8,
+            1 => bytes[at] ^= 1 << random.below(8),
+            _ => {
+                let entry = at & !7;
+                let aligned = random.next() << (9 + random.below(12));
+                bytes[entry..entry + 8].copy_from_slice(&aligned.to_be_bytes());
+            }
+        }
+    }
+}
+
+#[test]
+fn requests_on_a_damaged_image_end_with_success_or_an_error() {
+    let mut opened = 0;
+    for (shape, options) in shapes().iter().enumerate() {
+        let file = TestFile::new(Vec::new(), cached_limits());
+        block_on(create(&file, options)).unwrap();
+        assert!(
+            open_and_use(&file, 77, 40),
+            "the image is whole before it is damaged"
+        );
+        let whole = file.bytes();
+        let places = metadata(&whole);
+        for round in 0..40 {
+            let seed = (shape * 1000 + round) as u64;
+            let mut bytes = whole.clone();
+            damage(&mut bytes, &places, &mut Random::new(seed));
+            let limits = if round % 3 == 0 {
+                direct_limits(4096)
+            } else {
+                cached_limits()
+            };
+            let file = TestFile::new(bytes, limits);
+            opened += usize::from(open_and_use(&file, seed, 25));
+            assert!(
+                file.bytes().len() < 256 << 20,
+                "seed {seed}: the file exploded"
+            );
+        }
+    }
+    assert!(
+        opened > 80,
+        "most damage is met in use, not at open: {opened}"
+    );
+}
