@@ -37,7 +37,7 @@ const RULES: &[Rule] = &[
     Rule {
         name: "gaur-reactor",
         depends: &["gaur-block"],
-        tests: &[],
+        tests: &["gaur-engine", "gaur-format"],
     },
     Rule {
         name: "gaur-sim",
