@@ -20,12 +20,12 @@ const SLOT_ACTIVE: u32 = 0x00ac_71f3;
 #[serde(rename_all = "kebab-case")]
 pub struct LuksInfo {
     ivgen_alg: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ivgen_hash_alg: Option<String>,
     detached_header: bool,
     hash_alg: String,
     cipher_alg: String,
     uuid: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ivgen_hash_alg: Option<String>,
     format: &'static str,
     cipher_mode: String,
     slots: Vec<Slot>,

@@ -140,48 +140,60 @@ impl WorkDir {
         std::fs::write(self.path(name), all).expect("a file to write");
     }
 
+    /// Makes an image with QEMU.
+    pub fn qemu_create(&self, args: &[&str]) {
+        let words = ["create", "-q", "-f", "qcow2"];
+        self.qemu_img(&[&words, args].concat()).ok();
+    }
+
     /// Makes images of every kind, and returns their names: plain, version 2, extended L2 on a
     /// shorter base, compressed, with snapshots and bitmaps, empty, and one in another directory.
     pub fn gallery(&self) -> Vec<&'static str> {
-        let make = |args: &[&str]| {
-            _ = self
-                .qemu_img(&[&["create", "-q", "-f", "qcow2"], args].concat())
-                .ok()
-        };
-        make(&["base.qcow2", "64M"]);
-        self.qemu_io(
+        self.hang_layers();
+        self.hang_singles();
+        vec![
             "base.qcow2",
-            &[
-                "write -P 1 0 1M",
-                "write -P 2 5M 3M",
-                "write -P 9 63M 1M",
-                "write -z 20M 1M",
-            ],
-        );
-        make(&[
-            "-o",
-            "extended_l2=on",
-            "-b",
-            "base.qcow2",
-            "-F",
-            "qcow2",
             "top.qcow2",
-            "100M",
-        ]);
-        self.qemu_io(
-            "top.qcow2",
-            &[
-                "write -P 3 6M 10k",
-                "write -z 512k 100k",
-                "write -P 4 90M 1M",
-                "write -P 5 65534k 4k",
-            ],
-        );
+            "packed.qcow2",
+            "old.qcow2",
+            "rich.qcow2",
+            "empty.qcow2",
+            "sub/over.qcow2",
+        ]
+    }
+
+    fn hang_layers(&self) {
+        self.qemu_create(&["base.qcow2", "64M"]);
+        let data = ["write -P 1 0 1M", "write -P 2 5M 3M", "write -P 9 63M 1M"];
+        self.qemu_io("base.qcow2", &[&data[..], &["write -z 20M 1M"]].concat());
+        let on_base = ["-b", "base.qcow2", "-F", "qcow2", "top.qcow2", "100M"];
+        self.qemu_create(&[&["-o", "extended_l2=on"], &on_base[..]].concat());
+        let data = [
+            "write -P 3 6M 10k",
+            "write -P 4 90M 1M",
+            "write -P 5 65534k 4k",
+        ];
+        self.qemu_io("top.qcow2", &[&data[..], &["write -z 512k 100k"]].concat());
         self.qemu_img(&["convert", "-c", "-O", "qcow2", "top.qcow2", "packed.qcow2"])
             .ok();
-        make(&["-o", "compat=0.10,cluster_size=4k", "old.qcow2", "3M"]);
+        std::fs::create_dir(self.path("sub")).expect("a directory");
+        let on_top = [
+            "-b",
+            "../top.qcow2",
+            "-F",
+            "qcow2",
+            "sub/over.qcow2",
+            "120M",
+        ];
+        self.qemu_create(&[&["-u"], &on_top[..]].concat());
+        self.qemu_io("sub/over.qcow2", &["write -P 6 33M 70k"]);
+    }
+
+    fn hang_singles(&self) {
+        self.qemu_create(&["empty.qcow2", "0"]);
+        self.qemu_create(&["-o", "compat=0.10,cluster_size=4k", "old.qcow2", "3M"]);
         self.qemu_io("old.qcow2", &["write -P 7 1000k 100k"]);
-        make(&[
+        self.qemu_create(&[
             "-o",
             "lazy_refcounts=on,refcount_bits=64",
             "rich.qcow2",
@@ -194,7 +206,7 @@ impl WorkDir {
         self.qemu_img(&["snapshot", "-c", "two", "rich.qcow2"]).ok();
         self.qemu_img(&["bitmap", "--add", "rich.qcow2", "days"])
             .ok();
-        self.qemu_img(&[
+        let weeks = [
             "bitmap",
             "--add",
             "-g",
@@ -202,28 +214,7 @@ impl WorkDir {
             "--disable",
             "rich.qcow2",
             "weeks",
-        ])
-        .ok();
-        make(&["empty.qcow2", "0"]);
-        std::fs::create_dir(self.path("sub")).expect("a directory");
-        make(&[
-            "-u",
-            "-b",
-            "../top.qcow2",
-            "-F",
-            "qcow2",
-            "sub/over.qcow2",
-            "120M",
-        ]);
-        self.qemu_io("sub/over.qcow2", &["write -P 6 33M 70k"]);
-        vec![
-            "base.qcow2",
-            "top.qcow2",
-            "packed.qcow2",
-            "old.qcow2",
-            "rich.qcow2",
-            "empty.qcow2",
-            "sub/over.qcow2",
-        ]
+        ];
+        self.qemu_img(&weeks).ok();
     }
 }
