@@ -3,11 +3,14 @@
 //! The tests come last, so that the run ends with the test runner's own closing lines. A step that
 //! fails ends the run: what comes after it would only hide the first message.
 
-use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::{tidy, workspace};
+use crate::{sim, tidy, workspace};
+
+/// Seeds of the crash simulator: a minute or two.
+const SEEDS: &str = "2000";
 
 /// Runs every check and test.
 pub fn run(arguments: &[String]) -> Result<(), String> {
@@ -26,10 +29,23 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
             "warnings",
         ])
     })?;
-    step("build", || {
-        cargo(&["build", "--workspace", "--all-targets"])
+    step("build", || cargo(&["test", "--workspace", "--no-run"]))?;
+    step("crash simulator", || {
+        sim::run(&["--seeds".into(), SEEDS.into()])
     })?;
-    step("tests", tests)
+    let gaur = build_gaur()?;
+    step("tests", || tests(&gaur))
+}
+
+/// Builds the program that the interop tests run, once for all of them and under a name of its own:
+/// the tests' build of the whole workspace has features in it that are there for tests only.
+fn build_gaur() -> Result<PathBuf, String> {
+    step("gaur", || cargo(&["build", "--package", "gaur-cli"]))?;
+    let folder = workspace::target()?;
+    let tested = folder.join("gaur-under-test");
+    std::fs::copy(folder.join("debug/gaur"), &tested)
+        .map_err(|error| format!("{}: {error}", tested.display()))?;
+    Ok(tested)
 }
 
 fn step(name: &str, work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
@@ -42,12 +58,16 @@ fn step(name: &str, work: impl FnOnce() -> Result<(), String>) -> Result<(), Str
 
 /// All tests, by nextest where it is installed (it runs test programs side by side), by cargo where
 /// it is not.
-fn tests() -> Result<(), String> {
+fn tests(gaur: &Path) -> Result<(), String> {
+    let all = |arguments: &[&str]| {
+        let mut command = workspace::cargo();
+        succeed(command.args(arguments).env("GAUR_BIN", gaur))
+    };
     if nextest_is_installed() {
-        cargo(&["test", "--workspace", "--doc", "--quiet"])?;
-        cargo(&["nextest", "run", "--workspace", "--no-fail-fast"])
+        all(&["test", "--workspace", "--doc", "--quiet"])?;
+        all(&["nextest", "run", "--workspace", "--no-fail-fast"])
     } else {
-        cargo(&["test", "--workspace", "--no-fail-fast"])
+        all(&["test", "--workspace", "--no-fail-fast"])
     }
 }
 
@@ -57,21 +77,7 @@ fn nextest_is_installed() -> bool {
 }
 
 fn cargo(arguments: &[&str]) -> Result<(), String> {
-    let mut command = workspace::cargo();
-    command.args(arguments);
-    // Warnings are errors for the project's own code, in documentation too.
-    command.env("RUSTDOCFLAGS", joined("RUSTDOCFLAGS", "-D warnings"));
-    succeed(&mut command)
-}
-
-/// The variable's value with `more` behind it.
-fn joined(variable: &str, more: &str) -> OsString {
-    let mut value = std::env::var_os(variable).unwrap_or_default();
-    if !value.is_empty() {
-        value.push(" ");
-    }
-    value.push(more);
-    value
+    succeed(workspace::cargo().args(arguments))
 }
 
 /// Runs a command to its end; an exit status other than 0 is an error that names the command.

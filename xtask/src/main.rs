@@ -29,11 +29,7 @@ const TASKS: &[(&str, Task, &str)] = &[
         ci::run,
         "run every check and test, as continuous integration does",
     ),
-    (
-        "sim",
-        sim::run,
-        "run seeds of the crash simulator: --help",
-    ),
+    ("sim", sim::run, "run seeds of the crash simulator: --help"),
     (
         "soak",
         soak::run,

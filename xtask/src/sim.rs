@@ -13,12 +13,13 @@ use gaur_simulator::{Failure, Options, Rule, Stats, run_seed};
 
 const USAGE: &str = "\
 usage: cargo xtask sim [--seeds N] [--start S] [--jobs J] [--qemu PER_MILLE] [--broken O1|O2|O3|O4]
-       cargo xtask sim --seed S [--broken O1|O2|O3|O4]
+       cargo xtask sim --seed S [--broken O1|O2|O3|O4] [--dump DIRECTORY]
 
   --seeds N    run N seeds (default 100), from --start on (default 0)
   --seed S     run one seed and print its trace
   --jobs J     seeds at a time (default: one for each processor)
   --qemu P     crash images in a thousand that qemu-img judges as well (default 5)
+  --dump D     keep the files of a failure: before its epoch, and as judged
   --broken O   break this rule of the write order on purpose and see whether that is noticed";
 
 struct Arguments {
@@ -72,6 +73,7 @@ fn parse(arguments: &[String]) -> Result<Arguments, String> {
             "--seed" => parsed.seed = Some(number()?),
             "--jobs" => parsed.jobs = number()?.clamp(1, 1024) as usize,
             "--qemu" => parsed.options.qemu_per_mille = number()?.min(1000) as u32,
+            "--dump" => parsed.options.dump = Some(value.into()),
             "--broken" => parsed.options.broken = Some(rule(value)?),
             _ => return Err(format!("unknown argument '{name}'\n{USAGE}")),
         }
@@ -153,7 +155,11 @@ fn work(arguments: &Arguments, progress: &Progress, started: Instant) {
             Err(failure) => {
                 progress.stop.store(true, Ordering::Relaxed);
                 // Of the seeds that run at the same time the first one counts.
-                if total.1.as_ref().is_none_or(|other| failure.seed < other.seed) {
+                if total
+                    .1
+                    .as_ref()
+                    .is_none_or(|other| failure.seed < other.seed)
+                {
                     total.1 = Some(failure);
                 }
             }

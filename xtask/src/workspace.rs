@@ -20,6 +20,15 @@ pub fn cargo() -> Command {
     command
 }
 
+/// The build folder: this program lies in it, below the folder of its profile.
+pub fn target() -> Result<PathBuf, String> {
+    let program = std::env::current_exe().map_err(|error| format!("no path to itself: {error}"))?;
+    let folder = program.ancestors().nth(2);
+    folder
+        .map(Path::to_path_buf)
+        .ok_or_else(|| "lies in no build folder".into())
+}
+
 /// Every file below the workspace's folder with one of the extensions, sorted, without build
 /// folders and version control.
 pub fn files(extensions: &[&str]) -> Result<Vec<PathBuf>, String> {
