@@ -62,7 +62,7 @@ impl<F: File> Queue<F> {
 
     fn check_resize(&self, qcow2: &Qcow2, new: u64) -> Result<(), ImageError> {
         let geometry = &qcow2.geometry;
-        if new % 512 != 0 {
+        if !new.is_multiple_of(512) {
             let text = format!("size {new} is not a multiple of 512 bytes");
             return Err(ImageError::new(ErrorKind::InvalidInput, text));
         }
