@@ -49,7 +49,11 @@ impl Errno {
     /// From a raw number; zero and negative numbers become [`Errno::EIO`], so that a value of this
     /// type never reads as success.
     pub const fn from_raw(number: i32) -> Errno {
-        if number > 0 { Errno(number) } else { Errno::EIO }
+        if number > 0 {
+            Errno(number)
+        } else {
+            Errno::EIO
+        }
     }
 
     /// The raw number, 1 or more.

@@ -18,9 +18,16 @@ pub struct Registered {
 
 impl Registered {
     fn split_at(self, mid: usize) -> (Registered, Registered) {
-        assert!(mid <= self.len, "a registered buffer is split inside its length");
+        assert!(
+            mid <= self.len,
+            "a registered buffer is split inside its length"
+        );
         let head = Registered { len: mid, ..self };
-        let tail = Registered { offset: self.offset + mid as u64, len: self.len - mid, ..self };
+        let tail = Registered {
+            offset: self.offset + mid as u64,
+            len: self.len - mid,
+            ..self
+        };
         (head, tail)
     }
 }
