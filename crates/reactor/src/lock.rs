@@ -1,7 +1,7 @@
 //! The locks by which QEMU keeps two programs from writing one image.
 //!
 //! They are byte-range locks of the open file description (`F_OFD_SETLK`, `fcntl(2)`), so that
-//! duplicates of a descriptor share them and they go with the last one. A program shows what it
+//! duplicates of a descriptor share them. They go with the last `OpenFile`. A program shows what it
 //! does with an image by read locks on single bytes: byte 100 + n for each permission n it uses,
 //! byte 200 + n for each it does not share. After taking its own it looks, by `F_OFD_GETLK` as if
 //! for a write lock, whether somebody else's contradict them: two that start at once both see the
@@ -74,6 +74,15 @@ pub(crate) fn acquire(fd: BorrowedFd<'_>, access: Access) -> Result<(), OpenErro
         }
     }
     Ok(())
+}
+
+/// Gives every lock back, now. Closing the descriptor would too, but a ring that is being taken down
+/// keeps its registered files open a little longer than the process that made it.
+pub(crate) fn release(fd: BorrowedFd<'_>) {
+    let mut lock = byte(libc::F_UNLCK, USED_BASE);
+    lock.l_len = UNSHARED_BASE + 100 - USED_BASE;
+    // SAFETY: the command reads one `flock`. Giving back locks that are not held changes nothing.
+    unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
 }
 
 /// One byte's lock, as `fcntl` takes it.

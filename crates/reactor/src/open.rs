@@ -40,6 +40,7 @@ struct Shared {
     id: FileId,
     limits: FileLimits,
     direct: bool,
+    locked: bool,
     in_memory: bool,
     /// Unit of a block device in bytes, 1 for a regular file.
     sector_bytes: u32,
@@ -236,6 +237,14 @@ impl AsRawFd for OpenFile {
     }
 }
 
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.locked {
+            lock::release(self.fd.as_fd());
+        }
+    }
+}
+
 impl Shared {
     fn examine(
         fd: OwnedFd,
@@ -280,6 +289,7 @@ impl Shared {
             id,
             limits,
             direct: access.direct,
+            locked: access.lock,
             in_memory,
             sector_bytes,
         })

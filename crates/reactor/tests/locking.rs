@@ -4,6 +4,7 @@
 mod scratch;
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -196,4 +197,20 @@ fn we_keep_ourselves_out() {
         OpenFile::open(&name, READER).unwrap(),
     ];
     refused(&name, WRITER);
+}
+
+/// A ring that is being taken down keeps its registered files open for a moment after the program
+/// has closed them; a duplicate stands for it here.
+#[test]
+fn the_lock_goes_with_our_last_handle_whoever_else_keeps_the_file_open() {
+    let _turn = turn();
+    let scratch = Scratch::on_disk();
+    let name = image(&scratch);
+    let file = OpenFile::open(&name, WRITER).unwrap();
+    let clone = file.clone();
+    let _kept_open = file.as_fd().try_clone_to_owned().unwrap();
+    drop(file);
+    refused(&name, READER);
+    drop(clone);
+    OpenFile::open(&name, WRITER).unwrap();
 }

@@ -370,3 +370,38 @@ fn block_on_does_not_sleep_where_a_reactor_should() {
     let _reactor = Reactor::new(&config(Driver::Auto)).unwrap();
     block_on(pending::<()>());
 }
+
+#[test]
+fn messages_from_many_threads_all_arrive() {
+    for driver in DRIVERS {
+        let reactor = Reactor::new(&config(driver)).unwrap();
+        let handle = reactor.handle();
+        let count = Arc::new(AtomicU32::new(0));
+        thread::scope(|scope| {
+            for sender in 0..4_u32 {
+                let (handle, count) = (handle.clone(), count.clone());
+                scope.spawn(move || {
+                    for index in 0..2000 {
+                        let count = count.clone();
+                        let work = async move || {
+                            count.fetch_add(1, Ordering::SeqCst);
+                            index
+                        };
+                        let task = handle.spawn(work).unwrap();
+                        // Some wait for each answer, some send on.
+                        if sender % 2 == 0 {
+                            assert_eq!(block_on(task), index);
+                        }
+                    }
+                });
+            }
+            reactor.block_on(async {
+                while count.load(Ordering::SeqCst) < 8000 {
+                    sleep(Duration::from_millis(1)).await;
+                }
+                reactor.drained().await;
+            });
+        });
+        assert_eq!(handle.spawn(async || ()).err(), Some(Errno::ESHUTDOWN));
+    }
+}
