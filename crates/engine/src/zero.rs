@@ -41,6 +41,25 @@ enum Step {
     Need(Need),
 }
 
+/// What is unmapped: the whole units from `start` on, a multiple of the unit, up to `end`.
+#[derive(Clone, Copy, Debug)]
+struct UnmapRange {
+    start: u64,
+    end: u64,
+    unit: u64,
+}
+
+impl UnmapRange {
+    /// A range that is whole units already.
+    fn whole((start, end): (u64, u64)) -> UnmapRange {
+        UnmapRange {
+            start,
+            end,
+            unit: 1,
+        }
+    }
+}
+
 /// Longest piece of zeros written at once.
 const ZEROS_BYTES: u64 = 64 << 10;
 
@@ -58,19 +77,18 @@ impl<F: File> Queue<F> {
         let unit = geometry.subcluster_size();
         let end = offset + len;
         let first = offset.next_multiple_of(unit);
-        // What lies beyond the end of the image may be zeroed with it.
-        let last = if end == self.image.size_bytes() {
-            end.next_multiple_of(unit)
-        } else {
-            end - end % unit
-        };
-        if first >= last {
+        if first >= self.last_unit(end, unit) {
             return self.zero_by_writing(qcow2, writer, offset, len).await;
         }
         self.zero_by_writing(qcow2, writer, offset, first - offset)
             .await?;
         let mode = if may_unmap { Mode::Unmap } else { Mode::Keep };
-        self.unmap(qcow2, writer, (first, last), mode).await?;
+        let range = UnmapRange {
+            start: first,
+            end,
+            unit,
+        };
+        let last = self.unmap(qcow2, writer, range, mode).await?;
         let tail = end.saturating_sub(last);
         self.zero_by_writing(qcow2, writer, last, tail).await
     }
@@ -85,17 +103,23 @@ impl<F: File> Queue<F> {
     ) -> Result<(), Errno> {
         let unit = qcow2.geometry.cluster_size();
         let end = offset + len;
-        let first = offset.next_multiple_of(unit);
-        let last = if end == self.image.size_bytes() {
+        let range = UnmapRange {
+            start: offset.next_multiple_of(unit),
+            end,
+            unit,
+        };
+        self.unmap(qcow2, writer, range, Mode::Discard).await?;
+        Ok(())
+    }
+
+    /// Where the last whole unit ends of a range that ends at `end`. What lies beyond the end of the
+    /// image goes with it, as long as that is the end: an image that grows meanwhile has data there.
+    fn last_unit(&self, end: u64, unit: u64) -> u64 {
+        if end == self.image.size_bytes() {
             end.next_multiple_of(unit)
         } else {
             end - end % unit
-        };
-        if first >= last {
-            return Ok(());
         }
-        self.unmap(qcow2, writer, (first, last), Mode::Discard)
-            .await
     }
 
     /// Removes every mapping in a range of whole clusters.
@@ -105,7 +129,9 @@ impl<F: File> Queue<F> {
         writer: &Writer,
         range: (u64, u64),
     ) -> Result<(), Errno> {
-        self.unmap(qcow2, writer, range, Mode::Forget).await
+        self.unmap(qcow2, writer, UnmapRange::whole(range), Mode::Forget)
+            .await?;
+        Ok(())
     }
 
     /// Makes clusters beyond the end of the image read as zeros when it will reach them.
@@ -115,26 +141,30 @@ impl<F: File> Queue<F> {
         writer: &Writer,
         range: (u64, u64),
     ) -> Result<(), Errno> {
-        self.unmap(qcow2, writer, range, Mode::Unmap).await
+        self.unmap(qcow2, writer, UnmapRange::whole(range), Mode::Unmap)
+            .await?;
+        Ok(())
     }
 
+    /// Goes through the whole units of a range; says where the last of them ended.
     async fn unmap(
         &self,
         qcow2: &Qcow2,
         writer: &Writer,
-        range: (u64, u64),
+        range: UnmapRange,
         mode: Mode,
-    ) -> Result<(), Errno> {
-        let (mut at, end) = range;
-        while at < end {
-            match self.unmap_step(qcow2, writer, at, end, mode)? {
+    ) -> Result<u64, Errno> {
+        let mut at = range.start;
+        while at < self.last_unit(range.end, range.unit) {
+            match self.unmap_step(qcow2, writer, at, range, mode)? {
                 Step::Done(len) => at += len,
                 Step::Need(need) => self.resolve(qcow2, writer, need).await?,
                 Step::Write(len) => {
-                    let inside = self.image.size_bytes().clamp(at, at + len) - at;
+                    let stop = (at + len).min(range.end);
+                    let inside = self.image.size_bytes().clamp(at, stop) - at;
                     self.zero_by_writing(qcow2, writer, at, inside).await?;
                     // A growing image needs zeros where it is about to reach.
-                    self.write_zero_bytes(qcow2, writer, at + inside, len - inside)
+                    self.write_zero_bytes(qcow2, writer, at + inside, stop - at - inside)
                         .await?;
                     at += len;
                 }
@@ -142,7 +172,7 @@ impl<F: File> Queue<F> {
             // A long range must not fill the cache with dirt.
             self.relieve().await?;
         }
-        Ok(())
+        Ok(at)
     }
 
     /// Zeros a range by writing, unless it reads as zeros already.
@@ -189,12 +219,17 @@ impl<F: File> Queue<F> {
         qcow2: &Qcow2,
         writer: &Writer,
         at: u64,
-        end: u64,
+        range: UnmapRange,
         mode: Mode,
     ) -> Result<Step, Errno> {
         let geometry = &qcow2.geometry;
         let ticket = writer.claims.ticket();
         let claims = writer.claims.lock();
+        // Looked at under the lock: a write to where the image has grown to comes after it.
+        let end = self.last_unit(range.end, range.unit);
+        if at >= end {
+            return Ok(Step::Done(0));
+        }
         // A cluster goes away as a whole when its last subcluster does, so a write to any part of it
         // has to be over, also to parts outside the range.
         let size = geometry.cluster_size();
