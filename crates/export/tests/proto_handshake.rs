@@ -3,7 +3,7 @@
 
 #![cfg(feature = "nbd")]
 
-use gaur_export::nbd::proto::{ExportInfo, Exports, Handshake, Session, Step, Violation};
+use gaur_export::nbd::proto::{ExportInfo, Exports, Handshake, Session, Step, Style, Violation};
 
 struct Shelf;
 
@@ -93,7 +93,7 @@ fn session(export: usize, size_bytes: u64) -> Session {
         export,
         size_bytes,
         read_only: export == 1,
-        structured: false,
+        style: Style::Simple,
         allocation: false,
     }
 }
@@ -202,7 +202,7 @@ fn go_refuses_unknown_unavailable_and_malformed() {
 
 #[test]
 fn unknown_options_and_tls_are_unsupported() {
-    for number in [4, 5, 11, 12, 77, u32::MAX] {
+    for number in [4, 5, 12, 77, u32::MAX] {
         let (out, step) = talk(&[option(number, b"")]);
         assert_eq!(out[8..12], number.to_be_bytes());
         assert_eq!(out[12..16], hex("80000001"), "option {number}");
@@ -221,7 +221,7 @@ fn structured_replies_are_agreed_on_once() {
     assert_eq!(
         step,
         Step::Transmit(Session {
-            structured: true,
+            style: Style::Structured,
             ..session(0, 0x1_0000_0000)
         })
     );
@@ -229,6 +229,37 @@ fn structured_replies_are_agreed_on_once() {
     assert_eq!(out[20 + 12..20 + 16], hex("80000003"));
     let (out, _) = talk(&[option(8, b"x")]);
     assert_eq!(out[12..16], hex("80000003"));
+}
+
+#[test]
+fn extended_headers_include_structured_replies() {
+    let go = option(7, b"\0\0\0\x04disk\0\0");
+    for before in [vec![], vec![option(8, b"")]] {
+        let mut options = before;
+        options.extend([option(11, b""), option(10, ALLOCATION_OF_DISK), go.clone()]);
+        let (out, step) = talk(&options);
+        let acknowledged = out.windows(20).any(|window| window == reply(11, 1, b""));
+        assert!(acknowledged);
+        let allocation = true;
+        let style = Style::Extended;
+        assert_eq!(
+            step,
+            Step::Transmit(Session {
+                style,
+                allocation,
+                ..session(0, 1 << 32)
+            })
+        );
+    }
+    // Twice, with data, and structured replies when it is too late for them.
+    for (second, error) in [
+        (option(11, b""), "80000003"),
+        (option(11, b"x"), "80000003"),
+        (option(8, b""), "8000000a"),
+    ] {
+        let (out, _) = talk(&[option(11, b""), second]);
+        assert_eq!(out[20 + 12..20 + 16], hex(error));
+    }
 }
 
 const ALLOCATION_OF_DISK: &[u8] = b"\0\0\0\x04disk\0\0\0\x01\0\0\0\x0fbase:allocation";

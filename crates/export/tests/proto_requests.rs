@@ -3,15 +3,17 @@
 #![cfg(feature = "nbd")]
 
 use gaur_block::Errno;
+use gaur_export::nbd::proto::reply::Asked;
 use gaur_export::nbd::proto::{
-    Command, Event, ExportInfo, Exports, Handshake, Kind, Parser, Session, Step, Violation, reply,
+    Command, Event, ExportInfo, Exports, Handshake, Kind, Parser, Session, Step, Style, Violation,
+    reply,
 };
 
 const SESSION: Session = Session {
     export: 0,
     size_bytes: 1 << 30,
     read_only: false,
-    structured: true,
+    style: Style::Structured,
     allocation: true,
 };
 
@@ -55,7 +57,7 @@ fn errno(event: Event) -> Errno {
     }
 }
 
-fn accepted(kind: Kind, offset_bytes: u64, len_bytes: u32, fua: bool) -> Event {
+fn accepted(kind: Kind, offset_bytes: u64, len_bytes: u64, fua: bool) -> Event {
     let cookie = 0x1122_3344_5566_7788;
     Event::Request(Command {
         cookie,
@@ -89,10 +91,10 @@ fn every_command_is_understood() {
     is(3, 6, Kind::WriteZeroes { may_unmap: false });
     is(0, 7, Kind::BlockStatus { one: false });
     is(8, 7, Kind::BlockStatus { one: true });
-    // Offset and length of a flush mean nothing.
+    // Offset and length of a flush mean nothing; the offset comes back in some replies.
     assert_eq!(
         event(SESSION, 0, 3, u64::MAX, 7),
-        accepted(Kind::Flush, 0, 0, false)
+        accepted(Kind::Flush, u64::MAX, 0, false)
     );
     assert_eq!(event(SESSION, 0, 2, 0, 0), Event::Disconnect);
 }
@@ -141,7 +143,7 @@ fn errors_are_the_protocols() {
     assert_eq!(errno(event(SESSION, 0, 7, 0, 0)), Errno::EINVAL);
     assert_eq!(errno(event(SESSION, 0, 99, 0, 0)), Errno::EINVAL);
     let plain = Session {
-        structured: false,
+        style: Style::Simple,
         allocation: false,
         ..SESSION
     };
@@ -236,40 +238,165 @@ fn what_breaks_the_protocol_ends_the_connection() {
 
 #[test]
 fn replies_are_as_the_protocol_writes_them() {
-    let cookie = 0x0102_0304_0506_0708;
+    let asked = |style| Asked {
+        style,
+        cookie: 0x0102_0304_0506_0708,
+        offset_bytes: 0x1800,
+    };
+    let (simple, structured) = (asked(Style::Simple), asked(Style::Structured));
+    let success = hex("67446698 00000000 0102030405060708");
+    assert_eq!(*reply::success(&simple), *success);
+    assert_eq!(*reply::success(&structured), *success);
+    assert_eq!(*reply::read(&simple, 0x1000), *success);
     assert_eq!(
-        reply::simple(cookie, 0).as_slice(),
-        hex("67446698 00000000 0102030405060708")
+        *reply::read(&structured, 0),
+        *hex("668e33ef 0001 0000 0102030405060708 00000000")
     );
     assert_eq!(
-        reply::simple(cookie, 28).as_slice(),
-        hex("67446698 0000001c 0102030405060708")
+        *reply::read(&structured, 0x1000),
+        *hex("668e33ef 0001 0001 0102030405060708 00001008 0000000000001800")
     );
     assert_eq!(
-        reply::data_header(cookie, 0x2000, 0x1000, true).as_slice(),
-        hex("668e33ef 0001 0001 0102030405060708 00001008 0000000000002000")
+        *reply::data(&structured, 0x2000, 0x1000, false),
+        *hex("668e33ef 0000 0001 0102030405060708 00001008 0000000000002000")
     );
     assert_eq!(
-        reply::hole(cookie, 0x2000, 0x1000, false).as_slice(),
-        hex("668e33ef 0000 0002 0102030405060708 0000000c 0000000000002000 00001000")
+        *reply::hole(&structured, 0x2000, 0x1000, false),
+        *hex("668e33ef 0000 0002 0102030405060708 0000000c 0000000000002000 00001000")
     );
-    let mut status = reply::status_header(cookie, 2).to_vec();
-    status.extend(reply::extent(0x10000, reply::state(true, false)));
-    status.extend(reply::extent(0x20000, reply::state(false, true)));
+    let mut status = reply::status(&structured, 2).to_vec();
+    status.extend(&*reply::extent(
+        &structured,
+        0x10000,
+        reply::state(true, false),
+    ));
+    status.extend(&*reply::extent(
+        &structured,
+        0x20000,
+        reply::state(false, true),
+    ));
     assert_eq!(
         status,
         hex("668e33ef 0001 0005 0102030405060708 00000014 00000001
              00010000 00000000 00020000 00000003")
     );
     let mut error = Vec::new();
-    reply::error(&mut error, true, cookie, Errno::EROFS, "no");
+    reply::error(&mut error, &structured, Errno::EROFS, "no");
     assert_eq!(
         error,
         hex("668e33ef 0001 8001 0102030405060708 00000008 00000001 0002 6e6f")
     );
     error.clear();
-    reply::error(&mut error, false, cookie, Errno::EBUSY, "no");
+    reply::error(&mut error, &simple, Errno::EBUSY, "no");
     assert_eq!(error, hex("67446698 00000005 0102030405060708"));
+}
+
+#[test]
+fn extended_replies_repeat_the_offset_and_have_long_lengths() {
+    let style = Style::Extended;
+    let asked = Asked {
+        style,
+        cookie: 0x0102_0304_0506_0708,
+        offset_bytes: 0x1800,
+    };
+    let header = |flags_and_kind: &str, len: u64| {
+        let mut bytes = hex(&format!(
+            "6e8a278c {flags_and_kind} 0102030405060708 0000000000001800"
+        ));
+        bytes.extend(len.to_be_bytes());
+        bytes
+    };
+    let with = |mut bytes: Vec<u8>, more: &str| {
+        bytes.extend(hex(more));
+        bytes
+    };
+    assert_eq!(*reply::success(&asked), *header("0001 0000", 0));
+    assert_eq!(*reply::read(&asked, 0), *header("0001 0000", 0));
+    assert_eq!(
+        *reply::read(&asked, 0x1000),
+        *with(header("0001 0001", 0x1008), "0000000000001800")
+    );
+    assert_eq!(
+        *reply::hole(&asked, 0x2000, 0x1000, false),
+        *with(header("0000 0002", 12), "0000000000002000 00001000")
+    );
+    assert_eq!(
+        *reply::status(&asked, 3),
+        *with(header("0001 0006", 56), "00000001 00000003")
+    );
+    assert_eq!(
+        *reply::extent(&asked, 1 << 40, reply::state(false, true)),
+        *hex("0000010000000000 0000000000000003")
+    );
+    let mut error = Vec::new();
+    reply::error(&mut error, &asked, Errno::EIO, "no");
+    assert_eq!(error, with(header("0001 8001", 8), "00000005 0002 6e6f"));
+}
+
+const EXTENDED: Session = Session {
+    style: Style::Extended,
+    size_bytes: 1 << 45,
+    ..SESSION
+};
+
+fn extended_request(flags: u16, kind: u16, offset: u64, len: u64) -> Vec<u8> {
+    let mut bytes = request(flags, kind, offset, 0);
+    bytes[..4].copy_from_slice(&hex("21e41c71"));
+    bytes.truncate(24);
+    bytes.extend(len.to_be_bytes());
+    bytes
+}
+
+#[test]
+fn extended_requests_have_long_lengths() {
+    let feed = |flags, kind, offset, len| {
+        let bytes = extended_request(flags, kind, offset, len);
+        let mut parser = Parser::new(EXTENDED);
+        assert_eq!(parser.feed(&bytes[..31]), (0, Event::Need));
+        let (used, event) = parser.feed(&bytes);
+        assert_eq!(used, 32);
+        (event, parser)
+    };
+    let long = 1 << 44;
+    for (kind, expected) in [
+        (4, Kind::Trim),
+        (5, Kind::Cache),
+        (6, Kind::WriteZeroes { may_unmap: true }),
+        (7, Kind::BlockStatus { one: false }),
+    ] {
+        assert_eq!(
+            feed(0, kind, 512, long).0,
+            accepted(expected, 512, long, false)
+        );
+    }
+    assert_eq!(
+        errno(feed(0, 0, 0, long).0),
+        Errno::EINVAL,
+        "a read has a limit"
+    );
+    assert_eq!(errno(feed(0, 7, 512, u64::MAX).0), Errno::EINVAL);
+    // A write has a payload with and without the flag that says so.
+    for flags in [0, 1 << 5] {
+        let (event, parser) = feed(flags, 1, 512, 600);
+        assert_eq!(event, accepted(Kind::Write, 512, 600, false));
+        assert_eq!(parser.payload_left(), 600);
+    }
+    // Elsewhere a payload is refused and skipped.
+    let mut bytes = extended_request(1 << 5, 7, 0, 5);
+    bytes.extend(b"12345");
+    bytes.extend(extended_request(0, 2, 0, 0));
+    let mut parser = Parser::new(EXTENDED);
+    let (used, event) = parser.feed(&bytes);
+    assert_eq!((used, errno(event)), (32, Errno::EINVAL));
+    assert_eq!(parser.feed(&bytes[32..]), (5 + 32, Event::Disconnect));
+    // A payload beyond the limit ends the connection, a compact request too.
+    let (event, _) = feed(1 << 5, 1, 0, 1 << 40);
+    assert_eq!(event, Event::Violation(Violation::PayloadLength(1 << 40)));
+    let (_, event) = Parser::new(EXTENDED).feed(&request(0, 0, 0, 1));
+    assert_eq!(
+        event,
+        Event::Violation(Violation::RequestMagic(0x2560_9513))
+    );
 }
 
 #[test]
@@ -311,7 +438,7 @@ impl Chance {
 }
 
 /// Requests with some fields right and some by chance, and payloads that look like requests.
-fn hostile_stream(chance: &mut Chance) -> Vec<u8> {
+fn hostile_stream(chance: &mut Chance, style: Style) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..chance.below(20) {
         let kind = if chance.below(8) == 0 {
@@ -334,7 +461,16 @@ fn hostile_stream(chance: &mut Chance) -> Vec<u8> {
         } else {
             chance.below(3000) as u32
         };
-        bytes.extend(request(flags, kind, offset, len));
+        if style == Style::Extended {
+            let flags = if chance.below(4) == 0 {
+                flags | 1 << 5
+            } else {
+                flags
+            };
+            bytes.extend(extended_request(flags, kind, offset, u64::from(len)));
+        } else {
+            bytes.extend(request(flags, kind, offset, len));
+        }
         if kind == 1 {
             bytes.extend(chance.bytes(len.min(5000) as usize));
         }
@@ -357,8 +493,9 @@ fn events(session: Session, bytes: &[u8], mut cut: impl FnMut() -> usize) -> (Ve
         used += more;
         if event != Event::Need {
             if let Event::Request(command) = &event {
-                let end = command.offset_bytes + u64::from(command.len_bytes);
-                assert!(end <= session.size_bytes, "requests lie inside the export");
+                let end = command.offset_bytes.saturating_add(command.len_bytes);
+                let inside = command.kind == Kind::Flush || end <= session.size_bytes;
+                assert!(inside, "requests lie inside the export");
             }
             events.push(event);
         } else if seen == bytes.len() {
@@ -373,13 +510,13 @@ fn events(session: Session, bytes: &[u8], mut cut: impl FnMut() -> usize) -> (Ve
 fn hostile_requests_never_panic_and_chunking_does_not_matter() {
     let mut chance = Chance(0x5eed_0001);
     for _ in 0..2000 {
-        let bytes = hostile_stream(&mut chance);
         let session = Session {
             read_only: chance.below(4) == 0,
-            structured: chance.below(2) == 0,
+            style: [Style::Simple, Style::Structured, Style::Extended][chance.below(3) as usize],
             allocation: chance.below(2) == 0,
             ..SESSION
         };
+        let bytes = hostile_stream(&mut chance, session.style);
         let whole = events(session, &bytes, || usize::MAX >> 1);
         assert_eq!(events(session, &bytes, || 1), whole);
         let pieces = events(session, &bytes, || 1 + chance.below(200) as usize);

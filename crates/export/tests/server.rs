@@ -751,3 +751,38 @@ fn a_drain_is_not_kept_by_a_client_that_never_stops_asking() {
         flood.join().unwrap();
     }
 }
+
+#[test]
+fn extended_headers_carry_long_ranges() {
+    for mode in MODES {
+        let server = Server::start(mode, options(), Null::new(1 << 41));
+        let mut client = Client::extended(&server.socket, "");
+        let long = 1 << 40;
+        for kind in [TRIM, WRITE_ZEROES] {
+            client.extended_request(0, kind, 4096, long);
+            assert_eq!(client.extended_chunk(4096), (0, Vec::new()));
+        }
+        client.extended_request(0, BLOCK_STATUS, 4096, long);
+        let expected = [
+            &[0, 0, 0, 1, 0, 0, 0, 1][..],
+            &long.to_be_bytes(),
+            &3_u64.to_be_bytes(),
+        ];
+        assert_eq!(client.extended_chunk(4096), (6, expected.concat()));
+        client.extended_request(1 << 5, WRITE, 8192, 512);
+        client.send(&[1; 512]);
+        assert_eq!(client.extended_chunk(8192), (0, Vec::new()));
+        client.extended_request(0, READ, 8192, 512);
+        let data = [&8192_u64.to_be_bytes()[..], &[0; 512]].concat();
+        assert_eq!(client.extended_chunk(8192), (1, data));
+        client.extended_request(0, READ, 8192, 1 << 20);
+        let hole = b"\0\0\0\0\0\0\x20\0\0\x10\0\0".to_vec();
+        assert_eq!(client.extended_chunk(8192), (2, hole));
+        client.extended_request(0, TRIM, 4096, 1 << 41);
+        let (kind, content) = client.extended_chunk(4096);
+        assert_eq!((kind, &content[..4]), (0x8001, &[0, 0, 0, 22][..]));
+        client.extended_request(0, FLUSH, 0, 0);
+        assert_eq!(client.extended_chunk(0), (0, Vec::new()));
+        server.finish();
+    }
+}

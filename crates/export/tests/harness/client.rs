@@ -63,6 +63,40 @@ impl Client {
         client
     }
 
+    /// Connects and chooses an export, with extended headers and `base:allocation`.
+    pub fn extended(socket: &Path, export: &str) -> Client {
+        let mut client = Client::connect(socket);
+        client.greet();
+        client.option(11, b"");
+        assert_eq!(client.option_replies(), [1]);
+        let name = [&(export.len() as u32).to_be_bytes(), export.as_bytes()].concat();
+        client.option(
+            10,
+            &[&name, &b"\0\0\0\x01\0\0\0\x0fbase:allocation"[..]].concat(),
+        );
+        assert_eq!(client.option_replies(), [4, 1]);
+        client.go(export);
+        client
+    }
+
+    pub fn extended_request(&mut self, flags: u16, kind: u16, offset: u64, len: u64) {
+        let mut bytes = request(flags, kind, 55, offset, 0)[..24].to_vec();
+        bytes[..4].copy_from_slice(&[0x21, 0xe4, 0x1c, 0x71]);
+        bytes.extend(len.to_be_bytes());
+        self.send(&bytes);
+    }
+
+    /// Type and content of a reply in one extended chunk to a request for `offset`.
+    pub fn extended_chunk(&mut self, offset: u64) -> (u16, Vec<u8>) {
+        let bytes = self.read(32);
+        assert_eq!(bytes[..6], [0x6e, 0x8a, 0x27, 0x8c, 0, 1], "a last chunk");
+        assert_eq!(bytes[8..16], 55_u64.to_be_bytes());
+        assert_eq!(bytes[16..24], offset.to_be_bytes());
+        let len = u64::from_be_bytes(bytes[24..].try_into().unwrap());
+        let kind = u16::from_be_bytes(bytes[6..8].try_into().unwrap());
+        (kind, self.read(len as usize))
+    }
+
     pub fn greet(&mut self) {
         assert_eq!(self.read(18), b"NBDMAGICIHAVEOPT\0\x03");
         self.send(&[0, 0, 0, 3]);

@@ -5,9 +5,12 @@
 
 use gaur_block::Errno;
 
-use super::Session;
 use super::violation::Violation;
-use super::wire::{Fields, PAYLOAD_MAX_BYTES, REQUEST_LEN, REQUEST_MAGIC, cmd, cmd_flag};
+use super::wire::{
+    EXTENDED_REQUEST_LEN, EXTENDED_REQUEST_MAGIC, Fields, PAYLOAD_MAX_BYTES, REQUEST_LEN,
+    REQUEST_MAGIC, cmd, cmd_flag,
+};
+use super::{Session, Style};
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,10 +47,11 @@ pub struct Command {
     pub cookie: u64,
     /// What it asks for.
     pub kind: Kind,
-    /// First byte; inside the export.
+    /// First byte; inside the export. For [`Kind::Flush`] whatever the client sent.
     pub offset_bytes: u64,
-    /// Length in bytes; ends inside the export. 0 for [`Kind::Flush`].
-    pub len_bytes: u32,
+    /// Length in bytes; ends inside the export. At most [`PAYLOAD_MAX_BYTES`] for reads and
+    /// writes, 0 for [`Kind::Flush`].
+    pub len_bytes: u64,
     /// Durable before the reply.
     pub fua: bool,
 }
@@ -57,6 +61,8 @@ pub struct Command {
 pub struct Refusal {
     /// What the client calls it.
     pub cookie: u64,
+    /// The offset it was for, as the client sent it.
+    pub offset_bytes: u64,
     /// The error.
     pub errno: Errno,
     /// The error in words.
@@ -135,49 +141,67 @@ impl Parser {
     }
 
     fn request(&mut self, input: &[u8]) -> (usize, Event) {
-        let Some(header) = input.first_chunk::<REQUEST_LEN>() else {
-            let magic = Fields(input).u32().unwrap_or(REQUEST_MAGIC);
-            return match magic {
-                REQUEST_MAGIC => (0, Event::Need),
-                magic => (4, Event::Violation(Violation::RequestMagic(magic))),
-            };
+        let extended = self.session.style == Style::Extended;
+        let magic = if extended {
+            EXTENDED_REQUEST_MAGIC
+        } else {
+            REQUEST_MAGIC
         };
-        let header = Header::decode(header);
-        if header.magic != REQUEST_MAGIC {
-            return (4, Event::Violation(Violation::RequestMagic(header.magic)));
+        // The magic is judged as soon as it is there, as in the handshake.
+        let found = Fields(input).u32().unwrap_or(magic);
+        if found != magic {
+            return (4, Event::Violation(Violation::RequestMagic(found)));
         }
-        let has_payload = header.kind == cmd::WRITE;
-        if has_payload && header.len_bytes > PAYLOAD_MAX_BYTES {
-            let violation = Violation::PayloadLength(header.len_bytes);
-            return (REQUEST_LEN, Event::Violation(violation));
+        let header = if extended {
+            Header::extended(input)
+        } else {
+            Header::compact(input)
+        };
+        let Some((header, used)) = header else {
+            return (0, Event::Need);
+        };
+        let payload = match header.kind {
+            cmd::WRITE => header.len_bytes,
+            _ if extended && header.flags & cmd_flag::PAYLOAD_LEN != 0 => header.len_bytes,
+            _ => 0,
+        };
+        if payload > u64::from(PAYLOAD_MAX_BYTES) {
+            return (used, Event::Violation(Violation::PayloadLength(payload)));
         }
         if header.kind == cmd::DISC {
-            return (REQUEST_LEN, Event::Disconnect);
+            return (used, Event::Disconnect);
         }
-        let payload = if has_payload {
-            header.len_bytes as usize
-        } else {
-            0
-        };
         let event = match self.check(&header) {
             Ok(command) => {
-                self.payload_left = payload;
+                self.payload_left = payload as usize;
                 Event::Request(command)
             }
             Err((errno, reason)) => {
-                self.skip = payload;
+                self.skip = payload as usize;
+                let Header {
+                    cookie,
+                    offset_bytes,
+                    ..
+                } = header;
                 Event::Refuse(Refusal {
-                    cookie: header.cookie,
+                    cookie,
+                    offset_bytes,
                     errno,
                     reason,
                 })
             }
         };
-        (REQUEST_LEN, event)
+        (used, event)
     }
 
     fn check(&self, header: &Header) -> Result<Command, (Errno, &'static str)> {
         let (kind, allowed) = self.kind(header)?;
+        let payload = header.kind == cmd::WRITE && self.session.style == Style::Extended;
+        let allowed = if payload {
+            allowed | cmd_flag::PAYLOAD_LEN
+        } else {
+            allowed
+        };
         if header.flags & !(allowed | cmd_flag::FUA) != 0 {
             return Err((Errno::EINVAL, "unknown or misplaced command flags"));
         }
@@ -194,7 +218,6 @@ impl Parser {
         };
         if kind == Kind::Flush {
             // Its offset and length are reserved; clients have sent all kinds of things.
-            command.offset_bytes = 0;
             command.len_bytes = 0;
             return Ok(command);
         }
@@ -206,11 +229,8 @@ impl Parser {
         let flag = |flag: u16| header.flags & flag != 0;
         Ok(match header.kind {
             cmd::READ => {
-                let allowed = if self.session.structured {
-                    cmd_flag::DF
-                } else {
-                    0
-                };
+                let structured = self.session.style >= Style::Structured;
+                let allowed = if structured { cmd_flag::DF } else { 0 };
                 (
                     Kind::Read {
                         unfragmented: flag(cmd_flag::DF),
@@ -242,16 +262,14 @@ impl Parser {
     }
 
     fn check_range(&self, command: &Command) -> Result<(), (Errno, &'static str)> {
-        let end = command
-            .offset_bytes
-            .checked_add(u64::from(command.len_bytes));
+        let end = command.offset_bytes.checked_add(command.len_bytes);
         if end.is_none_or(|end| end > self.session.size_bytes) {
             let grows = matches!(command.kind, Kind::Write | Kind::WriteZeroes { .. });
             let errno = if grows { Errno::ENOSPC } else { Errno::EINVAL };
             return Err((errno, "request past the end of the export"));
         }
         if let Kind::Read { unfragmented } = command.kind
-            && command.len_bytes > PAYLOAD_MAX_BYTES
+            && command.len_bytes > u64::from(PAYLOAD_MAX_BYTES)
         {
             // EOVERFLOW is for a client that forbade several chunks; it may ask again without.
             let errno = if unfragmented {
@@ -269,44 +287,43 @@ impl Parser {
 }
 
 struct Header {
-    magic: u32,
     flags: u16,
     kind: u16,
     cookie: u64,
     offset_bytes: u64,
-    len_bytes: u32,
+    len_bytes: u64,
 }
 
 impl Header {
-    /// One load and one swap per field: this runs once per request.
-    fn decode(bytes: &[u8; REQUEST_LEN]) -> Header {
-        let [
-            m0,
-            m1,
-            m2,
-            m3,
-            f0,
-            f1,
-            k0,
-            k1,
-            c0,
-            c1,
-            c2,
-            c3,
-            c4,
-            c5,
-            c6,
-            c7,
-            rest @ ..,
-        ] = *bytes;
-        let [o0, o1, o2, o3, o4, o5, o6, o7, l0, l1, l2, l3] = rest;
-        Header {
-            magic: u32::from_be_bytes([m0, m1, m2, m3]),
-            flags: u16::from_be_bytes([f0, f1]),
-            kind: u16::from_be_bytes([k0, k1]),
-            cookie: u64::from_be_bytes([c0, c1, c2, c3, c4, c5, c6, c7]),
-            offset_bytes: u64::from_be_bytes([o0, o1, o2, o3, o4, o5, o6, o7]),
-            len_bytes: u32::from_be_bytes([l0, l1, l2, l3]),
-        }
+    /// A compact header and its length, when all of it is there.
+    fn compact(input: &[u8]) -> Option<(Header, usize)> {
+        let (fields, length) = input
+            .first_chunk::<REQUEST_LEN>()?
+            .split_last_chunk::<4>()?;
+        let len_bytes = u64::from(u32::from_be_bytes(*length));
+        Some((Header::start(fields, len_bytes)?, REQUEST_LEN))
+    }
+
+    /// An extended header and its length, when all of it is there.
+    fn extended(input: &[u8]) -> Option<(Header, usize)> {
+        let header = input.first_chunk::<EXTENDED_REQUEST_LEN>()?;
+        let (fields, length) = header.split_last_chunk::<8>()?;
+        Some((
+            Header::start(fields, u64::from_be_bytes(*length))?,
+            EXTENDED_REQUEST_LEN,
+        ))
+    }
+
+    /// The fields that both kinds of header begin with.
+    fn start(fields: &[u8], len_bytes: u64) -> Option<Header> {
+        let mut fields = Fields(fields);
+        fields.u32()?;
+        Some(Header {
+            flags: fields.u16()?,
+            kind: fields.u16()?,
+            cookie: fields.u64()?,
+            offset_bytes: fields.u64()?,
+            len_bytes,
+        })
     }
 }

@@ -11,7 +11,7 @@ use super::wire::{
     GREETING_MAGIC, OPTION_HEADER_LEN, OPTION_MAGIC, OPTION_MAX_BYTES, OPTION_REPLY_MAGIC,
     OPTION_SKIP_MAX_BYTES, OPTIONS_MAX, STRING_MAX_BYTES, clip, handshake_flag, info, opt, rep,
 };
-use super::{ExportInfo, Session};
+use super::{ExportInfo, Session, Style};
 
 /// The exports a handshake can talk about.
 pub trait Exports {
@@ -56,7 +56,7 @@ pub struct Handshake {
     state: State,
     fixed_newstyle: bool,
     no_zeroes: bool,
-    structured: bool,
+    style: Style,
     allocation_for: Option<usize>,
     options: u32,
 }
@@ -77,7 +77,7 @@ impl Handshake {
             state: State::ClientFlags,
             fixed_newstyle: false,
             no_zeroes: false,
-            structured: false,
+            style: Style::Simple,
             allocation_for: None,
             options: 0,
         }
@@ -197,7 +197,7 @@ impl Handshake {
             }
             opt::LIST => list(data, exports, out),
             opt::INFO | opt::GO => return self.go(option, data, exports, out),
-            opt::STRUCTURED_REPLY => self.structured_reply(data, out),
+            opt::STRUCTURED_REPLY | opt::EXTENDED_HEADERS => self.raise_style(option, data, out),
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
                 self.meta_context(option, data, exports, out);
             }
@@ -212,8 +212,8 @@ impl Handshake {
             export,
             size_bytes: info.size_bytes,
             read_only: info.read_only,
-            structured: self.structured,
-            allocation: self.structured && self.allocation_for == Some(export),
+            style: self.style,
+            allocation: self.structured() && self.allocation_for == Some(export),
         }
     }
 
@@ -227,26 +227,33 @@ impl Handshake {
             Err(reason) => return Step::Violation(Violation::ExportUnavailable(reason)),
         };
         out.extend_from_slice(&info.size_bytes.to_be_bytes());
-        out.extend_from_slice(&info.flags(self.structured).to_be_bytes());
+        out.extend_from_slice(&info.flags(self.structured()).to_be_bytes());
         if !self.no_zeroes {
             out.extend_from_slice(&[0; 124]);
         }
         Step::Transmit(self.session(export, &info))
     }
 
-    fn structured_reply(&mut self, data: &[u8], out: &mut Vec<u8>) {
-        let option = opt::STRUCTURED_REPLY;
+    fn structured(&self) -> bool {
+        self.style >= Style::Structured
+    }
+
+    /// `STRUCTURED_REPLY` and `EXTENDED_HEADERS`. Extended headers include structured replies, so
+    /// they may come second but not first.
+    fn raise_style(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) {
+        let style = match option {
+            opt::EXTENDED_HEADERS => Style::Extended,
+            _ => Style::Structured,
+        };
         if !data.is_empty() {
             refuse(out, option, rep::ERR_INVALID, "this option carries no data");
-        } else if self.structured {
-            refuse(
-                out,
-                option,
-                rep::ERR_INVALID,
-                "structured replies were agreed on already",
-            );
+        } else if self.style == style {
+            refuse(out, option, rep::ERR_INVALID, "this was agreed on already");
+        } else if self.style > style {
+            let reason = "extended headers were agreed on already";
+            refuse(out, option, rep::ERR_EXT_HEADER_REQD, reason);
         } else {
-            self.structured = true;
+            self.style = style;
             answer(out, option, rep::ACK, &[]);
         }
     }
@@ -289,7 +296,7 @@ impl Handshake {
                 &[&minimum, &preferred, &maximum],
             );
         }
-        let flags = found.flags(self.structured).to_be_bytes();
+        let flags = found.flags(self.structured()).to_be_bytes();
         inform(
             out,
             option,
@@ -309,7 +316,7 @@ impl Handshake {
             // A new choice replaces the old one even when it fails.
             self.allocation_for = None;
         }
-        if !self.structured {
+        if !self.structured() {
             return refuse(
                 out,
                 option,

@@ -16,5 +16,5 @@ pub mod wire;
 
 pub use command::{Command, Event, Kind, Parser, Refusal};
 pub use handshake::{Exports, Handshake, Step};
-pub use session::{ExportInfo, Session};
+pub use session::{ExportInfo, Session, Style};
 pub use violation::Violation;

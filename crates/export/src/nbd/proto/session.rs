@@ -47,6 +47,18 @@ impl ExportInfo {
     }
 }
 
+/// How requests and replies are written, in the order of what they can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Style {
+    /// Compact requests, simple replies.
+    Simple,
+    /// Compact requests, structured replies where they say more.
+    Structured,
+    /// Extended requests and replies with 64-bit lengths. (An extension of the protocol, which
+    /// QEMU's and libnbd's clients ask for.)
+    Extended,
+}
+
 /// What the transmission phase works with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Session {
@@ -56,8 +68,8 @@ pub struct Session {
     pub size_bytes: u64,
     /// Writes are refused.
     pub read_only: bool,
-    /// Structured replies were agreed on.
-    pub structured: bool,
+    /// How both sides write.
+    pub style: Style,
     /// `base:allocation` was chosen for this export.
     pub allocation: bool,
 }

@@ -26,8 +26,8 @@ pub enum Violation {
     ExportUnavailable(String),
     /// A request does not start with its magic number.
     RequestMagic(u32),
-    /// A write with a payload beyond the limit.
-    PayloadLength(u32),
+    /// A payload beyond the limit.
+    PayloadLength(u64),
 }
 
 impl fmt::Display for Violation {
@@ -48,7 +48,7 @@ impl fmt::Display for Violation {
             Violation::UnknownExport(name) => write!(out, "no export called {name:?}"),
             Violation::ExportUnavailable(reason) => out.write_str(reason),
             Violation::RequestMagic(found) => write!(out, "bad request magic {found:#010x}"),
-            Violation::PayloadLength(len) => write!(out, "write with a payload of {len} bytes"),
+            Violation::PayloadLength(len) => write!(out, "request with a payload of {len} bytes"),
         }
     }
 }

@@ -11,10 +11,14 @@ pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 /// Starts every request of the transmission phase.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// Starts every request of the transmission phase when headers are extended.
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 /// Starts a simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// Starts a chunk of a structured reply.
 pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
+/// Starts a chunk of a reply when headers are extended.
+pub const EXTENDED_CHUNK_MAGIC: u32 = 0x6e8a_278c;
 
 /// Length of the server's greeting in bytes.
 pub const GREETING_LEN: usize = 18;
@@ -24,10 +28,14 @@ pub const CLIENT_FLAGS_LEN: usize = 4;
 pub const OPTION_HEADER_LEN: usize = 16;
 /// Length of a request's header in bytes.
 pub const REQUEST_LEN: usize = 28;
+/// Length of an extended request's header in bytes.
+pub const EXTENDED_REQUEST_LEN: usize = 32;
 /// Length of a simple reply in bytes.
 pub const SIMPLE_REPLY_LEN: usize = 16;
 /// Length of a chunk's header in bytes.
 pub const CHUNK_LEN: usize = 20;
+/// Length of an extended chunk's header in bytes.
+pub const EXTENDED_CHUNK_LEN: usize = 32;
 
 /// Longest name, description, query or message, in bytes (the protocol's limit for strings).
 pub const STRING_MAX_BYTES: usize = 4096;
@@ -69,6 +77,8 @@ pub mod opt {
     pub const LIST_META_CONTEXT: u32 = 9;
     /// Choose metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
+    /// Switch to extended headers, and with them to structured replies.
+    pub const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// Types of replies to options.
@@ -91,6 +101,8 @@ pub mod rep {
     pub const ERR_SHUTDOWN: u32 = 0x8000_0007;
     /// The option is too long.
     pub const ERR_TOO_BIG: u32 = 0x8000_0009;
+    /// Extended headers were agreed on already.
+    pub const ERR_EXT_HEADER_REQD: u32 = 0x8000_000a;
 }
 
 /// Items of information about an export.
@@ -157,6 +169,8 @@ pub mod cmd_flag {
     pub const DF: u16 = 1 << 2;
     /// Answer with one extent.
     pub const REQ_ONE: u16 = 1 << 3;
+    /// The length is that of a payload (extended headers only).
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
 /// Chunks of structured replies.
@@ -171,6 +185,8 @@ pub mod chunk {
     pub const OFFSET_HOLE: u16 = 2;
     /// Extents.
     pub const BLOCK_STATUS: u16 = 5;
+    /// Extents with 64-bit lengths.
+    pub const BLOCK_STATUS_EXT: u16 = 6;
     /// The request failed.
     pub const ERROR: u16 = (1 << 15) | 1;
 }

@@ -202,9 +202,15 @@ impl<D: Device + 'static> Reader<'_, D> {
 
     async fn turn_away(&mut self, command: Command) -> Result<(), End> {
         self.parser.skip_payload();
+        let Command {
+            cookie,
+            offset_bytes,
+            ..
+        } = command;
         let reason = "the server is shutting down";
         self.refuse(Refusal {
-            cookie: command.cookie,
+            cookie,
+            offset_bytes,
             errno: Errno::ESHUTDOWN,
             reason,
         })
@@ -214,6 +220,7 @@ impl<D: Device + 'static> Reader<'_, D> {
     async fn refuse(&mut self, refusal: Refusal) -> Result<(), End> {
         let Refusal {
             cookie,
+            offset_bytes,
             errno,
             reason,
         } = refusal;
@@ -221,12 +228,12 @@ impl<D: Device + 'static> Reader<'_, D> {
         let command = Command {
             cookie,
             kind,
-            offset_bytes: 0,
+            offset_bytes,
             len_bytes: 0,
             fua: false,
         };
         let mut job = self.hub.take_job(command, 0).await;
-        job.fail(self.hub.session.structured, errno, reason);
+        job.fail(errno, reason);
         self.hub.answer(job);
         Ok(())
     }

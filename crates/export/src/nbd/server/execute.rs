@@ -10,11 +10,11 @@ use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 
 use super::hub::Hub;
 use super::job::{Job, PARTS_MAX};
-use crate::nbd::proto::{Command, Kind, reply};
+use crate::nbd::proto::{Command, Kind, Style, reply};
 
 /// Reads of this length and longer ask for zeros first, which then need not travel; for shorter
 /// ones asking costs more than it saves.
-const SPARSE_MIN_BYTES: u32 = 64 << 10;
+const SPARSE_MIN_BYTES: u64 = 64 << 10;
 /// Most runs of one sparse read, each a header and maybe data.
 const RUNS_MAX: usize = PARTS_MAX / 2;
 /// A shorter run of zeros is sent as data: a chunk of its own costs as much.
@@ -24,7 +24,9 @@ const EXTENTS_MAX: u32 = 2048;
 /// Most questions to the device for one block status request.
 const LOOKUPS_MAX: u32 = 4096;
 /// Reading ahead goes in pieces of this length.
-pub(super) const CACHE_PIECE_BYTES: u32 = 1 << 20;
+const CACHE_PIECE_BYTES: u64 = 1 << 20;
+/// Most that one request reads ahead; it is a hint, and nobody meant to read a whole disk by it.
+const CACHE_MAX_BYTES: u64 = 256 << 20;
 
 /// Payload memory a command needs in bytes.
 pub(super) fn payload_bytes(command: &Command) -> usize {
@@ -45,10 +47,10 @@ pub(super) async fn run<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) ->
     } = job.command;
     match kind {
         Kind::Read { unfragmented } => {
-            let whole = unfragmented || !hub.session.structured || len_bytes < SPARSE_MIN_BYTES;
-            if whole {
+            let simple = hub.session.style == Style::Simple;
+            if simple || unfragmented || len_bytes < SPARSE_MIN_BYTES {
                 read(hub, job, 0..len_bytes as usize).await?;
-                job.succeed_with_payload(hub.session.structured);
+                job.succeed_with_payload(len_bytes as u32);
                 return Ok(());
             }
             return sparse_read(hub, job).await;
@@ -59,7 +61,6 @@ pub(super) async fn run<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) ->
         Kind::Flush => submit(hub, job, Request::Flush).await?,
         Kind::WriteZeroes { .. } | Kind::Trim if len_bytes == 0 => {}
         Kind::WriteZeroes { may_unmap } => {
-            let len_bytes = u64::from(len_bytes);
             let request = Request::WriteZeroes {
                 offset_bytes,
                 len_bytes,
@@ -68,26 +69,7 @@ pub(super) async fn run<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) ->
             };
             submit(hub, job, request).await?;
         }
-        Kind::Trim => {
-            let len_bytes = u64::from(len_bytes);
-            match submit(
-                hub,
-                job,
-                Request::Discard {
-                    offset_bytes,
-                    len_bytes,
-                },
-            )
-            .await
-            {
-                // A discard is a hint; a device that cannot has done what it could.
-                Ok(()) | Err(Errno::EOPNOTSUPP) => {}
-                Err(errno) => return Err(errno),
-            }
-            if fua {
-                submit(hub, job, Request::Flush).await?;
-            }
-        }
+        Kind::Trim => trim(hub, job).await?,
     }
     job.succeed();
     Ok(())
@@ -99,6 +81,33 @@ async fn submit<D: Device + 'static>(
     request: Request,
 ) -> Result<(), Errno> {
     hub.device.submit(job.tag, request, Payload::None).await
+}
+
+async fn trim<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &Job) -> Result<(), Errno> {
+    let Command {
+        offset_bytes,
+        len_bytes,
+        fua,
+        ..
+    } = job.command;
+    match submit(
+        hub,
+        job,
+        Request::Discard {
+            offset_bytes,
+            len_bytes,
+        },
+    )
+    .await
+    {
+        // A discard is a hint; a device that cannot has done what it could.
+        Ok(()) | Err(Errno::EOPNOTSUPP) => {}
+        Err(errno) => return Err(errno),
+    }
+    if fua {
+        submit(hub, job, Request::Flush).await?;
+    }
+    Ok(())
 }
 
 /// Fills a range of the payload from where it lies in the export.
@@ -150,21 +159,20 @@ async fn write<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(
 /// Reads ahead by reading and forgetting: devices have no other way to be warmed up.
 async fn cache<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(), Errno> {
     let Command {
-        offset_bytes,
+        mut offset_bytes,
         len_bytes,
         ..
     } = job.command;
-    let tag = job.tag;
-    let piece_bytes = hub.max_transfer.min(CACHE_PIECE_BYTES as usize);
-    let mut done = 0;
-    while done < len_bytes as usize && !hub.draining() {
-        let len = piece_bytes.min(len_bytes as usize - done);
-        let payload = Payload::Read(Target::Memory(&mut job.payload()[..len]));
-        let request = Request::Read {
-            offset_bytes: offset_bytes + done as u64,
-        };
-        hub.device.submit(tag, request, payload).await?;
-        done += len;
+    let end = offset_bytes + len_bytes.min(CACHE_MAX_BYTES);
+    let piece_bytes = CACHE_PIECE_BYTES.min(hub.max_transfer as u64);
+    while offset_bytes < end && !hub.draining() {
+        let len = piece_bytes.min(end - offset_bytes);
+        let tag = job.tag;
+        let payload = Payload::Read(Target::Memory(&mut job.payload()[..len as usize]));
+        hub.device
+            .submit(tag, Request::Read { offset_bytes }, payload)
+            .await?;
+        offset_bytes += len;
     }
     Ok(())
 }
@@ -178,7 +186,6 @@ struct Run {
 
 async fn sparse_read<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(), Errno> {
     let Command {
-        cookie,
         offset_bytes,
         len_bytes,
         ..
@@ -195,15 +202,16 @@ async fn sparse_read<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Re
         }
         at += run.len;
     }
+    let asked = job.asked;
     let mut at = 0;
     for (index, run) in runs[..count].iter().enumerate() {
         let done = index + 1 == count;
         let offset_bytes = offset_bytes + at as u64;
         let len_bytes = run.len as u32;
         if run.zero {
-            job.reply_bytes(&reply::hole(cookie, offset_bytes, len_bytes, done));
+            job.reply_bytes(&reply::hole(&asked, offset_bytes, len_bytes, done));
         } else {
-            job.reply_bytes(&reply::data_header(cookie, offset_bytes, len_bytes, done));
+            job.reply_bytes(&reply::data(&asked, offset_bytes, len_bytes, done));
             job.reply_payload(at..at + run.len);
         }
         at += run.len;
@@ -255,26 +263,24 @@ async fn block_status<D: Device + 'static>(
     one: bool,
 ) -> Result<(), Errno> {
     let Command {
-        cookie,
         offset_bytes,
         len_bytes,
         ..
     } = job.command;
+    let asked = job.asked;
     let most = if one { 1 } else { EXTENTS_MAX };
-    let (mut at, mut extents) = (0_u32, 0_u32);
-    let mut last = (0_u32, 0_u32);
+    let (mut at, mut extents) = (0, 0);
+    // Length and state of the extent that still grows.
+    let mut last = (0, 0);
     // The header says how many extents there are, so it is written over at the end.
-    job.reply_bytes(&reply::status_header(cookie, 0));
+    job.reply_bytes(&reply::status(&asked, 0));
     for _ in 0..LOOKUPS_MAX {
         if at == len_bytes {
             break;
         }
-        let left = u64::from(len_bytes - at);
-        let found = hub
-            .device
-            .status(offset_bytes + u64::from(at), left)
-            .await?;
-        let len = found.len_bytes.clamp(1, left) as u32;
+        let left = len_bytes - at;
+        let found = hub.device.status(offset_bytes + at, left).await?;
+        let len = found.len_bytes.clamp(1, left);
         let state = reply::state(found.allocated, found.zero);
         at += len;
         if last.0 > 0 && last.1 == state {
@@ -283,7 +289,7 @@ async fn block_status<D: Device + 'static>(
         }
         if last.0 > 0 {
             extents += 1;
-            job.reply_bytes(&reply::extent(last.0, last.1));
+            job.reply_bytes(&reply::extent(&asked, last.0, last.1));
             if extents == most {
                 last.0 = 0;
                 break;
@@ -293,9 +299,9 @@ async fn block_status<D: Device + 'static>(
     }
     if last.0 > 0 {
         extents += 1;
-        job.reply_bytes(&reply::extent(last.0, last.1));
+        job.reply_bytes(&reply::extent(&asked, last.0, last.1));
     }
-    job.rewrite_start(&reply::status_header(cookie, extents));
+    job.rewrite_start(&reply::status(&asked, extents));
     debug_assert!(
         (1..=most).contains(&extents),
         "a status reply has an extent at least"

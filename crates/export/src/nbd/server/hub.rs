@@ -116,7 +116,7 @@ impl<D: Device + 'static> Hub<D> {
                 None => self.room.notified().await,
             }
         };
-        job.begin(command);
+        job.begin(self.session.style, command);
         if payload_bytes > 0 {
             loop {
                 let taken = self.pool.borrow_mut().take(payload_bytes);
@@ -195,7 +195,7 @@ impl<D: Device + 'static> Hub<D> {
             let outcome = execute::run(&self, &mut job).await;
             core::mem::forget(lost);
             if let Err(errno) = outcome {
-                job.fail(self.session.structured, errno, errno.text());
+                job.fail(errno, errno.text());
             }
             self.idle.borrow_mut().push(desk.clone());
             self.post(job);

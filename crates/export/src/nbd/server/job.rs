@@ -9,8 +9,8 @@ use std::ops::Range;
 use gaur_block::{Errno, Tag};
 use gaur_reactor::Buffer;
 
-use crate::nbd::proto::wire::chunk;
-use crate::nbd::proto::{Command, Kind, reply};
+use crate::nbd::proto::reply::{self, Asked};
+use crate::nbd::proto::{Command, Kind, Style};
 
 /// A stretch of a reply.
 enum Part {
@@ -26,6 +26,8 @@ pub(super) const PARTS_MAX: usize = 64;
 pub(super) struct Job {
     pub(super) tag: Tag,
     pub(super) command: Command,
+    /// What the reply says of the request.
+    pub(super) asked: Asked,
     /// The payload; the first `command.len_bytes` of it count.
     pub(super) buffer: Option<Buffer>,
     /// It went to a worker, it is not a refusal.
@@ -47,6 +49,11 @@ impl Job {
         Job {
             tag,
             command,
+            asked: Asked {
+                style: Style::Simple,
+                cookie: 0,
+                offset_bytes: 0,
+            },
             buffer: None,
             worked: false,
             head: Vec::with_capacity(256),
@@ -55,11 +62,21 @@ impl Job {
     }
 
     /// Forgets the last request.
-    pub(super) fn begin(&mut self, command: Command) {
+    pub(super) fn begin(&mut self, style: Style, command: Command) {
         debug_assert!(
             self.buffer.is_none(),
             "the last payload went back to the pool"
         );
+        let Command {
+            cookie,
+            offset_bytes,
+            ..
+        } = command;
+        self.asked = Asked {
+            style,
+            cookie,
+            offset_bytes,
+        };
         self.command = command;
         self.worked = false;
         self.head.clear();
@@ -114,40 +131,22 @@ impl Job {
     /// Replaces the reply by that of a success without content.
     pub(super) fn succeed(&mut self) {
         self.restart();
-        self.reply_bytes(&reply::simple(self.command.cookie, 0));
+        self.reply_bytes(&reply::success(&self.asked));
     }
 
-    /// Replaces the reply by that of a read into the whole payload.
-    pub(super) fn succeed_with_payload(&mut self, structured: bool) {
+    /// Replaces the reply by that of a read into the whole payload, `len_bytes` long.
+    pub(super) fn succeed_with_payload(&mut self, len_bytes: u32) {
         self.restart();
-        let Command {
-            cookie,
-            offset_bytes,
-            len_bytes,
-            ..
-        } = self.command;
-        match (structured, len_bytes) {
-            (false, _) => self.reply_bytes(&reply::simple(cookie, 0)),
-            (true, 0) => self.reply_bytes(&reply::chunk_header(cookie, chunk::NONE, true, 0)),
-            (true, _) => {
-                self.reply_bytes(&reply::data_header(cookie, offset_bytes, len_bytes, true));
-            }
-        }
+        self.reply_bytes(&reply::read(&self.asked, len_bytes));
         if len_bytes > 0 {
             self.reply_payload(0..len_bytes as usize);
         }
     }
 
     /// Replaces the reply by an error.
-    pub(super) fn fail(&mut self, structured: bool, errno: Errno, reason: &str) {
+    pub(super) fn fail(&mut self, errno: Errno, reason: &str) {
         self.restart();
-        reply::error(
-            &mut self.head,
-            structured,
-            self.command.cookie,
-            errno,
-            reason,
-        );
+        reply::error(&mut self.head, &self.asked, errno, reason);
         self.parts.push(Part::Head(0..self.head.len()));
     }
 
