@@ -9,6 +9,7 @@ use crate::check_report::ImageCheck;
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::json;
+use crate::notice::say;
 use crate::open::{CacheMode, Output, format_parser};
 
 /// Check the consistency of an image
@@ -104,9 +105,10 @@ fn check(file: &ImageFile) -> Result<Report, Failure> {
 /// What is wrong in detail, where it does not mix with what programs read.
 fn print_findings(args: &Args, report: &Report) {
     for finding in &report.messages {
-        eprintln!("gaur: {}: {finding}", args.file);
+        say(format!("{}: {finding}", args.file));
     }
     if report.messages_dropped > 0 {
-        eprintln!("gaur: {}: and {} more", args.file, report.messages_dropped);
+        let dropped = report.messages_dropped;
+        say(format!("{}: and {dropped} more", args.file));
     }
 }

@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::failure::{EXIT_FAILURE, Failure};
-use crate::{check, compare, completions, convert, create, info, map, resize, serve};
+use crate::{check, compare, completions, convert, create, info, map, notice, resize, serve};
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
 #[derive(Debug, Parser)]
@@ -82,7 +82,7 @@ pub fn run(args: Vec<OsString>) -> u8 {
     // What was printed before the failure belongs before its message.
     let _ = out.flush();
     if !failure.is_silent() {
-        eprintln!("{program}: {failure}");
+        notice::say_as(&program, &failure);
     }
     failure.exit_code()
 }
@@ -125,7 +125,7 @@ fn report_usage(program: &str, verb: Option<&str>, error: &clap::Error) -> u8 {
         }
         _ => format!("{program} --help"),
     };
-    eprintln!("{program}: {} (see '{help}')", words.join(" "));
+    notice::say_as(program, format!("{} (see '{help}')", words.join(" ")));
     match verb {
         // 1 would say that the images differ.
         Some("compare") => compare::EXIT_OPEN,

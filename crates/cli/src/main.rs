@@ -24,6 +24,7 @@ mod json;
 mod luks;
 mod map;
 mod new_image;
+mod notice;
 mod open;
 mod options;
 mod progress;

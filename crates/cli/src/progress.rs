@@ -22,15 +22,17 @@ pub struct Lines {
     shown_at: Instant,
 }
 
-/// The least change that is printed, in hundredths of a percent, unless some time passed.
+/// Time from line to line.
 const LINE_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Progress {
-    /// With `wanted` (`-p`) there is always something to see; without it only on a terminal.
+    /// With `wanted` (`-p`) there is always something to see, and a program that reads standard
+    /// output sees lines; without it there is a bar if there is a terminal.
     pub fn new(total_bytes: u64, wanted: bool, quiet: bool) -> Progress {
+        let lines = wanted && !std::io::stdout().is_terminal();
         if quiet {
             Progress::Quiet
-        } else if std::io::stderr().is_terminal() {
+        } else if !lines && std::io::stderr().is_terminal() {
             let bar = ProgressBar::with_draw_target(
                 Some(total_bytes),
                 ProgressDrawTarget::stderr_with_hz(10),

@@ -6,6 +6,7 @@ use gaur_engine::{Format, OpenOptions};
 
 use crate::failure::Failure;
 use crate::guest::Guest;
+use crate::notice::say;
 use crate::open::{self, format_parser};
 use crate::size::{NewSize, SIZE_MAX, parse_new_size};
 
@@ -80,10 +81,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     }
     if probed_raw && !args.quiet {
         out.flush()?;
-        eprintln!(
-            "gaur: {}: taken for a raw image by its content (say -f raw to be sure)",
-            args.file
-        );
+        let advice = "taken for a raw image by its content (say -f raw to be sure)";
+        say(format!("{}: {advice}", args.file));
     }
     let guest = Guest::new(opened.image.queue(opened.files));
     let resized = guest.resize(new, args.shrink);

@@ -17,6 +17,7 @@ use crate::cached_device::{CachedDevice, Policy};
 use crate::failure::Failure;
 use crate::guest::Guest;
 use crate::new_image::{self, NewImage};
+use crate::notice::say;
 use crate::open::{self, CacheMode, format_parser};
 use crate::options::OptionList;
 use crate::size::{human, parse_size};
@@ -117,6 +118,20 @@ enum HostKind {
 const PORT_DEFAULT: u16 = 10809;
 const BIND_DEFAULT: &str = "0.0.0.0";
 
+/// Signals that end the server in order. A terminal that goes away sends the last, unless the server
+/// was started so that it stays (`nohup`).
+fn signals() -> Vec<Signal> {
+    const HANGUP_BIT: u64 = 1;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let mut signals = vec![Signal::Interrupt, Signal::Terminate];
+    if ignored.unwrap_or(0) & HANGUP_BIT == 0 {
+        signals.push(Signal::Hangup);
+    }
+    signals
+}
+
 /// An open image and how it is exported.
 struct Served {
     file_name: String,
@@ -145,6 +160,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         return background::run(out);
     }
     let names = exports(args)?;
+    let host = host(args.host)?;
     if let Some(size) = args.create {
         create(args, &names, size)?;
     }
@@ -153,7 +169,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         .map(|(name, file)| open_image(args, name, file))
         .collect::<Result<Vec<Served>, Failure>>()?;
     // Taken over before a client can come, so that no signal finds the images unflushed.
-    let signals = Signals::install(&[Signal::Interrupt, Signal::Terminate])
+    let signals = Signals::install(&signals())
         .map_err(|errno| Failure::new(format!("cannot take over signals: {errno}")))?;
     let listener =
         Listener::bind(&listen(args, &served)?).map_err(|error| Failure::new(error.to_string()))?;
@@ -161,7 +177,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         std::fs::write(path, format!("{}\n", std::process::id()))
             .map_err(|error| Failure::io(&path.display().to_string(), &error))?;
     }
-    let host = host(args.host)?;
     if !args.quiet {
         announce(args, &listener, &served, out)?;
     }
@@ -290,7 +305,9 @@ fn host(kind: HostKind) -> Result<HostKind, Failure> {
         (None, _) => Ok(HostKind::Uring),
         (Some(reason), HostKind::Uring) => Err(Failure::new(reason.to_string())),
         (Some(reason), _) => {
-            eprintln!("gaur: {reason}; serving with blocking calls instead, which is slower");
+            say(format!(
+                "{reason}; serving with blocking calls instead, which is slower"
+            ));
             Ok(HostKind::Blocking)
         }
     }
@@ -323,9 +340,7 @@ fn announce(
     }
     out.flush()?;
     if args.port.is_some() && args.bind.is_none() {
-        eprintln!(
-            "gaur: every host that reaches this machine can connect (-b 127.0.0.1 keeps it local)"
-        );
+        say("every host that reaches this machine can connect (-b 127.0.0.1 keeps it local)");
     }
     Ok(())
 }
@@ -339,7 +354,7 @@ fn stop_on_signals(signals: Signals, stop: Stop, args: &Args) {
             let signal = block_on(signals.next());
             count += 1;
             if count == 1 && !quiet && signal == Signal::Interrupt {
-                eprintln!("gaur: finishing what is under way (again to stop at once)");
+                say("finishing what is under way (again to stop at once)");
             }
             stop.drain();
         }
@@ -367,7 +382,7 @@ fn serve(
         .map_or(processors, |count| usize::from(count.get()));
     options.handshake_timeout = Duration::from_secs(u64::from(args.handshake_limit));
     if args.verbose {
-        options.log = Some(Arc::new(|line| eprintln!("gaur: {line}")));
+        options.log = Some(Arc::new(|line: &str| say(line)));
     }
     let policy = Policy {
         writethrough: args.cache.writethrough(),
@@ -388,7 +403,7 @@ fn serve(
     };
     let outcome = outcome.map_err(|error| Failure::new(error.to_string()));
     if matches!(outcome, Ok(Outcome::Forced)) {
-        eprintln!("gaur: stopped at once, what clients had not flushed may be lost");
+        say("stopped at once, what clients had not flushed may be lost");
         return Ok(EXIT_FORCED);
     }
     // Every image is closed, even when serving or another one failed; the first failure is told.

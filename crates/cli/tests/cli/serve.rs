@@ -185,6 +185,72 @@ fn several_images_are_exports_of_their_names() {
 }
 
 #[test]
+fn overlays_share_their_base_in_one_server_and_in_several() {
+    let dir = WorkDir::new();
+    dir.gallery();
+    for name in ["a.qcow2", "b.qcow2", "c.qcow2"] {
+        dir.qemu_create(&["-b", "top.qcow2", "-F", "qcow2", name]);
+    }
+    let first = Server::start(&dir, &["-t", "-e", "0", "a.qcow2", "b.qcow2"]);
+    let second = Server::start(&dir, &["-t", "c.qcow2"]);
+    let exports = [
+        first.uri.clone(),
+        first.uri.replacen("/a", "/b", 1),
+        second.uri.clone(),
+    ];
+    for (uri, pattern) in exports.iter().zip(["11", "22", "33"]) {
+        let write = format!("write -P {pattern} 90M 64k");
+        client(&dir, "qemu-io", &["-f", "raw", "-c", &write, uri]);
+    }
+    first.stop();
+    second.stop();
+    for (name, pattern) in [("a.qcow2", "11"), ("b.qcow2", "22"), ("c.qcow2", "33")] {
+        dir.qemu_io(
+            name,
+            &[
+                &format!("read -P {pattern} 90M 64k"),
+                "read -P 4 92224k 16k",
+            ],
+        );
+        dir.check_clean(name);
+    }
+    dir.check_clean("top.qcow2");
+}
+
+#[test]
+fn a_terminal_that_goes_away_ends_the_server_in_order_unless_it_is_to_stay() {
+    let dir = WorkDir::new();
+    dir.gaur(&["create", "-q", "disk.qcow2", "1M"]).ok();
+    let mut server = Server::start(&dir, &["-t", "disk.qcow2"]);
+    server.signal("-HUP");
+    assert_eq!(server.wait(), Some(0));
+
+    let line = format!("trap '' HUP; exec {GAUR} serve -t -k sock --pid-file pid disk.qcow2");
+    let mut command = dir.command("bash", &["-c", &line]);
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("bash runs");
+    let mut uri = String::new();
+    let mut out = BufReader::new(child.stdout.take().expect("its output"));
+    out.read_line(&mut uri).expect("a line");
+    let pid = child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-HUP", &pid])
+            .status()
+            .expect("kill runs")
+            .success()
+    );
+    client(&dir, "nbdinfo", &["--size", uri.trim_end()]);
+    assert!(
+        Command::new("kill")
+            .args(["-TERM", &pid])
+            .status()
+            .expect("kill runs")
+            .success()
+    );
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+}
+
+#[test]
 fn a_tcp_port_a_name_and_a_description() {
     let dir = WorkDir::new();
     dir.gallery();
