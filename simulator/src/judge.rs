@@ -11,10 +11,12 @@ use crate::shape::Shape;
 use crate::view::{Files, View};
 
 /// What the checker counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counts {
     /// Clusters with a refcount above their references.
     pub leaks: u64,
+    /// The last of them, for a person.
+    pub last_leak: String,
 }
 
 /// Runs our own checker; anything worse than a leak is an error.
@@ -43,6 +45,10 @@ pub fn check(file: &FileImage, shape: Shape) -> Result<Counts, String> {
     }
     Ok(Counts {
         leaks: report.leaks,
+        last_leak: report
+            .messages
+            .last()
+            .map_or_else(String::new, ToString::to_string),
     })
 }
 
@@ -141,6 +147,7 @@ impl Expectations {
             .map_err(|wrong| wrong.to_string())?;
         Ok(Verdict {
             leaks: counts.leaks,
+            last_leak: counts.last_leak,
             tables: (view.active.offset, view.refcount_table()),
             disk,
             values,
@@ -153,6 +160,8 @@ impl Expectations {
 pub struct Verdict {
     /// Leaked clusters.
     pub leaks: u64,
+    /// The last of them, for a person.
+    pub last_leak: String,
     /// Where the active L1 table is, and the refcount table.
     pub tables: (u64, u64),
     /// The bytes of the disk.

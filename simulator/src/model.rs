@@ -61,7 +61,8 @@ pub struct Model {
     open: BTreeSet<u32>,
     now: Moment,
     reads: BTreeMap<Moment, u32>,
-    /// A flush failed: what is readable is what a power cut may leave.
+    /// A flush failed: until the image is opened again, reads may give anything, because the host
+    /// may have forgotten data for which the engine has a mapping.
     shaken: bool,
     /// Other sizes in units that a power cut may leave, besides the number of units. Cleared by
     /// `settle_size` alone.
@@ -187,6 +188,9 @@ impl Model {
 
     /// A read of `bytes` from the unit `first` on has ended well; the first unit that is wrong.
     pub fn check_read(&mut self, read: &Reading, first: u32, bytes: &[u8]) -> Result<(), Wrong> {
+        if self.shaken {
+            return Ok(());
+        }
         let now = self.tick();
         for (number, part) in bytes
             .chunks_exact(self.script.unit_bytes() as usize)
@@ -232,14 +236,11 @@ impl Model {
     fn readable(&self, unit: u32, since: Moment) -> Vec<Value> {
         let entries = &self.units[unit as usize];
         let live = |entry: &&Entry| entry.superseded.is_none_or(|at| at > since);
-        let mut values: Vec<Value> = match self.shaken {
-            true => entries.iter().map(|entry| entry.value).collect(),
-            false => entries
-                .iter()
-                .filter(live)
-                .map(|entry| entry.value)
-                .collect(),
-        };
+        let mut values: Vec<Value> = entries
+            .iter()
+            .filter(live)
+            .map(|entry| entry.value)
+            .collect();
         values.dedup();
         values
     }
@@ -248,7 +249,7 @@ impl Model {
     fn pin(&mut self, unit: u32, value: Value, read: &Reading, now: Moment) {
         let entries = &mut self.units[unit as usize];
         let quiet = entries.iter().all(|entry| entry.completed < read.issued);
-        if !quiet || entries.len() < 2 || self.shaken {
+        if !quiet || entries.len() < 2 {
             return;
         }
         for entry in entries.iter_mut().filter(|entry| entry.value != value) {

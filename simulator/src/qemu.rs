@@ -32,10 +32,7 @@ impl Drop for Directory {
 /// allowed, and there must be as many as `leaks` says; anything else is an error.
 pub fn judge(files: &Files, name: &str, view: &[u8], leaks: Option<u64>) -> Result<(), String> {
     let directory = Directory::new()?;
-    for (file, image) in files {
-        let bytes = image.bytes(0, image.len_bytes() as usize);
-        fs::write(directory.0.join(file), bytes).map_err(|error| format!("{file}: {error}"))?;
-    }
+    write_files(&directory.0, files)?;
     let found = check(&directory.0, name)?;
     if leaks.is_some_and(|leaks| leaks != found) {
         return Err(format!(
@@ -56,6 +53,18 @@ pub fn judge(files: &Files, name: &str, view: &[u8], leaks: Option<u64>) -> Resu
             seen.len(),
             view.len()
         ));
+    }
+    Ok(())
+}
+
+/// Writes the files into a directory, which is made if need be.
+pub(crate) fn write_files(directory: &Path, files: &Files) -> Result<(), String> {
+    let shown = directory.display();
+    fs::create_dir_all(directory).map_err(|error| format!("{shown}: {error}"))?;
+    for (file, image) in files {
+        let bytes = image.bytes(0, image.len_bytes() as usize);
+        fs::write(directory.join(file), bytes)
+            .map_err(|error| format!("{shown}/{file}: {error}"))?;
     }
     Ok(())
 }

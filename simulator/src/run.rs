@@ -1,5 +1,6 @@
 //! One seed from beginning to end.
 
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -44,6 +45,8 @@ pub struct Options {
     pub qemu_per_mille: u32,
     /// Print the trace.
     pub print_trace: bool,
+    /// Where the files of a failure go: as they were when its epoch began, and what was judged.
+    pub dump: Option<PathBuf>,
 }
 
 /// A seed that found something.
@@ -148,6 +151,7 @@ impl<'a> Run<'a> {
         self.settle(&verdict);
         self.tables = verdict.tables;
         for epoch in 0..self.config.epochs {
+            self.dump("before", &self.host.images())?;
             let mishaps = self.config.mishaps != Mishaps::None && self.random.chance(600);
             self.epoch(mishaps)
                 .map_err(|what| format!("epoch {epoch}: {what}"))?;
@@ -157,7 +161,15 @@ impl<'a> Run<'a> {
         Ok((self.stats, self.trace.hash()))
     }
 
+    fn dump(&self, name: &str, files: &Files) -> Result<(), String> {
+        match &self.options.dump {
+            Some(directory) => crate::qemu::write_files(&directory.join(name), files),
+            None => Ok(()),
+        }
+    }
+
     fn judge(&self, files: &Files, exact: bool) -> Result<Verdict, String> {
+        self.dump("judged", files)?;
         self.expectations.judge(files, &self.model, exact)
     }
 
@@ -352,6 +364,7 @@ impl<'a> Run<'a> {
         let survivors = Survivors::draw(&mut self.random);
         let files = self.host.crash_images(survivors, &mut self.random);
         let steps = scheduler.steps();
+        self.dump("judged", &files)?;
         let verdict = self.expectations.judge(&files, model, false);
         let verdict =
             verdict.map_err(|what| format!("power cut at step {steps} ({survivors:?}): {what}"))?;
@@ -451,7 +464,8 @@ impl<'a> Run<'a> {
         if !struck && verdict.leaks > self.leaks {
             let (before, after) = (self.leaks, verdict.leaks);
             return Err(format!(
-                "close leaves {after} leaked clusters, there were {before}"
+                "close leaves {after} leaked clusters, there were {before}: {}",
+                verdict.last_leak
             ));
         }
         let files = self.host.crash_images(Survivors::Nothing, &mut self.random);
