@@ -500,13 +500,22 @@ fn a_dead_socket_file_is_replaced_and_a_live_one_is_not() {
     drop(UnixListener::bind(&path).unwrap());
     assert!(path.exists(), "a dead socket file");
     let listener = Listener::bind(&Listen::Unix(path.clone())).unwrap();
-    let second = Listener::bind(&Listen::Unix(path.clone()));
-    let error = second.err().expect("somebody listens").to_string();
-    assert!(error.contains("cannot listen on unix socket"), "{error}");
+    let refused = || {
+        let refused = Listener::bind(&Listen::Unix(path.clone()));
+        let error = refused.err().expect("the path is taken").to_string();
+        error.replace(&path.display().to_string(), "PATH")
+    };
+    assert_eq!(
+        refused(),
+        "cannot listen on unix socket PATH: another program is listening there"
+    );
     drop(listener);
     assert!(!path.exists());
     std::fs::write(&path, b"precious").unwrap();
-    assert!(Listener::bind(&Listen::Unix(path.clone())).is_err());
+    assert_eq!(
+        refused(),
+        "cannot listen on unix socket PATH: a file that is no socket is in the way"
+    );
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     std::fs::remove_file(&path).unwrap();
 }
@@ -525,6 +534,12 @@ fn tcp_serves_too() {
     let server = std::thread::spawn(move || {
         gaur_export::nbd::serve_uring(listener, options(), &switch, |_| Ok(Null::new(MIB)))
     });
+    let bind = "127.0.0.1".to_owned();
+    let taken = Listener::bind(&Listen::Tcp { bind, port })
+        .err()
+        .map(|error| error.to_string());
+    let expected = format!("cannot listen on 127.0.0.1:{port}: another program is listening there");
+    assert_eq!(taken, Some(expected));
     let size = run("nbdinfo", &["--size", &format!("nbd://127.0.0.1:{port}/")]);
     assert_eq!(size.trim(), MIB.to_string());
     stop.drain();

@@ -2,9 +2,11 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use gaur_block::Errno;
 use gaur_reactor::Address;
 
 use super::error::ServeError;
@@ -35,11 +37,8 @@ impl Listener {
     /// Starts to listen.
     pub fn bind(listen: &Listen) -> Result<Listener, ServeError> {
         let socket = match listen {
-            Listen::Unix(path) => {
-                let what = format!("cannot listen on unix socket {}", path.display());
-                gaur_reactor::Listener::bind(&Address::Unix(path.clone()))
-                    .map_err(|errno| ServeError::because(what, errno))?
-            }
+            Listen::Unix(path) => gaur_reactor::Listener::bind(&Address::Unix(path.clone()))
+                .map_err(|errno| unix_failure(path, errno))?,
             Listen::Tcp { bind, port } => bind_tcp(bind, *port)?,
             Listen::Inherited => gaur_reactor::Listener::from_fd(inherited()?),
         };
@@ -81,6 +80,23 @@ fn reachable(address: &SocketAddr) -> String {
     address.to_string()
 }
 
+const EADDRINUSE: Errno = Errno::from_raw(98);
+const EADDRNOTAVAIL: Errno = Errno::from_raw(99);
+
+fn unix_failure(path: &Path, errno: Errno) -> ServeError {
+    let what = format!("cannot listen on unix socket {}", path.display());
+    if errno != EADDRINUSE {
+        return ServeError::because(what, errno);
+    }
+    let is_socket = path
+        .metadata()
+        .is_ok_and(|found| found.file_type().is_socket());
+    ServeError::new(match is_socket {
+        true => format!("{what}: another program is listening there"),
+        false => format!("{what}: a file that is no socket is in the way"),
+    })
+}
+
 fn bind_tcp(bind: &str, port: u16) -> Result<gaur_reactor::Listener, ServeError> {
     let what = format!("cannot listen on {bind}:{port}");
     let addresses = (bind, port)
@@ -90,6 +106,12 @@ fn bind_tcp(bind: &str, port: u16) -> Result<gaur_reactor::Listener, ServeError>
     for address in addresses {
         match gaur_reactor::Listener::bind(&Address::Tcp(address)) {
             Ok(listener) => return Ok(listener),
+            Err(EADDRINUSE) => {
+                failure = ServeError::new(format!("{what}: another program is listening there"));
+            }
+            Err(EADDRNOTAVAIL) => {
+                failure = ServeError::new(format!("{what}: not an address of this machine"));
+            }
             Err(errno) => failure = ServeError::because(&what, errno),
         }
     }
