@@ -36,9 +36,12 @@ impl Queue {
 
     /// Takes a task out; `false` when it was not waiting any more.
     fn leave(&self, ticket: u64) -> bool {
-        let mut waiting = self.waiting.borrow_mut();
-        let place = waiting.iter().position(|(other, _)| *other == ticket);
-        place.and_then(|place| waiting.remove(place)).is_some()
+        let removed = {
+            let mut waiting = self.waiting.borrow_mut();
+            let place = waiting.iter().position(|(other, _)| *other == ticket);
+            place.and_then(|place| waiting.remove(place))
+        };
+        removed.is_some()
     }
 
     fn pop(&self) -> Option<Waker> {

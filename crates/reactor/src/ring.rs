@@ -204,7 +204,10 @@ impl Ring {
             }
             Slot::Waiting(Some(old)) if old.will_wake(waker) => None,
             Slot::Waiting(old) => {
-                *old = Some(waker.clone());
+                let replaced = old.replace(waker.clone());
+                // Dropping a waker may run code that comes back here.
+                drop(slab);
+                drop(replaced);
                 None
             }
             Slot::Vacant => unreachable!("an operation asks for its result once"),

@@ -26,7 +26,9 @@ impl Timers {
     }
 
     fn remove(&self, key: Key) {
-        self.pending.borrow_mut().remove(&key);
+        let removed = self.pending.borrow_mut().remove(&key);
+        // Not before the borrow has ended: dropping a waker may run code that comes back here.
+        drop(removed);
     }
 
     /// How long until the first deadline; `None` when there is none.
