@@ -247,7 +247,12 @@ impl<F: File> Queue<F> {
                             .take_clusters(qcow2, writer, clusters - free.len)
                             .await?;
                         if run.start != free.start + free.len {
-                            // Space beyond a short file was in use after all; look further on.
+                            // Space beyond a short file was in use after all, or a request of this
+                            // queue took some; look further on.
+                            writer.alloc.lock().releasable.push(Free {
+                                start: run.start,
+                                len: run.len,
+                            });
                             break;
                         }
                         free.len += run.len;
