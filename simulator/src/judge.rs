@@ -147,6 +147,7 @@ impl Expectations {
             .map_err(|wrong| wrong.to_string())?;
         Ok(Verdict {
             leaks: counts.leaks,
+            leaks_beyond: view.leaks_beyond_end(),
             last_leak: counts.last_leak,
             tables: (view.active.offset, view.refcount_table()),
             disk,
@@ -158,8 +159,10 @@ impl Expectations {
 /// What a judged image holds.
 #[derive(Clone, Debug)]
 pub struct Verdict {
-    /// Leaked clusters.
+    /// Leaked clusters that the checker counts.
     pub leaks: u64,
+    /// Leaked clusters beyond the end of the file.
+    pub leaks_beyond: u64,
     /// The last of them, for a person.
     pub last_leak: String,
     /// Where the active L1 table is, and the refcount table.

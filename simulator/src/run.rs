@@ -176,7 +176,7 @@ impl<'a> Run<'a> {
     /// What was found on the disk is what the model starts from now.
     fn settle(&mut self, verdict: &Verdict) {
         self.model = self.model.restarted(&verdict.values);
-        self.leaks = verdict.leaks;
+        self.leaks = verdict.leaks + verdict.leaks_beyond;
     }
 
     fn scheduler(&mut self) -> Scheduler {
@@ -423,7 +423,7 @@ impl<'a> Run<'a> {
         self.reopen(&files, &verdict)
             .map_err(|what| format!("after {end:?}, reopened: {what}"))?;
         self.ask_qemu(&files, &verdict)?;
-        self.leaks = verdict.leaks;
+        self.leaks = verdict.leaks + verdict.leaks_beyond;
         self.stats.l1_moves += u64::from(self.tables.0 != verdict.tables.0);
         self.stats.reftable_moves += u64::from(self.tables.1 != verdict.tables.1);
         self.tables = verdict.tables;
@@ -461,8 +461,8 @@ impl<'a> Run<'a> {
 
     /// A close leaks nothing and leaves nothing that a power cut could take back.
     fn judge_close(&mut self, verdict: &Verdict, struck: bool) -> Result<(), String> {
-        if !struck && verdict.leaks > self.leaks {
-            let (before, after) = (self.leaks, verdict.leaks);
+        let (before, after) = (self.leaks, verdict.leaks + verdict.leaks_beyond);
+        if !struck && after > before {
             return Err(format!(
                 "close leaves {after} leaked clusters, there were {before}: {}",
                 verdict.last_leak

@@ -84,6 +84,21 @@ impl Shape {
         offset..(offset / 512 + sectors + 1) * 512
     }
 
+    /// Refcount number `index` of a block.
+    pub fn refcount(self, block: &[u8], index: u64) -> u64 {
+        let bits = 1_u64 << self.refcount_order;
+        if bits < 8 {
+            let byte = u64::from(block[(index * bits / 8) as usize]);
+            byte >> (index * bits % 8) & ((1 << bits) - 1)
+        } else {
+            let len = (bits / 8) as usize;
+            let at = index as usize * len;
+            block[at..at + len]
+                .iter()
+                .fold(0, |sum, &byte| sum << 8 | u64::from(byte))
+        }
+    }
+
     /// Sets refcount number `index` in a block.
     pub fn set_refcount(self, block: &mut [u8], index: u64, value: u64) {
         let bits = 1_u64 << self.refcount_order;
