@@ -56,7 +56,10 @@ pub struct Model {
     script: Script,
     /// What lies below the image.
     below: Rc<[Value]>,
+    /// One for each unit of the disk, and more when a longer disk may come back.
     units: Vec<Vec<Entry>>,
+    /// Size of the disk in units.
+    size: u32,
     /// Units with more than one entry.
     open: BTreeSet<u32>,
     now: Moment,
@@ -64,8 +67,7 @@ pub struct Model {
     /// A flush failed: until the image is opened again, reads may give anything, because the host
     /// may have forgotten data for which the engine has a mapping.
     shaken: bool,
-    /// Other sizes in units that a power cut may leave, besides the number of units. Cleared by
-    /// `settle_size` alone.
+    /// Other sizes in units that a power cut may leave. Cleared by `settle_size` alone.
     other_sizes: Vec<u32>,
 }
 
@@ -107,6 +109,7 @@ impl Model {
                 .iter()
                 .map(|&value| vec![Entry::base(value)])
                 .collect(),
+            size: values.len() as u32,
             open: BTreeSet::new(),
             now: 1,
             reads: BTreeMap::new(),
@@ -117,7 +120,7 @@ impl Model {
 
     /// Size of the disk in units.
     pub fn len_units(&self) -> u32 {
-        self.units.len() as u32
+        self.size
     }
 
     /// The same disk, as it was found to be after a power cut or a close.
@@ -300,36 +303,29 @@ impl Model {
 
     /// A resize is issued; when it shrinks the disk, nothing else is in flight. It must be followed
     /// by a flush, and that by `settle_size`.
-    pub fn resize(&mut self, len_units: u32) -> Option<Issued> {
-        let old = self.len_units();
+    pub fn resize(&mut self, len_units: u32) -> Issued {
+        let old = self.size;
         self.other_sizes.push(len_units);
-        (len_units < old).then(|| {
-            let cut = self.discard(len_units..old);
-            // What is cut off is unmapped before the size changes: what lies below shows.
-            for unit in len_units..old {
-                let value = self.below.get(unit as usize).copied().unwrap_or(ZERO);
-                self.units[unit as usize].push(Entry::issued(value, cut.issued));
-            }
-            cut
-        })
+        if len_units >= old {
+            let len = self.units.len().max(len_units as usize);
+            self.units.resize_with(len, || vec![Entry::base(ZERO)]);
+            return self.issue(old..len_units, ZERO, true);
+        }
+        let cut = self.discard(len_units..old);
+        // What is cut off is unmapped before the size changes: what lies below shows.
+        for unit in len_units..old {
+            let value = self.below.get(unit as usize).copied().unwrap_or(ZERO);
+            self.units[unit as usize].push(Entry::issued(value, cut.issued));
+        }
+        cut
     }
 
     /// A resize has ended. After one that failed the size is what the engine says it is.
-    pub fn end_resize(&mut self, cut: Option<Issued>, len_units: u32, well: bool) {
-        if let Some(cut) = cut {
-            self.end(cut, well, false);
-        }
-        if !well {
-            return;
-        }
-        // The old size may come back with the power, and what is beyond the new one with it; so the
-        // longer of the two is kept until `settle_size`.
-        self.other_sizes = vec![self.len_units()];
-        if len_units > self.len_units() {
-            self.units
-                .resize_with(len_units as usize, || vec![Entry::base(ZERO)]);
-        } else {
-            self.other_sizes.push(len_units);
+    pub fn end_resize(&mut self, resize: Issued, len_units: u32, well: bool) {
+        self.end(resize, well, false);
+        if well {
+            self.other_sizes = vec![self.size];
+            self.size = len_units;
         }
     }
 
@@ -345,15 +341,10 @@ impl Model {
     pub fn survived_kill(&mut self, values: &[Value]) {
         let now = self.tick();
         self.reads.clear();
-        self.other_sizes.retain(|&size| size != values.len() as u32);
-        let len = self.len_units();
-        if len != values.len() as u32 {
-            self.other_sizes.push(len);
-            self.units
-                .resize_with(len.max(values.len() as u32) as usize, || {
-                    vec![Entry::base(ZERO)]
-                });
-        }
+        self.other_sizes.push(self.size);
+        self.size = values.len() as u32;
+        let len = self.units.len().max(values.len());
+        self.units.resize_with(len, || vec![Entry::base(ZERO)]);
         for (entries, &value) in self.units.iter_mut().zip(values) {
             for entry in entries.iter_mut() {
                 entry.completed = entry.completed.min(now);
