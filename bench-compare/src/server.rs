@@ -1,5 +1,7 @@
 //! The servers that are compared, as child processes.
 
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -71,7 +73,7 @@ impl Server {
             socket: socket.to_owned(),
         };
         let deadline = Instant::now() + Duration::from_secs(10);
-        while std::os::unix::net::UnixStream::connect(socket).is_err() {
+        while !greets(socket) {
             if let Some(status) = server.child.try_wait()? {
                 bail!("{:?} ended with {status}", command.get_program());
             }
@@ -82,6 +84,15 @@ impl Server {
         }
         Ok(server)
     }
+}
+
+/// Whether a server is there that has its image: `qemu-nbd` listens before it opens the image.
+fn greets(socket: &Path) -> bool {
+    let Ok(mut stream) = UnixStream::connect(socket) else {
+        return false;
+    };
+    let _ = stream.set_read_timeout(Some(Duration::from_secs(2)));
+    stream.read_exact(&mut [0; 18]).is_ok()
 }
 
 impl Drop for Server {
