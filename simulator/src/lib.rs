@@ -15,6 +15,7 @@ pub mod config;
 pub mod content;
 mod judge;
 pub mod load;
+mod machine;
 pub mod model;
 pub mod prepare;
 pub mod qemu;

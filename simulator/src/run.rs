@@ -7,21 +7,17 @@ use std::sync::Arc;
 use gaur_block::{Device, Payload, Request, Tag, Target};
 use gaur_engine::{Format, Image, OpenOptions, Queue};
 use gaur_sim::{
-    DiskProfile, FaultKind, Faults, FileImage, Random, Scheduler, SimFile, SimHost, Stop,
-    Survivors, Trace,
+    FaultKind, Faults, FileImage, Random, Scheduler, SimFile, SimHost, Stop, Survivors, Trace,
 };
 
 use crate::config::{Config, Mishaps};
 use crate::content::{Script, Value};
-use crate::judge::{self, Expectations, Verdict};
+use crate::judge::{Expectations, Verdict};
 use crate::load::Load;
+use crate::machine::{Machine, TOP};
 use crate::model::Model;
-use crate::prepare::{Wanted, prepare};
 use crate::stats::Stats;
 use crate::view::Files;
-
-/// Name of the image under test on its machine.
-const TOP: &str = "top.qcow2";
 
 /// Steps after which an epoch counts as hanging: many times what the longest needs.
 const STEPS_MAX: u64 = 3_000_000;
@@ -116,7 +112,7 @@ impl<'a> Run<'a> {
         }
         let script = Script::new(seed, config.unit_bytes);
         let mut next_value = 0;
-        let machine = build(&config, script, &mut next_value, &mut random);
+        let machine = Machine::build(&config, script, &mut next_value, &mut random);
         let scheduler = Scheduler::new(random.number(), Trace::default());
         let host = SimHost::new(&scheduler.handle());
         for (name, image, profile) in machine.files {
@@ -554,113 +550,4 @@ fn compare(scheduler: &mut Scheduler, queue: Queue<SimFile>, disk: &[u8]) -> Res
         Some(at) => Err(format!("the engine reads something else at byte {at}")),
         None => Ok(()),
     }
-}
-
-/// The files of a machine and what they hold.
-struct Machine {
-    files: Vec<(String, FileImage, DiskProfile)>,
-    active: Vec<Value>,
-    below: Vec<u8>,
-    below_values: Vec<Value>,
-    snapshots: Vec<Vec<u8>>,
-}
-
-fn build(config: &Config, script: Script, next_value: &mut Value, random: &mut Random) -> Machine {
-    let mut files = Vec::new();
-    let mut below: Vec<Value> = Vec::new();
-    let mut backing: Option<(String, &'static str)> = None;
-    for (number, layer) in config.backing.iter().enumerate().rev() {
-        let Some(shape) = layer.shape else {
-            let (image, values) = raw_file(layer.bytes, script, next_value, random);
-            let name = format!("base{number}.raw");
-            files.push((name.clone(), image, DiskProfile::default()));
-            (below, backing) = (values, Some((name, "raw")));
-            continue;
-        };
-        let wanted = Wanted {
-            shape,
-            guest_bytes: layer.bytes,
-            backing,
-            snapshots: 0,
-            filled_per_mille: 500,
-            compressed_per_mille: config.compressed_per_mille,
-            spare_l1_entries: 0,
-            lazy_refcounts: false,
-            crowded: false,
-            leaks: false,
-        };
-        let prepared = prepare(&wanted, script, next_value, random);
-        below = judge::resolve(&prepared.active, &below);
-        let name = format!("base{number}.qcow2");
-        files.push((name.clone(), prepared.file, DiskProfile::default()));
-        backing = Some((name, "qcow2"));
-    }
-    let wanted = Wanted {
-        shape: config.shape,
-        guest_bytes: config.guest_bytes,
-        backing,
-        snapshots: config.snapshots,
-        filled_per_mille: config.filled_per_mille,
-        compressed_per_mille: config.compressed_per_mille,
-        spare_l1_entries: config.spare_l1_entries,
-        lazy_refcounts: config.lazy_refcounts,
-        crowded: config.crowded,
-        leaks: config.leaks,
-    };
-    let prepared = prepare(&wanted, script, next_value, random);
-    files.push((
-        TOP.to_owned(),
-        on_its_disk(config, prepared.file),
-        config.profile,
-    ));
-    let disk = |content| script.encode_disk(&judge::resolve(content, &below));
-    Machine {
-        files,
-        active: judge::resolve(&prepared.active, &below),
-        below: script.encode_disk(&below),
-        snapshots: prepared.snapshots.iter().map(disk).collect(),
-        below_values: below.clone(),
-    }
-}
-
-/// A raw file with runs of values and zeros.
-fn raw_file(
-    bytes: u64,
-    script: Script,
-    next_value: &mut Value,
-    random: &mut Random,
-) -> (FileImage, Vec<Value>) {
-    let units = (bytes / script.unit_bytes()) as u32;
-    let mut image = FileImage::new(bytes);
-    let mut values = vec![0; units as usize];
-    let mut first = 0;
-    while first < units {
-        let end = units.min(first + random.between(1, 64) as u32);
-        if random.chance(700) {
-            *next_value += 1;
-            let mut content = vec![0; (u64::from(end - first) * script.unit_bytes()) as usize];
-            script.encode_run(*next_value, first, &mut content);
-            image.write(u64::from(first) * script.unit_bytes(), &content);
-            values[first as usize..end as usize].fill(*next_value);
-        }
-        first = end;
-    }
-    (image, values)
-}
-
-/// Puts an image on a device when the profile says so.
-fn on_its_disk(config: &Config, file: FileImage) -> FileImage {
-    let Some(seed) = config.profile.device else {
-        return file;
-    };
-    let least = file.len_bytes() + 64 * config.shape.cluster_bytes();
-    let len = least.max(config.guest_bytes * 6).next_multiple_of(1 << 20);
-    let mut device = FileImage::device(len, seed);
-    let mut at = 0;
-    while at < file.len_bytes() {
-        let step = (file.len_bytes() - at).min(1 << 20);
-        device.write(at, &file.bytes(at, step as usize));
-        at += step;
-    }
-    device
 }

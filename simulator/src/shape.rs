@@ -62,7 +62,7 @@ impl Shape {
 
     /// Refcounts in a block.
     pub fn block_entries(self) -> u64 {
-        self.cluster_bytes() * 8 >> self.refcount_order
+        (self.cluster_bytes() * 8) >> self.refcount_order
     }
 
     /// Bits of the offset in a compressed descriptor.
@@ -89,13 +89,13 @@ impl Shape {
         let bits = 1_u64 << self.refcount_order;
         if bits < 8 {
             let byte = u64::from(block[(index * bits / 8) as usize]);
-            byte >> (index * bits % 8) & ((1 << bits) - 1)
+            (byte >> (index * bits % 8)) & ((1 << bits) - 1)
         } else {
             let len = (bits / 8) as usize;
             let at = index as usize * len;
             block[at..at + len]
                 .iter()
-                .fold(0, |sum, &byte| sum << 8 | u64::from(byte))
+                .fold(0, |sum, &byte| (sum << 8) | u64::from(byte))
         }
     }
 
