@@ -12,6 +12,11 @@ use crate::op::{self, Op};
 use crate::scratch::Scratch;
 use crate::tool::{qemu_img, run_for};
 
+/// Where QEMU refuses an image because of something that the data of the active disk does not
+/// depend on, Gaur reads on: snapshots are looked at by the verbs that need them, and an autoclear
+/// bit that makes no sense is one that is not maintained.
+const READS_ON: &[&str] = &["in snapshot table", "data-file-raw requires a data file"];
+
 /// Every verb that reads an image ends in order within its bounds, and what Gaur takes for the
 /// guest's data is what QEMU takes for it. `what` is for messages.
 #[track_caller]
@@ -28,16 +33,19 @@ pub fn assert_reads_survive(image: &str, scratch: &Scratch, what: &str) {
     let ours = scratch.path("ours.raw");
     let run = gaur_bounded(&["convert", "-f", "qcow2", "-O", "raw", image, &ours]).survived();
     if run.code == 0 {
+        cut_to_sectors(&ours);
         let theirs = scratch.path("theirs.raw");
         let arguments = ["convert", "-f", "qcow2", "-O", "raw", image, &theirs];
         let run = run_for("qemu-img", &arguments, 30);
-        assert!(
-            run.code == 0,
-            "Gaur reads an image that QEMU refuses ({what}): {run}"
-        );
-        cut_to_sectors(&ours);
-        assert_same_bytes(&theirs, &ours);
-        std::fs::remove_file(&theirs).expect("scratch is writable");
+        let reads_on = READS_ON.iter().any(|reason| run.stderr.contains(reason));
+        if !reads_on {
+            assert!(
+                run.code == 0,
+                "Gaur reads what QEMU refuses ({what}): {run}"
+            );
+            assert_same_bytes(&theirs, &ours);
+            std::fs::remove_file(&theirs).expect("scratch is writable");
+        }
         std::fs::remove_file(&ours).expect("scratch is writable");
     }
     assert!(
