@@ -16,6 +16,7 @@ mod convert;
 mod copy;
 mod create;
 mod failure;
+mod file_holes;
 mod guest;
 mod image_file;
 mod info;

@@ -5,10 +5,12 @@
 
 use std::io::Write;
 
+use gaur_block::Errno;
 use gaur_engine::{Format, MapExtent};
-use gaur_reactor::block_on;
 
 use crate::failure::Failure;
+use crate::file_holes::FileHoles;
+use crate::guest::Guest;
 use crate::open::{self, Output, format_parser};
 use crate::size::parse_size;
 
@@ -245,17 +247,22 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
             .min(image.size_bytes()),
         None => image.size_bytes(),
     };
-    let queue = image.queue(opened.files);
+    let failed = |offset: u64, errno: Errno| {
+        Failure::system(&args.file, &format!("cannot map offset {offset}"), errno)
+    };
+    let mut holes = FileHoles::new(&opened.files).map_err(|errno| failed(0, errno))?;
+    let guest = Guest::new(image.queue(opened.files));
     let mut printer = Printer {
         out,
         output: args.output,
         files,
     };
     print_map(&mut printer, args.start_offset, end, |offset, len| {
-        let extent = block_on(queue.map(offset, len));
-        extent.map_err(|errno| {
-            Failure::system(&args.file, &format!("cannot map offset {offset}"), errno)
-        })
+        let extent = guest.map(offset, len).and_then(|mut extent| {
+            holes.refine(&image, &mut extent)?;
+            Ok(extent)
+        });
+        extent.map_err(|errno| failed(offset, errno))
     })?;
     Ok(0)
 }

@@ -30,6 +30,7 @@ fn parts_of_an_image_have_the_runs_that_qemu_img_finds() {
 fn preallocated_images_have_the_runs_that_qemu_img_finds() {
     let dir = WorkDir::new();
     for options in [
+        "preallocation=metadata",
         "preallocation=falloc",
         "preallocation=full",
         "preallocation=metadata,extended_l2=on",
