@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::content::{Script, Value};
 use crate::judge;
 use crate::prepare::{Wanted, prepare};
+use crate::qemu;
 
 /// Name of the image under test on its machine.
 pub const TOP: &str = "top.qcow2";
@@ -22,6 +23,8 @@ pub struct Machine {
     pub below_values: Vec<Value>,
     /// The disk at each snapshot.
     pub snapshots: Vec<Vec<u8>>,
+    /// The header of the image has the extension that nobody knows.
+    pub has_extension: bool,
 }
 
 impl Machine {
@@ -86,7 +89,44 @@ impl Machine {
             below: script.encode_disk(&below),
             snapshots: prepared.snapshots.iter().map(disk).collect(),
             below_values: below.clone(),
+            has_extension: true,
         }
+    }
+
+    /// The machine of a seed whose image QEMU's tools have made: a compressed image, then snapshots
+    /// with writes between them.
+    pub fn by_qemu(
+        config: &Config,
+        script: Script,
+        next_value: &mut Value,
+        random: &mut Random,
+    ) -> Result<Machine, String> {
+        let (raw, mut active) = raw_file(config.guest_bytes, script, next_value, random);
+        let mut image = qemu::Image::make(config.shape, &raw, config.compressed_per_mille > 0)?;
+        let mut snapshots = Vec::new();
+        for number in 0..config.snapshots {
+            image.snapshot(number)?;
+            snapshots.push(script.encode_disk(&active));
+            for _ in 0..4 {
+                let len = active.len() as u64;
+                let first = random.below(len);
+                let end = len.min(first + random.between(1, 64));
+                *next_value += 1;
+                let mut bytes = vec![0; ((end - first) * script.unit_bytes()) as usize];
+                script.encode_run(*next_value, first as u32, &mut bytes);
+                image.write(first * script.unit_bytes(), &bytes)?;
+                active[first as usize..end as usize].fill(*next_value);
+            }
+        }
+        let file = on_its_disk(config, image.file()?);
+        Ok(Machine {
+            files: vec![(TOP.to_owned(), file, config.profile)],
+            active,
+            below: Vec::new(),
+            below_values: Vec::new(),
+            snapshots,
+            has_extension: false,
+        })
     }
 }
 

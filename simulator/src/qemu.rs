@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use gaur_sim::FileImage;
+
+use crate::shape::Shape;
 use crate::view::Files;
 
 /// A directory that goes away with this value.
@@ -69,6 +72,64 @@ pub(crate) fn write_files(directory: &Path, files: &Files) -> Result<(), String>
     Ok(())
 }
 
+/// An image in the making.
+pub(crate) struct Image {
+    directory: Directory,
+}
+
+impl Image {
+    /// Makes an image that holds what `raw` does.
+    pub(crate) fn make(shape: Shape, raw: &FileImage, compressed: bool) -> Result<Image, String> {
+        let directory = Directory::new()?;
+        write_files(
+            &directory.0,
+            &Files::from([("raw".to_owned(), raw.clone())]),
+        )?;
+        let compat = if shape.version == 2 { "0.10" } else { "1.1" };
+        let options = format!(
+            "compat={compat},cluster_size={},extended_l2={},refcount_bits={}",
+            shape.cluster_bytes(),
+            if shape.extended { "on" } else { "off" },
+            1 << shape.refcount_order
+        );
+        let mut arguments = vec!["convert", "-f", "raw", "-O", "qcow2", "-o", &options];
+        if compressed {
+            arguments.push("-c");
+        }
+        arguments.extend(["raw", "image"]);
+        run(&directory.0, &arguments, &[0])?;
+        Ok(Image { directory })
+    }
+
+    /// Takes an internal snapshot.
+    pub(crate) fn snapshot(&mut self, number: u32) -> Result<(), String> {
+        let name = format!("snapshot-{number}");
+        run(&self.directory.0, &["snapshot", "-c", &name, "image"], &[0])?;
+        Ok(())
+    }
+
+    /// Writes guest bytes.
+    pub(crate) fn write(&mut self, offset_bytes: u64, bytes: &[u8]) -> Result<(), String> {
+        let path = self.directory.0.join("bytes");
+        fs::write(&path, bytes).map_err(|error| format!("{}: {error}", path.display()))?;
+        let command = format!("write -q -s bytes {offset_bytes} {}", bytes.len());
+        run_tool(
+            "qemu-io",
+            &self.directory.0,
+            &["-f", "qcow2", "-c", &command, "image"],
+            &[0],
+        )?;
+        Ok(())
+    }
+
+    /// The file.
+    pub(crate) fn file(&self) -> Result<FileImage, String> {
+        let path = self.directory.0.join("image");
+        let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(FileImage::from_bytes(&bytes))
+    }
+}
+
 fn check(directory: &Path, name: &str) -> Result<u64, String> {
     let output = run(
         directory,
@@ -86,11 +147,20 @@ fn check(directory: &Path, name: &str) -> Result<u64, String> {
 }
 
 fn run(directory: &Path, arguments: &[&str], fine: &[i32]) -> Result<String, String> {
-    let output = Command::new("qemu-img")
+    run_tool("qemu-img", directory, arguments, fine)
+}
+
+fn run_tool(
+    tool: &str,
+    directory: &Path,
+    arguments: &[&str],
+    fine: &[i32],
+) -> Result<String, String> {
+    let output = Command::new(tool)
         .args(arguments)
         .current_dir(directory)
         .output()
-        .map_err(|error| format!("qemu-img cannot be run: {error}"))?;
+        .map_err(|error| format!("{tool} cannot be run: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if output
         .status
@@ -98,9 +168,10 @@ fn run(directory: &Path, arguments: &[&str], fine: &[i32]) -> Result<String, Str
         .is_none_or(|code| !fine.contains(&code))
     {
         let complaint = String::from_utf8_lossy(&output.stderr);
+        let verb = arguments.first().copied().unwrap_or_default();
         return Err(format!(
-            "qemu-img {}: {} {text}{complaint}",
-            arguments[0], output.status
+            "{tool} {verb}: {} {text}{complaint}",
+            output.status
         ));
     }
     Ok(text)

@@ -39,6 +39,8 @@ pub struct Options {
     pub broken: Option<Rule>,
     /// Images in a thousand that QEMU's tools judge as well.
     pub qemu_per_mille: u32,
+    /// Start from an image that QEMU's tools have made.
+    pub by_qemu: bool,
     /// Print the trace.
     pub print_trace: bool,
     /// Where the files of a failure go: as they were when its epoch began, and what was judged.
@@ -64,7 +66,7 @@ impl std::error::Error for Failure {}
 
 /// Runs a seed; what it did and the hash of its trace, or what it found.
 pub fn run_seed(seed: u64, options: &Options) -> Result<(Stats, u64), Failure> {
-    let run = std::panic::AssertUnwindSafe(|| Run::new(seed, options).play());
+    let run = std::panic::AssertUnwindSafe(|| Run::new(seed, options)?.play());
     let outcome = std::panic::catch_unwind(run).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -100,8 +102,11 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(seed: u64, options: &'a Options) -> Run<'a> {
-        let config = Config::draw(seed);
+    fn new(seed: u64, options: &'a Options) -> Result<Run<'a>, String> {
+        let mut config = Config::draw(seed);
+        if options.by_qemu {
+            config.unit_bytes = 512;
+        }
         let mut random = Random::new(seed ^ 0x9d1e_6f04_77a3_15cb);
         let trace = match options.print_trace {
             true => Trace::with_sink(|line| println!("{line}")),
@@ -112,7 +117,10 @@ impl<'a> Run<'a> {
         }
         let script = Script::new(seed, config.unit_bytes);
         let mut next_value = 0;
-        let machine = Machine::build(&config, script, &mut next_value, &mut random);
+        let machine = match options.by_qemu {
+            true => Machine::by_qemu(&config, script, &mut next_value, &mut random)?,
+            false => Machine::build(&config, script, &mut next_value, &mut random),
+        };
         let scheduler = Scheduler::new(random.number(), Trace::default());
         let host = SimHost::new(&scheduler.handle());
         for (name, image, profile) in machine.files {
@@ -122,12 +130,13 @@ impl<'a> Run<'a> {
             name: TOP.to_owned(),
             shape: config.shape,
             script,
+            has_extension: machine.has_extension,
             below: machine.below,
             snapshots: machine.snapshots,
         };
         let model = Model::new(script, &machine.active, machine.below_values.into());
         let stats = Stats::default();
-        Run {
+        Ok(Run {
             config,
             options,
             random,
@@ -139,7 +148,7 @@ impl<'a> Run<'a> {
             leaks: 0,
             tables: (0, 0),
             stats,
-        }
+        })
     }
 
     fn play(mut self) -> Result<(Stats, u64), String> {

@@ -71,6 +71,20 @@ fn budget_part_3() {
     part(3);
 }
 
+/// Images that QEMU's tools have made, with its own layout, compression and snapshots.
+#[test]
+fn images_made_by_qemu_run_clean() {
+    let options = Options {
+        by_qemu: true,
+        ..Options::default()
+    };
+    for seed in 0..25 {
+        if let Err(failure) = run_seed(seed, &options) {
+            panic!("{failure}\nreplay with: cargo xtask sim --seed {seed} --by-qemu");
+        }
+    }
+}
+
 /// Without this a seed in a report would be worth nothing.
 #[test]
 fn a_seed_gives_the_same_trace_each_time() {

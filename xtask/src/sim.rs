@@ -12,13 +12,15 @@ use std::time::Instant;
 use gaur_simulator::{Failure, Options, Rule, Stats, run_seed};
 
 const USAGE: &str = "\
-usage: cargo xtask sim [--seeds N] [--start S] [--jobs J] [--qemu PER_MILLE] [--broken O1|O2|O3|O4]
+usage: cargo xtask sim [--seeds N] [--start S] [--jobs J] [--qemu PER_MILLE] [--by-qemu]
+                      [--broken O1|O2|O3|O4]
        cargo xtask sim --seed S [--broken O1|O2|O3|O4] [--dump DIRECTORY]
 
   --seeds N    run N seeds (default 100), from --start on (default 0)
   --seed S     run one seed and print its trace
   --jobs J     seeds at a time (default: one for each processor)
   --qemu P     crash images in a thousand that qemu-img judges as well (default 5)
+  --by-qemu    start from images that QEMU's tools have made
   --dump D     keep the files of a failure: before its epoch, and as judged
   --broken O   break this rule of the write order on purpose and see whether that is noticed";
 
@@ -59,6 +61,10 @@ fn parse(arguments: &[String]) -> Result<Arguments, String> {
     };
     let mut rest = arguments.iter();
     while let Some(name) = rest.next() {
+        if name == "--by-qemu" {
+            parsed.options.by_qemu = true;
+            continue;
+        }
         let value = rest
             .next()
             .ok_or_else(|| format!("{name} needs a value\n{USAGE}"))?;
@@ -95,7 +101,8 @@ fn replay_line(seed: u64, options: &Options) -> String {
     let broken = options
         .broken
         .map_or_else(String::new, |rule| format!(" --broken {rule:?}"));
-    format!("cargo xtask sim --seed {seed}{broken}")
+    let by_qemu = if options.by_qemu { " --by-qemu" } else { "" };
+    format!("cargo xtask sim --seed {seed}{by_qemu}{broken}")
 }
 
 fn replay(seed: u64, options: &Options) -> Result<(), String> {
