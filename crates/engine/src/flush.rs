@@ -37,11 +37,7 @@ impl<F: File> Queue<F> {
     /// Makes everything that completed before durable.
     pub(crate) async fn flush_all(&self) -> Result<(), Errno> {
         let Some(writer) = &self.image.writer else {
-            return self
-                .top_file()
-                .flush()
-                .await
-                .inspect_err(|errno| self.image.poison(*errno));
+            return self.barrier().await;
         };
         let group = &writer.flush;
         let mine = group.state.lock().started + 1;

@@ -20,7 +20,8 @@ impl<F: File> Queue<F> {
     /// been flushed before. The structure lock is held.
     pub(crate) async fn switch_header(&self, at: u64, bytes: &[u8]) -> Result<(), Errno> {
         let result = self.write_header(at, bytes).await;
-        result.inspect_err(|errno| self.image.poison(*errno))
+        result.inspect_err(|errno| self.image.poison(*errno))?;
+        self.barrier().await
     }
 
     async fn write_header(&self, at: u64, bytes: &[u8]) -> Result<(), Errno> {
@@ -37,8 +38,7 @@ impl<F: File> Queue<F> {
             0,
             Source::Memory(&sector),
         )
-        .await?;
-        file.flush().await
+        .await
     }
 
     /// Before the first change: clears the autoclear bits, because this engine does not keep what
@@ -72,9 +72,10 @@ impl<F: File> Queue<F> {
         if header.version == Version::V3 {
             let _held = writer.structure.lock().await;
             let bits = header.incompatible.0 | CORRUPT;
-            let _ = self
-                .write_header(field::INCOMPATIBLE, &bits.to_be_bytes())
-                .await;
+            let bytes = bits.to_be_bytes();
+            if self.write_header(field::INCOMPATIBLE, &bytes).await.is_ok() {
+                let _ = self.top_file().flush().await;
+            }
         }
     }
 

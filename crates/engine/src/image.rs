@@ -70,6 +70,8 @@ pub(crate) struct Writer {
     pub(crate) refcount_loads: KeyLocks,
     /// Held while refcount table, L1 table, header or file length change.
     pub(crate) structure: AsyncLock,
+    /// Held while the host flushes the file; innermost.
+    pub(crate) flushing: AsyncLock,
     pub(crate) flush: FlushGroup,
     pub(crate) grace: Grace,
     /// The header says what it must say while somebody writes who does not maintain bitmaps.
@@ -293,6 +295,7 @@ fn new_writer(
         resizing: AsyncLock::default(),
         refcount_loads: KeyLocks::default(),
         structure: AsyncLock::default(),
+        flushing: AsyncLock::default(),
         flush: FlushGroup::default(),
         grace: Grace::default(),
         announced: AtomicBool::new(false),

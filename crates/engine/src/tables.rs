@@ -384,7 +384,18 @@ impl<F: File> Queue<F> {
     }
 
     /// Everything written so far is durable; if that fails nothing is known any more.
+    ///
+    /// One at a time: a host that has lost data says so once, to whoever flushes first. The next
+    /// flush may succeed without the lost data, so it must not be asked for before the image is
+    /// poisoned.
     pub(crate) async fn barrier(&self) -> Result<(), Errno> {
+        let _held = match &self.image.writer {
+            Some(writer) => Some(writer.flushing.lock().await),
+            None => None,
+        };
+        if let Some(errno) = self.image.poisoned() {
+            return Err(errno);
+        }
         self.top_file()
             .flush()
             .await

@@ -82,7 +82,7 @@ impl<F: File> Queue<F> {
     /// One pass; see the module.
     pub(crate) async fn write_back(&self, writer: &Writer) -> Result<(), Errno> {
         let Some((qcow2, _)) = self.top() else {
-            return self.top_file().flush().await;
+            return self.barrier().await;
         };
         let frees = std::mem::take(&mut writer.alloc.lock().unmapped);
         let maps = self.stage_maps(qcow2);
@@ -97,32 +97,31 @@ impl<F: File> Queue<F> {
     #[cfg(not(feature = "broken-order"))]
     async fn write_in_order(&self, maps: &Staging<F>, counts: &Staging<F>) -> Result<(), Errno> {
         self.write_staged(counts).await?;
-        self.top_file().flush().await?;
+        self.barrier().await?;
         if maps.writes.is_empty() {
             return Ok(());
         }
         self.write_staged(maps).await?;
-        self.top_file().flush().await
+        self.barrier().await
     }
 
     #[cfg(feature = "broken-order")]
     async fn write_in_order(&self, maps: &Staging<F>, counts: &Staging<F>) -> Result<(), Errno> {
         use crate::options::BrokenRule;
-        let file = self.top_file();
         if self.image.breaks(BrokenRule::O1) {
             // Data first, as it should be, but mappings ahead of the counts.
-            file.flush().await?;
+            self.barrier().await?;
             self.write_staged(maps).await?;
             self.write_staged(counts).await?;
-            return file.flush().await;
+            return self.barrier().await;
         }
         self.write_staged(counts).await?;
-        file.flush().await?;
+        self.barrier().await?;
         self.write_staged(maps).await?;
         if maps.writes.is_empty() || self.image.breaks(BrokenRule::O4) {
             return Ok(());
         }
-        file.flush().await
+        self.barrier().await
     }
 
     fn stage_maps(&self, qcow2: &Qcow2) -> Staging<F> {
