@@ -214,6 +214,7 @@ impl<'a> Run<'a> {
         self.host = self.host.restarted(&scheduler.handle());
         if mishaps {
             let faults = self.draw_faults();
+            self.set_backing_faults(faults.read_per_mille);
             self.host.set_faults(TOP, faults);
         }
         let opened = open(&mut scheduler, &self.host, self.engine_options())?;
@@ -223,11 +224,22 @@ impl<'a> Run<'a> {
             Err(error) => Err(format!("the engine does not open the image: {error}")),
         };
         self.host.set_faults(TOP, Faults::default());
+        self.set_backing_faults(0);
         self.stats.steps += scheduler.steps();
         self.trace = scheduler.take_trace();
         drop(scheduler);
         let struck = self.host.faults_struck() > struck_before || self.is_full(mishaps);
         self.judge_end(outcome?, struck)
+    }
+
+    fn set_backing_faults(&self, read_per_mille: u32) {
+        let faults = Faults {
+            read_per_mille,
+            ..Faults::default()
+        };
+        for name in self.host.images().keys().filter(|name| *name != TOP) {
+            self.host.set_faults(name, faults.clone());
+        }
     }
 
     fn is_full(&self, mishaps: bool) -> bool {
