@@ -116,7 +116,9 @@ impl Alloc {
             .rposition(|offset| *offset != 0)
             .map_or(0, |last| last as u64 + 1)
             * geometry.refcount_block_entries();
-        let bump = if resizable { clusters } else { covered };
+        // The last block may count clusters that lie beyond the end of a device.
+        let capacity = (!resizable).then(|| file_len / geometry.cluster_size());
+        let bump = capacity.map_or(clusters, |capacity| covered.min(capacity));
         let (table_offset, table_clusters) = table_place;
         Alloc {
             geometry,
@@ -131,7 +133,7 @@ impl Alloc {
             scan_end: bump,
             physical_end: file_len,
             opened_end: file_len,
-            capacity: (!resizable).then(|| file_len / geometry.cluster_size()),
+            capacity,
             unmapped: Vec::new(),
             durable: Vec::new(),
             draining: Vec::new(),
