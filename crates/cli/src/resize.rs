@@ -27,8 +27,8 @@ pub struct Args {
     quiet: bool,
     /// The image
     file: String,
-    /// The new size, or how much to add (+SIZE) or take away (-- -SIZE); suffixes k M G T P E
-    #[arg(value_name = "[+|-]SIZE", value_parser = parse_new_size)]
+    /// The new size, or how much to add (+SIZE) or take away (-SIZE); suffixes k M G T P E
+    #[arg(value_name = "[+|-]SIZE", allow_hyphen_values = true, value_parser = parse_new_size)]
     size: NewSize,
 }
 
