@@ -32,6 +32,8 @@ pub struct Image {
     pub(crate) writer: Option<Writer>,
     /// Sectors of the top file that are being read, changed and written back.
     pub(crate) locks: SectorLocks,
+    /// Held while the host flushes the top file; innermost.
+    pub(crate) flushing: AsyncLock,
     pub(crate) read_only: bool,
     pub(crate) size_bytes: AtomicU64,
     poison: AtomicI32,
@@ -70,8 +72,6 @@ pub(crate) struct Writer {
     pub(crate) refcount_loads: KeyLocks,
     /// Held while refcount table, L1 table, header or file length change.
     pub(crate) structure: AsyncLock,
-    /// Held while the host flushes the file; innermost.
-    pub(crate) flushing: AsyncLock,
     pub(crate) flush: FlushGroup,
     pub(crate) grace: Grace,
     /// The header says what it must say while somebody writes who does not maintain bitmaps.
@@ -133,6 +133,7 @@ impl Image {
             options: options.clone(),
             writer,
             locks: SectorLocks::default(),
+            flushing: AsyncLock::default(),
             read_only,
             size_bytes: AtomicU64::new(size_bytes),
             poison: AtomicI32::new(0),
@@ -295,7 +296,6 @@ fn new_writer(
         resizing: AsyncLock::default(),
         refcount_loads: KeyLocks::default(),
         structure: AsyncLock::default(),
-        flushing: AsyncLock::default(),
         flush: FlushGroup::default(),
         grace: Grace::default(),
         announced: AtomicBool::new(false),

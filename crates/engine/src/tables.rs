@@ -389,10 +389,7 @@ impl<F: File> Queue<F> {
     /// flush may succeed without the lost data, so it must not be asked for before the image is
     /// poisoned.
     pub(crate) async fn barrier(&self) -> Result<(), Errno> {
-        let _held = match &self.image.writer {
-            Some(writer) => Some(writer.flushing.lock().await),
-            None => None,
-        };
+        let _held = self.image.flushing.lock().await;
         if let Some(errno) = self.image.poisoned() {
             return Err(errno);
         }
