@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::{sim, tidy, workspace};
 
 /// Seeds of the crash simulator: a minute or two.
-const SEEDS: &str = "2000";
+const SEEDS: &str = "1000";
 
 /// Runs every check and test.
 pub fn run(arguments: &[String]) -> Result<(), String> {
