@@ -2,12 +2,12 @@
 //! in place or allocate clusters. (An allocating write may make the cache of refcounts or of L2
 //! slices grow; that is warm-up, so the image is small enough to be warm.)
 
+#[path = "scratch/counting.rs"]
+mod counting;
 #[path = "scratch/files.rs"]
 mod scratch;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
+use counting::{Counting, allocations};
 use gaur_block::{Access, Device, Host, Payload, Request, Source, Tag, Target};
 use gaur_engine::{OpenOptions, create, open};
 use gaur_format::plan::CreateOptions;
@@ -16,33 +16,8 @@ use gaur_reactor::{
 };
 use scratch::Scratch;
 
-/// Counts the allocations of each thread.
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _ = COUNT.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn allocations() -> u64 {
-    COUNT.with(Cell::get)
-}
 
 const SIZE: u64 = 64 << 20;
 const CLUSTER: u64 = 65536;

@@ -1,46 +1,23 @@
 //! After warm-up no transfer allocates: a block device whose server needs memory while the kernel
 //! reclaims memory through that device would never get it.
 
+#[path = "scratch/counting.rs"]
+mod counting;
 #[path = "scratch/files.rs"]
 mod scratch;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::io::IoSlice;
 use std::rc::Rc;
 
+use counting::{Counting, allocations};
 use gaur_block::{Access, File, Host, Source, Target};
 use gaur_reactor::local::{Mutex, Notify};
 use gaur_reactor::{Config, Driver, Reactor, ReactorFile, ReactorHost, Stream, buffer, spawn};
 use scratch::Scratch;
 
-/// Counts the allocations of each thread.
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let _ = COUNT.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(memory, layout) }
-    }
-}
-
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
-
-fn allocations() -> u64 {
-    COUNT.with(Cell::get)
-}
 
 /// Runs `work` again and again; only the first rounds may allocate.
 async fn settles(what: &str, mut work: impl AsyncFnMut()) {
