@@ -113,6 +113,14 @@ impl<F: File> Queue<F> {
         }
     }
 
+    /// The same without waiting; `None` when something has to be loaded first.
+    pub(crate) fn find_now(&self, at: u64, max: u64) -> Result<Option<Found>, Errno> {
+        match self.find_cached(at, max)? {
+            Step::Found(found) => Ok(Some(found)),
+            Step::Miss { .. } => Ok(None),
+        }
+    }
+
     fn find_cached(&self, at: u64, max: u64) -> Result<Step, Errno> {
         let mut len = max;
         let mut space = None;

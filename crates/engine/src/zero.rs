@@ -183,13 +183,32 @@ impl<F: File> Queue<F> {
         offset: u64,
         len: u64,
     ) -> Result<(), Errno> {
+        let reads_as_zeros =
+            |place: &Place| matches!(place, Place::Nothing { .. } | Place::Zero { .. });
         let (mut at, end) = (offset, offset + len);
         while at < end {
             let found = self.find(at, end - at).await?;
-            if !matches!(found.place, Place::Nothing { .. } | Place::Zero { .. }) {
+            if !reads_as_zeros(&found.place) {
                 self.write_zero_bytes(qcow2, writer, at, found.len).await?;
+                at += found.len;
+                continue;
             }
-            at += found.len;
+            // A write that is under way has its data in place already, and so may others that were
+            // overtaken by it. Its commit must not bring any of that up after these zeros.
+            let ticket = writer.claims.ticket();
+            let now = {
+                let claims = writer.claims.lock();
+                if claims.free_prefix(at, at + found.len) == found.len {
+                    Some(self.find_now(at, found.len)?)
+                } else {
+                    None
+                }
+            };
+            match now {
+                None => writer.claims.waiters().wait(ticket).await,
+                Some(Some(now)) if reads_as_zeros(&now.place) => at += now.len,
+                Some(_) => {}
+            }
         }
         Ok(())
     }
