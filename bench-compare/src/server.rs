@@ -16,7 +16,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// `qemu-nbd` on a qcow2 image, with its fastest way of doing input and output here.
+    /// `qemu-nbd` on a qcow2 image, with its faster way of doing input and output through the host's
+    /// cache.
     pub fn qemu(image: &Path, socket: &Path) -> Result<Server> {
         let mut command = Command::new("qemu-nbd");
         command.args([
