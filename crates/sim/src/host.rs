@@ -117,7 +117,10 @@ impl SimHost {
     /// Flushes that failed so far.
     pub fn flushes_failed(&self) -> u64 {
         let disks = self.disks.borrow();
-        disks.values().map(|disk| disk.borrow().flushes_failed).sum()
+        disks
+            .values()
+            .map(|disk| disk.borrow().flushes_failed)
+            .sum()
     }
 
     /// Sectors with unflushed versions, on all files.
