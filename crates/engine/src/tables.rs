@@ -18,6 +18,8 @@ use crate::metadata::alloc::{Alloc, AllocError, AllocNeed, Free, GROWTH_BYTES, R
 use crate::metadata::maps::Maps;
 use crate::queue::Queue;
 
+/// Entries of a refcount table in one sector.
+const SECTOR_ENTRIES: u64 = 512 / 8;
 /// Refcount blocks of small clusters are made this many bytes at a time.
 const BLOCK_BATCH_BYTES: u64 = 32 << 10;
 /// The bit that says that an entry's cluster belongs to the active image alone.
@@ -453,7 +455,11 @@ impl Alloc {
             .count();
         let batch = (BLOCK_BATCH_BYTES / self.geometry.cluster_size()).max(1);
         let room = reserved.len.saturating_sub(1).max(1);
-        (reserved.start, batch.min(missing as u64).min(room))
+        // The first block counts them all, so no entry may reach the disk before its own does: they
+        // lie in one sector of the table.
+        let in_sector = SECTOR_ENTRIES - index % SECTOR_ENTRIES;
+        let count = batch.min(missing as u64).min(room).min(in_sector);
+        (reserved.start, count)
     }
 
     /// Where a table that reaches block `index` goes, and what it holds.
