@@ -66,21 +66,18 @@ struct Loop {
 }
 
 impl Loop {
-    /// `None` on a machine where there are no loop devices, a container for example.
-    fn new(file: &str, sector_bytes: u64) -> Option<Loop> {
-        if !std::path::Path::new("/dev/loop-control").exists() {
-            eprintln!("no loop devices on this machine: block devices are not tested");
-            return None;
-        }
+    /// # Panics
+    /// On a machine without loop devices: what cannot be tested fails, it is not skipped.
+    fn new(file: &str, sector_bytes: u64) -> Loop {
         let sector = sector_bytes.to_string();
         let made = run(
             "losetup",
             &["--find", "--show", "--sector-size", &sector, file],
         )
         .ok();
-        Some(Loop {
+        Loop {
             device: made.stdout.trim().to_owned(),
-        })
+        }
     }
 }
 
@@ -105,9 +102,7 @@ fn on_a_device(sector_bytes: u64) {
                 file: noise(&scratch),
             };
             op::apply("raw", &file, &[everywhere]);
-            let Some(device) = Loop::new(&file, sector_bytes) else {
-                return;
-            };
+            let device = Loop::new(&file, sector_bytes);
             let size = layout.size_bytes().to_string();
             let options = layout.options();
             let arguments = ["create", "-q", "-f", "qcow2", "-o", &options];
