@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use gaur_block::{Device, Payload, Request, Tag, Target};
-use gaur_engine::{Format, Image, OpenOptions, Queue};
+use gaur_engine::{CacheOptions, Format, Image, OpenOptions, Queue};
 use gaur_sim::{
     FaultKind, Faults, FileImage, Random, Scheduler, SimFile, SimHost, Stop, Survivors, Trace,
 };
@@ -192,8 +192,11 @@ impl<'a> Run<'a> {
         OpenOptions {
             format: Some(Format::Qcow2),
             direct: self.config.direct,
-            l2_cache_bytes: self.config.l2_cache_bytes,
-            refcount_cache_bytes: self.config.refcount_cache_bytes,
+            cache: CacheOptions {
+                l2_bytes: Some(self.config.l2_cache_bytes),
+                refcount_bytes: Some(self.config.refcount_cache_bytes),
+                ..CacheOptions::default()
+            },
             discard: self.config.discard,
             #[cfg(feature = "broken-order")]
             broken: self.options.broken.map(|rule| match rule {

@@ -11,6 +11,7 @@ use gaur_format::header::{CompressionType, Header};
 use gaur_format::{Corruption, limit, refcount, snapshot};
 use parking_lot::{Mutex, RwLock};
 
+use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
 use crate::error::{ErrorKind, ImageError};
 use crate::flush::FlushGroup;
@@ -23,6 +24,7 @@ use crate::metadata::maps::{L1Table, Maps};
 use crate::options::{Format, OpenOptions};
 use crate::queue::Queue;
 use crate::sector_locks::SectorLocks;
+use crate::statistics::CacheStatistics;
 use crate::waiters::{AsyncLock, KeyLocks};
 
 /// An open image: the shared half. Make a [`Queue`] per thread to do input and output.
@@ -100,6 +102,12 @@ impl Layer {
         self.size_bytes
     }
 
+    /// How the cache of its L2 tables is doing; `None` for a raw layer.
+    pub fn l2_cache(&self) -> Option<CacheStatistics> {
+        let qcow2 = self.qcow2.as_ref()?;
+        Some(qcow2.maps.read().slices.statistics())
+    }
+
     /// Which file it is, if the host can say.
     pub fn id(&self) -> Option<FileId> {
         self.id
@@ -122,7 +130,12 @@ impl Image {
                 size_bytes = part.size_bytes;
                 read_only = !writable;
             }
-            let (layer, made) = assemble_layer(part, options, writable)?;
+            let cache = if depth == 0 {
+                options.cache
+            } else {
+                CacheOptions::default()
+            };
+            let (layer, made) = assemble_layer(part, cache, writable)?;
             if made.is_some() {
                 writer = made;
             }
@@ -165,6 +178,25 @@ impl Image {
     /// The backing chain, top first.
     pub fn layers(&self) -> &[Layer] {
         &self.layers
+    }
+
+    /// How the cache of refcount blocks is doing; `None` for an image that is not written to.
+    pub fn refcount_cache(&self) -> Option<CacheStatistics> {
+        let writer = self.writer.as_ref()?;
+        Some(writer.alloc.lock().blocks.statistics())
+    }
+
+    /// Gives back the memory of metadata that was not used since the last call. Whoever wants
+    /// `cache-clean-interval` calls it that often.
+    pub fn clean_caches(&self) {
+        for layer in &self.layers {
+            if let Some(qcow2) = &layer.qcow2 {
+                qcow2.maps.write().slices.clean();
+            }
+        }
+        if let Some(writer) = &self.writer {
+            writer.alloc.lock().blocks.clean();
+        }
     }
 
     /// Whether writes are refused.
@@ -224,7 +256,7 @@ impl Image {
 
 fn assemble_layer(
     part: LayerParts,
-    options: &OpenOptions,
+    cache: CacheOptions,
     writable: bool,
 ) -> Result<(Layer, Option<Writer>), ImageError> {
     let (qcow2, writer) = match &part.header {
@@ -236,10 +268,11 @@ fn assemble_layer(
                 let text = format!("tables of {} overlap; check the image first", part.name);
                 return Err(ImageError::new(ErrorKind::Corrupt, text));
             }
-            let writer = writable.then(|| new_writer(&part, header, geometry, options));
+            let sizes = cache.resolve(&geometry, part.size_bytes)?;
+            let writer = writable.then(|| new_writer(&part, header, geometry, sizes));
             let maps = Maps {
                 geometry,
-                slices: SliceCache::new(geometry.cluster_size(), options.l2_cache_bytes),
+                slices: SliceCache::new(sizes.l2_entry_bytes, sizes.l2_bytes),
                 metadata,
                 l1: L1Table::new(header.l1_table_offset.0, part.l1),
             };
@@ -263,12 +296,7 @@ fn assemble_layer(
     Ok((layer, writer))
 }
 
-fn new_writer(
-    part: &LayerParts,
-    header: &Header,
-    geometry: Geometry,
-    options: &OpenOptions,
-) -> Writer {
+fn new_writer(part: &LayerParts, header: &Header, geometry: Geometry, sizes: CacheSizes) -> Writer {
     let table = part
         .refcount_table
         .iter()
@@ -285,7 +313,7 @@ fn new_writer(
         geometry,
         table,
         place,
-        options.refcount_cache_bytes,
+        sizes.refcount_bytes,
         part.file_len_bytes,
         part.limits.resizable,
     );

@@ -14,6 +14,7 @@
 
 mod align;
 mod backing_name;
+mod cache_options;
 mod chain;
 mod close;
 mod compress;
@@ -34,6 +35,7 @@ mod raw;
 mod read;
 mod resize;
 mod sector_locks;
+mod statistics;
 mod tables;
 #[cfg(test)]
 mod test_file;
@@ -42,6 +44,7 @@ mod write;
 mod writeback;
 mod zero;
 
+pub use cache_options::CacheOptions;
 pub use chain::{Opened, open};
 pub use create::create;
 pub use error::{ErrorKind, ImageError};
@@ -51,3 +54,4 @@ pub use map::MapExtent;
 pub use options::BrokenRule;
 pub use options::{Format, OpenOptions};
 pub use queue::Queue;
+pub use statistics::CacheStatistics;

@@ -1,5 +1,7 @@
 //! How an image is opened.
 
+use crate::cache_options::CacheOptions;
+
 /// What the bytes of a file mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
@@ -65,10 +67,8 @@ pub struct OpenOptions {
     pub force_share: bool,
     /// Open the chain of backing files; without it what the top image does not have reads as zeros.
     pub backing: bool,
-    /// Most memory for L2 tables, in bytes, for each image of the chain.
-    pub l2_cache_bytes: u64,
-    /// Most memory for refcount blocks, in bytes.
-    pub refcount_cache_bytes: u64,
+    /// Memory for metadata of the top image; those below have the defaults.
+    pub cache: CacheOptions,
     /// Freed space is given back to the host file.
     pub discard: bool,
     /// Break one rule of the write order, for tests of the tests.
@@ -85,8 +85,7 @@ impl Default for OpenOptions {
             lock: true,
             force_share: false,
             backing: true,
-            l2_cache_bytes: 32 << 20,
-            refcount_cache_bytes: 1 << 20,
+            cache: CacheOptions::default(),
             discard: true,
             #[cfg(feature = "broken-order")]
             broken: None,

@@ -97,6 +97,8 @@ pub(crate) struct Alloc {
 const RESERVATION_BYTES: u64 = 1 << 20;
 /// Most clusters reserved at once.
 const RESERVATION_CLUSTERS_MAX: u64 = 512;
+/// Refcount blocks are loaded and written in slices of this many bytes at most.
+const SLICE_BYTES: u64 = 4096;
 /// The file grows in steps of this many bytes.
 pub(crate) const GROWTH_BYTES: u64 = 32 << 20;
 
@@ -125,7 +127,7 @@ impl Alloc {
             table,
             table_offset,
             table_clusters,
-            blocks: SliceCache::new(geometry.cluster_size(), cache_bytes),
+            blocks: SliceCache::new(geometry.cluster_size().min(SLICE_BYTES), cache_bytes),
             free: Vec::new(),
             reserved: Vec::new(),
             bump,

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
+use crate::statistics::CacheStatistics;
+
 /// The cache.
 #[derive(Debug)]
 pub(crate) struct SliceCache {
@@ -36,15 +38,13 @@ struct Slot {
     pins: AtomicU32,
 }
 
-/// Longest slice in bytes.
-const SLICE_BYTES_MAX: u64 = 4096;
 /// Fewest slices a cache holds, whatever its budget: what a burst of requests pins at once.
 const SLICES_MIN: usize = 16;
 
 impl SliceCache {
-    /// A cache of slices of tables of `cluster_bytes`, of about `budget_bytes`.
-    pub(crate) fn new(cluster_bytes: u64, budget_bytes: u64) -> SliceCache {
-        let slice_bytes = cluster_bytes.min(SLICE_BYTES_MAX) as usize;
+    /// A cache of slices of `slice_bytes` each, of about `budget_bytes`.
+    pub(crate) fn new(slice_bytes: u64, budget_bytes: u64) -> SliceCache {
+        let slice_bytes = slice_bytes as usize;
         let capacity = (budget_bytes as usize / slice_bytes).max(SLICES_MIN);
         SliceCache {
             slice_bytes,
@@ -179,6 +179,34 @@ impl SliceCache {
             && let Some(slot) = self.slots.get_mut(*at as usize)
         {
             slot.writing = false;
+        }
+    }
+
+    /// How the cache is doing.
+    pub(crate) fn statistics(&self) -> CacheStatistics {
+        let slices = self.index.len() as u64;
+        CacheStatistics {
+            budget_bytes: (self.capacity * self.slice_bytes) as u64,
+            held_bytes: (self.slots.len() * self.slice_bytes) as u64,
+            covered_bytes: slices * self.slice_bytes as u64,
+            slices,
+            ..CacheStatistics::default()
+        }
+    }
+
+    /// Evicts what was not used since the last call.
+    pub(crate) fn clean(&mut self) {
+        for at in 0..self.slots.len() {
+            let Some(slot) = self.slots.get_mut(at) else {
+                return;
+            };
+            let busy = slot.dirty || slot.writing || *slot.pins.get_mut() > 0;
+            if slot.present && !busy && !std::mem::take(slot.used.get_mut()) {
+                slot.present = false;
+                let offset = slot.offset;
+                self.index.remove(&offset);
+                self.vacant.push(at as u32);
+            }
         }
     }
 
