@@ -10,7 +10,7 @@ use gaur_format::bitmap::{self, Bitmap};
 use gaur_format::feature::{Autoclear, Compatible, Incompatible};
 use gaur_format::header::CryptMethod;
 use gaur_format::snapshot::{self, Progress, Snapshot};
-use gaur_format::{Header, Version, limit};
+use gaur_format::{AllocationPolicy, Header, Version, limit};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -180,6 +180,7 @@ impl Inspection {
             data_file_raw: data_file.then(|| header.autoclear.has(Autoclear::RAW_DATA_FILE)),
             corrupt: v3(header.incompatible.has(Incompatible::CORRUPT)),
             extended_l2: v3(header.incompatible.has(Incompatible::EXTENDED_L2)),
+            allocation: header.allocation().map(AllocationPolicy::name),
         })
     }
 

@@ -102,6 +102,9 @@ pub struct Qcow2Info {
     /// L2 entries have subclusters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extended_l2: Option<bool>,
+    /// How it likes its space, when it says so; Gaur's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allocation: Option<&'static str>,
 }
 
 /// A persistent dirty bitmap.

@@ -9,7 +9,7 @@ use gaur_block::File;
 use gaur_engine::Format;
 use gaur_format::header::CompressionType;
 use gaur_format::plan::{CreateOptions, Preallocation};
-use gaur_format::{ErrorKind, Version};
+use gaur_format::{AllocationPolicy, ErrorKind, Version};
 use gaur_reactor::{BlockingFile, CreateFile, OpenFile, block_on};
 
 use crate::failure::Failure;
@@ -43,6 +43,7 @@ struct Qcow2Options {
     refcount_bits: Option<u32>,
     lazy_refcounts: Option<bool>,
     compression_type: Option<CompressionType>,
+    allocation: Option<AllocationPolicy>,
 }
 
 const CLUSTER_SIZE_DEFAULT: u64 = 64 << 10;
@@ -60,6 +61,7 @@ const UNSUPPORTED: [(&str, &str); 6] = [
 
 const OPTIONS_QCOW2: &str = "\
 Supported qcow2 options:
+  allocation=<str>       - How it likes its space (allowed values: compact, contiguous)
   backing_file=<str>     - File name of a base image
   backing_fmt=<str>      - Image format of the base image
   cluster_size=<size>    - qcow2 cluster size, a power of two from 512 to 2M (default: 64k)
@@ -242,6 +244,8 @@ impl NewImage {
             options.lazy_refcounts.or(Some(false)).map(on_off),
         );
         add("refcount_bits", Some(refcount_bits.to_string()));
+        let allocation = options.allocation.map(AllocationPolicy::name);
+        add("allocation", allocation.map(str::to_owned));
         text
     }
 
@@ -320,6 +324,7 @@ impl NewImage {
         if let Some(compression) = options.compression_type {
             plan.compression_type = compression;
         }
+        plan.allocation = options.allocation;
         plan.extended_l2 = options.extended_l2.unwrap_or(false);
         plan.lazy_refcounts = options.lazy_refcounts.unwrap_or(false);
         plan.size_bytes = self.size;
@@ -349,6 +354,7 @@ impl Qcow2Options {
             refcount_bits: take_refcount_bits(options)?,
             lazy_refcounts: options.take_bool("lazy_refcounts")?,
             compression_type: take_compression(options)?,
+            allocation: take_allocation(options)?,
         })
     }
 }
@@ -396,6 +402,16 @@ fn take_compression(options: &mut OptionList) -> Result<Option<CompressionType>,
         Some("zlib") => Ok(Some(CompressionType::Deflate)),
         Some("zstd") => Ok(Some(CompressionType::Zstd)),
         Some(other) => Err(wrong_value("compression_type", other, "zlib, zstd")),
+    }
+}
+
+fn take_allocation(options: &mut OptionList) -> Result<Option<AllocationPolicy>, Failure> {
+    let Some(value) = options.take("allocation") else {
+        return Ok(None);
+    };
+    match AllocationPolicy::from_name(&value) {
+        Some(policy) => Ok(Some(policy)),
+        None => Err(wrong_value("allocation", &value, "compact, contiguous")),
     }
 }
 
@@ -482,6 +498,7 @@ mod tests {
             ("compression_type=lz4", "zlib, zstd"),
             ("preallocation=some", "off, metadata, falloc, full"),
             ("lazy_refcounts=1", "on, off"),
+            ("allocation=tight", "compact, contiguous"),
         ] {
             assert!(refused(option).contains(allowed), "{option}");
         }

@@ -24,6 +24,8 @@ pub const BITMAPS: u32 = 0x2385_2875;
 pub const LUKS: u32 = 0x0537_be77;
 /// Name of the external data file.
 pub const DATA_FILE: u32 = 0x4441_5441;
+/// How the image likes its space, an extension of Gaur's own; see [`crate::allocation`].
+pub const ALLOCATION: u32 = 0xb5c8_1f6d;
 
 const STRUCTURE: &str = "header extension";
 

@@ -17,6 +17,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::addr::HostOffset;
+use crate::allocation::AllocationPolicy;
 use crate::bytes;
 use crate::error::{Error, ErrorKind};
 use crate::extension::{self, BitmapsExtension, Extension, LuksPointer};
@@ -258,6 +259,11 @@ impl Header {
     /// Name of the external data file.
     pub fn data_file_name(&self) -> Option<&[u8]> {
         self.extension(extension::DATA_FILE)
+    }
+
+    /// What is to be done with the host's space, when the image says so.
+    pub fn allocation(&self) -> Option<AllocationPolicy> {
+        AllocationPolicy::parse(self.extension(extension::ALLOCATION)?)
     }
 
     /// The start of cluster 0: fields, extensions and backing file name. Fails when a field is not

@@ -33,6 +33,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod addr;
+pub mod allocation;
 pub mod bitmap;
 mod bytes;
 pub mod check;
@@ -50,6 +51,7 @@ pub mod refcount;
 pub mod snapshot;
 
 pub use addr::{ClusterIndex, GuestOffset, HostOffset};
+pub use allocation::AllocationPolicy;
 pub use compressed::CompressedDescriptor;
 pub use error::{Corruption, CorruptionKind, Error, ErrorKind};
 pub use geometry::{Geometry, Version};

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod allocation;
 mod check;
 mod compare;
 mod convert;

@@ -311,3 +311,20 @@ fn pointers_to_luks_and_bitmaps_are_checked() {
         assert!(header.encode().is_err(), "{hostile:?}");
     }
 }
+
+#[test]
+fn the_policy_of_an_image_is_stored_in_clusters_of_every_size() {
+    let allocation =
+        |options: &CreateOptions| Header::parse(&new_header(options)).unwrap().allocation();
+    for cluster_bits in [9, 12, 21] {
+        let mut options = CreateOptions {
+            cluster_bits,
+            ..CreateOptions::default()
+        };
+        assert_eq!(allocation(&options), None);
+        for policy in [AllocationPolicy::Compact, AllocationPolicy::Contiguous] {
+            options.allocation = Some(policy);
+            assert_eq!(allocation(&options), Some(policy));
+        }
+    }
+}

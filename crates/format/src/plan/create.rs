@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::addr::{ClusterIndex, HostOffset};
+use crate::allocation::AllocationPolicy;
 use crate::error::{Error, ErrorKind};
 use crate::extension::{self, Extension};
 use crate::feature::{self, Autoclear, Compatible, Incompatible};
@@ -153,6 +154,7 @@ fn extensions(options: &CreateOptions) -> Vec<Extension> {
             data: feature::name_table(),
         });
     }
+    list.extend(options.allocation.map(AllocationPolicy::encode));
     list
 }
 

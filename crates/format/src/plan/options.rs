@@ -2,6 +2,7 @@
 
 use alloc::string::String;
 
+use crate::allocation::AllocationPolicy;
 use crate::error::{Error, ErrorKind};
 use crate::geometry::{Geometry, Version};
 use crate::header::CompressionType;
@@ -47,6 +48,8 @@ pub struct CreateOptions {
     pub lazy_refcounts: bool,
     /// What gets space at once.
     pub preallocation: Preallocation,
+    /// What is done with the host's space; `None` does not say, and costs no space in the header.
+    pub allocation: Option<AllocationPolicy>,
 }
 
 impl Default for CreateOptions {
@@ -62,6 +65,7 @@ impl Default for CreateOptions {
             compression_type: CompressionType::Deflate,
             lazy_refcounts: false,
             preallocation: Preallocation::Off,
+            allocation: None,
         }
     }
 }
