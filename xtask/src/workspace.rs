@@ -41,8 +41,12 @@ pub fn files(extensions: &[&str]) -> Result<Vec<PathBuf>, String> {
             let entry = entry.map_err(|error| format!("{}: {error}", folder.display()))?;
             let path = entry.path();
             let name = entry.file_name().to_string_lossy().into_owned();
+            if name == ".git" {
+                // A file where the folder is one of several working copies.
+                continue;
+            }
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                let skipped = name == ".git" || name == "target" || name.starts_with("target-");
+                let skipped = name == "target" || name.starts_with("target-");
                 if !skipped {
                     folders.push(path);
                 }

@@ -8,7 +8,9 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::failure::{EXIT_FAILURE, Failure};
-use crate::{check, compare, completions, convert, create, info, map, notice, resize, serve};
+use crate::{
+    bench, check, compare, completions, convert, create, info, map, notice, resize, serve,
+};
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
 #[derive(Debug, Parser)]
@@ -35,6 +37,7 @@ enum Verb {
     Convert(convert::Args),
     Compare(compare::Args),
     Resize(resize::Args),
+    Bench(bench::Args),
     #[command(hide = true)]
     Completions(completions::Args),
     #[command(hide = true)]
@@ -52,6 +55,7 @@ impl Verb {
             Verb::Convert(args) => convert::run(args, out),
             Verb::Compare(args) => compare::run(args, out),
             Verb::Resize(args) => resize::run(args, out),
+            Verb::Bench(args) => bench::run(args, out),
             Verb::Completions(args) => completions::run(args, out),
             Verb::Man(args) => completions::run_man(args, out),
         }

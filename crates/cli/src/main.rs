@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod background;
+mod bench;
 mod cached_device;
 mod check;
 mod check_report;
@@ -18,6 +19,7 @@ mod create;
 mod failure;
 mod file_holes;
 mod guest;
+mod host_kind;
 mod image_file;
 mod info;
 mod info_report;
@@ -31,6 +33,7 @@ mod options;
 mod progress;
 mod resize;
 mod serve;
+mod shared_image;
 mod size;
 mod socket_path;
 

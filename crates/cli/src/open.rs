@@ -26,6 +26,7 @@ pub enum Output {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum CacheMode {
     /// Bypass it (O_DIRECT)
+    #[value(alias = "off")]
     None,
     /// Use it; a flush reaches the disk
     Writeback,

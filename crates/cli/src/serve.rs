@@ -9,17 +9,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gaur_engine::{Format, Image, OpenOptions, Queue};
+use gaur_engine::{Format, OpenOptions};
 use gaur_export::nbd::{self, Export, Listen, Listener, Outcome, Place, Stop};
-use gaur_reactor::{BlockingFile, OpenFile, ReactorFile, Signal, Signals, block_on};
+use gaur_reactor::{BlockingFile, ReactorFile, Signal, Signals, block_on};
 
 use crate::cached_device::{CachedDevice, Policy};
 use crate::failure::Failure;
-use crate::guest::Guest;
+use crate::host_kind::HostKind;
 use crate::new_image::{self, NewImage};
 use crate::notice::say;
-use crate::open::{self, CacheMode, format_parser};
+use crate::open::{CacheMode, format_parser};
 use crate::options::OptionList;
+use crate::shared_image::SharedImage;
 use crate::size::{human, parse_size};
 use crate::{background, socket_path};
 
@@ -104,16 +105,6 @@ enum Discard {
     Ignore,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum HostKind {
-    /// io_uring where it is allowed
-    Auto,
-    /// io_uring
-    Uring,
-    /// pread and pwrite
-    Blocking,
-}
-
 /// Port and address of a TCP server of which only the other is told, as qemu-nbd has them.
 const PORT_DEFAULT: u16 = 10809;
 const BIND_DEFAULT: &str = "0.0.0.0";
@@ -134,24 +125,8 @@ fn signals() -> Vec<Signal> {
 
 /// An open image and how it is exported.
 struct Served {
-    file_name: String,
     export: Export,
-    image: Arc<Image>,
-    files: Vec<OpenFile>,
-}
-
-impl Served {
-    /// A queue on files of this thread's own.
-    fn queue<F: gaur_block::File>(&self, file: impl Fn(OpenFile) -> F) -> Queue<F> {
-        self.image
-            .queue(self.files.iter().cloned().map(file).collect())
-    }
-
-    fn close(&self) -> Result<(), Failure> {
-        Guest::new(self.queue(BlockingFile::new))
-            .close()
-            .map_err(|error| Failure::image(&self.file_name, &error))
-    }
+    image: SharedImage,
 }
 
 /// Serves until the end.
@@ -160,7 +135,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         return background::run(out);
     }
     let names = exports(args)?;
-    let host = host(args.host)?;
+    let host = args.host.choose()?;
     if let Some(size) = args.create {
         create(args, &names, size)?;
     }
@@ -254,8 +229,8 @@ fn open_image(args: &Args, name: String, file: String) -> Result<Served, Failure
         discard: args.discard == Discard::Unmap,
         ..OpenOptions::default()
     };
-    let opened = open::open(&file, &options)?;
-    let top = opened.image.layers().first().map(|layer| layer.format());
+    let image = SharedImage::open(&file, &options)?;
+    let top = image.image().layers().first().map(|layer| layer.format());
     if top == Some(Format::Raw) && options.format.is_none() && !args.read_only {
         let message = "looks like a raw image, but a client could write a qcow2 header into it";
         let failure = Failure::about(file, message);
@@ -267,13 +242,7 @@ fn open_image(args: &Args, name: String, file: String) -> Result<Served, Failure
             description: args.description.clone().unwrap_or_default(),
             read_only: args.read_only,
         },
-        files: opened
-            .files
-            .iter()
-            .map(|file| file.open_file().clone())
-            .collect(),
-        image: opened.image,
-        file_name: file,
+        image,
     })
 }
 
@@ -291,26 +260,8 @@ fn listen(args: &Args, served: &[Served]) -> Result<Listen, Failure> {
     if activated.as_deref() == Some(&std::process::id().to_string()) {
         return Ok(Listen::Inherited);
     }
-    let first = served.first().map(|served| stem(&served.file_name));
+    let first = served.first().map(|served| stem(served.image.name()));
     socket_path::choose(&first.unwrap_or_default()).map(Listen::Unix)
-}
-
-/// Whether io_uring is used. Says so once when it would be, and is not allowed.
-fn host(kind: HostKind) -> Result<HostKind, Failure> {
-    let unavailable = match kind {
-        HostKind::Blocking => return Ok(HostKind::Blocking),
-        _ => gaur_reactor::uring::available().err(),
-    };
-    match (unavailable, kind) {
-        (None, _) => Ok(HostKind::Uring),
-        (Some(reason), HostKind::Uring) => Err(Failure::new(reason.to_string())),
-        (Some(reason), _) => {
-            say(format!(
-                "{reason}; serving with blocking calls instead, which is slower"
-            ));
-            Ok(HostKind::Blocking)
-        }
-    }
 }
 
 /// Prints where the exports are: the URI of each on a line of its own, then what to do with it.
@@ -325,11 +276,11 @@ fn announce(
     }
     if let Some(first) = served.first() {
         let uri = listener.uri(&first.export.name);
-        let size = human(first.image.size_bytes());
+        let size = human(first.image.image().size_bytes());
         writeln!(
             out,
             "# {}, {size}; connect with one of these:",
-            first.file_name
+            first.image.name()
         )?;
         writeln!(out, "nbdinfo '{uri}'")?;
         let read_only = if args.read_only { ",readonly=on" } else { "" };
@@ -393,11 +344,11 @@ fn serve(
     let shared = Arc::clone(&served);
     let outcome = match host {
         HostKind::Blocking => nbd::serve_blocking(listener, options, stop, move |place: Place| {
-            let queue = shared[place.export].queue(BlockingFile::new);
+            let queue = shared[place.export].image.queue(BlockingFile::new);
             Ok(CachedDevice::new(queue, policy))
         }),
         _ => nbd::serve_uring(listener, options, stop, move |place: Place| {
-            let queue = shared[place.export].queue(ReactorFile::new);
+            let queue = shared[place.export].image.queue(ReactorFile::new);
             Ok(CachedDevice::new(queue, policy))
         }),
     };
@@ -407,7 +358,10 @@ fn serve(
         return Ok(EXIT_FORCED);
     }
     // Every image is closed, even when serving or another one failed; the first failure is told.
-    let closed = served.iter().map(Served::close).fold(Ok(()), Result::and);
+    let closed = served
+        .iter()
+        .map(|served| served.image.close())
+        .fold(Ok(()), Result::and);
     outcome.and(closed)?;
     Ok(0)
 }

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod allocation;
+mod bench;
 mod check;
 mod compare;
 mod convert;

@@ -1,0 +1,35 @@
+//! How a verb with threads of its own reaches files: io_uring, or calls that block.
+
+use crate::failure::Failure;
+use crate::notice::say;
+
+/// The ways to reach files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum HostKind {
+    /// io_uring where it is allowed
+    Auto,
+    /// io_uring
+    Uring,
+    /// pread and pwrite
+    Blocking,
+}
+
+impl HostKind {
+    /// Whether io_uring is used. Says so once when it would be, and is not allowed.
+    pub fn choose(self) -> Result<HostKind, Failure> {
+        let unavailable = match self {
+            HostKind::Blocking => return Ok(HostKind::Blocking),
+            _ => gaur_reactor::uring::available().err(),
+        };
+        match (unavailable, self) {
+            (None, _) => Ok(HostKind::Uring),
+            (Some(reason), HostKind::Uring) => Err(Failure::new(reason.to_string())),
+            (Some(reason), _) => {
+                say(format!(
+                    "{reason}; using blocking calls instead, which is slower"
+                ));
+                Ok(HostKind::Blocking)
+            }
+        }
+    }
+}
