@@ -19,6 +19,7 @@ use crate::metadata::alloc::Alloc;
 use crate::metadata::cache::SliceCache;
 use crate::metadata::claims::Claims;
 use crate::metadata::cluster_set::ClusterSet;
+use crate::metadata::fresh::FreshSpace;
 use crate::metadata::grace::Grace;
 use crate::metadata::maps::{L1Table, Maps};
 use crate::options::{Format, OpenOptions};
@@ -76,6 +77,8 @@ pub(crate) struct Writer {
     pub(crate) structure: AsyncLock,
     pub(crate) flush: FlushGroup,
     pub(crate) grace: Grace,
+    /// Where unwritten bytes are zeros.
+    pub(crate) fresh: Mutex<FreshSpace>,
     /// The header says what it must say while somebody writes who does not maintain bitmaps.
     pub(crate) announced: AtomicBool,
     pub(crate) limits: FileLimits,
@@ -317,6 +320,10 @@ fn new_writer(part: &LayerParts, header: &Header, geometry: Geometry, sizes: Cac
         part.file_len_bytes,
         part.limits.resizable,
     );
+    let fresh = match alloc.capacity {
+        None => FreshSpace::new(alloc.bump),
+        Some(_) => FreshSpace::new(u64::MAX),
+    };
     Writer {
         alloc: Mutex::new(alloc),
         claims: Claims::default(),
@@ -326,6 +333,7 @@ fn new_writer(part: &LayerParts, header: &Header, geometry: Geometry, sizes: Cac
         structure: AsyncLock::default(),
         flush: FlushGroup::default(),
         grace: Grace::default(),
+        fresh: Mutex::new(fresh),
         announced: AtomicBool::new(false),
         limits: part.limits,
     }

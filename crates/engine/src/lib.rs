@@ -22,6 +22,7 @@ mod create;
 #[cfg(test)]
 mod damaged_images;
 mod error;
+mod fill;
 mod flush;
 mod header_update;
 mod image;
@@ -35,6 +36,8 @@ mod raw;
 mod read;
 mod resize;
 mod sector_locks;
+#[cfg(test)]
+mod space_tests;
 mod statistics;
 mod tables;
 #[cfg(test)]

@@ -85,6 +85,8 @@ impl<F: File> Queue<F> {
         if entries > qcow2.maps.read().l1.entries.len() as u64 {
             self.move_l1(qcow2, writer, entries).await?;
         }
+        // Zeros are written in place below, like a request's: no cluster may be given away meanwhile.
+        let entered = writer.grace.enter();
         let inside = old.next_multiple_of(size);
         if inside > old && self.cluster_has_bytes(qcow2, old).await? {
             self.write_zero_bytes(qcow2, writer, old, inside - old)
@@ -99,6 +101,7 @@ impl<F: File> Queue<F> {
         if reached > inside {
             self.zero_beyond(qcow2, writer, (inside, reached)).await?;
         }
+        drop(entered);
         self.flush_all().await?;
         self.switch_size(writer, new).await
     }

@@ -14,7 +14,7 @@ use gaur_format::{limit, refcount};
 
 use crate::align;
 use crate::image::{Qcow2, Writer};
-use crate::metadata::alloc::{Alloc, AllocError, AllocNeed, Free, GROWTH_BYTES, Run};
+use crate::metadata::alloc::{Alloc, AllocError, AllocNeed, Free, Run, grown_len};
 use crate::metadata::maps::Maps;
 use crate::queue::Queue;
 
@@ -186,11 +186,9 @@ impl<F: File> Queue<F> {
         }
         let file = self.top_file();
         let now = file.len().await?;
-        let cluster = writer.alloc.lock().geometry.cluster_size();
-        let goal = need.div_ceil(GROWTH_BYTES) * GROWTH_BYTES;
-        let goal = goal.next_multiple_of(cluster);
         let mut end = now;
         if now < need {
+            let goal = grown_len(now, need);
             // A limit on the file's size may allow what is needed and not the whole step.
             end = match file.set_len(goal).await {
                 Ok(()) => goal,

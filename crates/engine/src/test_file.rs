@@ -119,6 +119,8 @@ struct State {
     buffers_made: usize,
     /// Every request from this one on (counted in `events`) fails.
     fail_from: Option<(usize, Errno)>,
+    /// Writes store so many bytes and then fail.
+    torn_at: Option<usize>,
 }
 
 /// A file in memory. Clones are other handles on the same file.
@@ -137,6 +139,7 @@ impl TestFile {
             events: Vec::new(),
             buffers_made: 0,
             fail_from: None,
+            torn_at: None,
         })))
     }
 
@@ -158,6 +161,11 @@ impl TestFile {
 
     pub(crate) fn fail_from(&self, event: usize, errno: Errno) {
         self.0.borrow_mut().fail_from = Some((event, errno));
+    }
+
+    /// Writes store `len_bytes` bytes and then fail, until this is called with `None`.
+    pub(crate) fn tear_writes(&self, len_bytes: Option<usize>) {
+        self.0.borrow_mut().torn_at = len_bytes;
     }
 
     pub(crate) fn bytes(&self) -> Vec<u8> {
@@ -250,6 +258,7 @@ impl State {
             return Err(Errno::EROFS);
         }
         let start = usize::try_from(offset).map_err(|_| Errno::EFBIG)?;
+        let stored = self.torn_at.unwrap_or(usize::MAX).min(bytes.len());
         let end = start.checked_add(bytes.len()).ok_or(Errno::EFBIG)?;
         if end > self.bytes.len() {
             if !self.limits.resizable {
@@ -260,7 +269,10 @@ impl State {
             }
             self.bytes.resize(end, 0);
         }
-        self.bytes[start..end].copy_from_slice(bytes);
+        self.bytes[start..start + stored].copy_from_slice(&bytes[..stored]);
+        if stored < bytes.len() {
+            return Err(Errno::EIO);
+        }
         Ok(())
     }
 

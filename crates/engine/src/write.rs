@@ -5,13 +5,12 @@
 //! goes up when it is taken, before the commit (O1); what the old mapping referred to is given back
 //! only after a pass has made the new mapping durable (O3).
 
-use std::io::IoSlice;
-
-use gaur_block::{Errno, File, Source, Target};
+use gaur_block::{Errno, File, Source};
 use gaur_format::addr::{GuestOffset, HostOffset};
 use gaur_format::l2::L2Entry;
 
 use crate::align;
+use crate::fill::Fill;
 use crate::image::{Image, Qcow2, Writer};
 use crate::metadata::alloc::{AllocError, AllocNeed, Free, Run};
 use crate::metadata::claims::ClaimList;
@@ -42,18 +41,8 @@ pub(crate) enum Need {
     Busy(Ticket),
 }
 
-/// What the part of a piece that the guest does not write is filled with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fill {
-    /// What is there already reads as zeros.
-    Nothing,
-    Zeros,
-    /// What the guest sees there now.
-    Old,
-}
-
 /// A claimed guest range that is about to get a new mapping. Dropping it aborts.
-struct Piece<'a> {
+pub(crate) struct Piece<'a> {
     image: &'a Image,
     qcow2: &'a Qcow2,
     writer: &'a Writer,
@@ -61,17 +50,19 @@ struct Piece<'a> {
     /// Pinned L2 slice.
     slice: u64,
     /// Guest range that will be mapped: whole subclusters.
-    region: (u64, u64),
+    pub(crate) region: (u64, u64),
     /// Guest range that the guest writes.
-    written: (u64, u64),
+    pub(crate) written: (u64, u64),
     /// Host offset of the start of the region.
-    host: u64,
-    head: Fill,
-    tail: Fill,
+    pub(crate) host: u64,
+    pub(crate) head: Fill,
+    pub(crate) tail: Fill,
     /// Clusters taken for it; empty when the cluster was there.
     run: Run,
     /// References of the old mapping.
     frees: Vec<Free>,
+    /// Bytes of it may be on the disk.
+    pub(crate) started: bool,
     committed: bool,
 }
 
@@ -192,70 +183,11 @@ impl<F: File> Queue<F> {
         #[cfg(feature = "broken-order")]
         if self.image.breaks(crate::options::BrokenRule::O2) {
             piece.commit();
-            return self.fill_piece(&piece, data).await;
+            return self.fill_piece(&mut piece, data).await;
         }
-        self.fill_piece(&piece, data).await?;
+        self.fill_piece(&mut piece, data).await?;
         piece.commit();
         Ok(())
-    }
-
-    /// Writes head, data and tail of a piece as one request.
-    async fn fill_piece(&self, piece: &Piece<'_>, data: Source<'_>) -> Result<(), Errno> {
-        let file = self.top_file();
-        let (pool, locks) = (&self.pool, &self.image.locks);
-        let head_len = piece.written.0 - piece.region.0;
-        let tail_len = piece.region.1 - piece.written.1;
-        let head = self.filling(piece.head, piece.region.0, head_len).await?;
-        let tail = self.filling(piece.tail, piece.written.1, tail_len).await?;
-        let data_at = piece.host + head_len;
-        let data_end = data_at + data.len() as u64;
-        if head.is_none() && tail.is_none() {
-            return align::write(file, pool, locks, data_at, data).await;
-        }
-        let Source::Memory(memory) = data else {
-            if let Some(head) = &head {
-                align::write(file, pool, locks, piece.host, Source::Memory(head)).await?;
-            }
-            align::write(file, pool, locks, data_at, data).await?;
-            if let Some(tail) = &tail {
-                align::write(file, pool, locks, data_end, Source::Memory(tail)).await?;
-            }
-            return Ok(());
-        };
-        let empty = IoSlice::new(&[]);
-        let mut parts = [empty; 3];
-        let mut count = 0;
-        let mut start = data_at;
-        if let Some(head) = &head {
-            parts[count] = IoSlice::new(head);
-            count += 1;
-            start = piece.host;
-        }
-        parts[count] = IoSlice::new(memory);
-        count += 1;
-        if let Some(tail) = &tail {
-            parts[count] = IoSlice::new(tail);
-            count += 1;
-        }
-        align::write_vectored(file, pool, locks, start, &parts[..count]).await
-    }
-
-    /// The bytes that go beside the guest's own, if any.
-    async fn filling(
-        &self,
-        fill: Fill,
-        at: u64,
-        len: u64,
-    ) -> Result<Option<crate::pool::PoolBuffer<F>>, Errno> {
-        if len == 0 || fill == Fill::Nothing {
-            return Ok(None);
-        }
-        let mut buffer = self.pool.take(self.top_file(), len as usize);
-        match fill {
-            Fill::Old => self.read(at, Target::Memory(&mut buffer)).await?,
-            Fill::Zeros | Fill::Nothing => buffer.fill(0),
-        }
-        Ok(Some(buffer))
     }
 }
 
@@ -317,6 +249,13 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Whether the cluster at `host` holds zeros wherever it has no data. Asked under the lock of the
+    /// claims, because discards change it under that lock.
+    fn is_fresh(&self, host: HostOffset) -> bool {
+        let cluster = self.qcow2.geometry.cluster_of(host);
+        self.writer.fresh.lock().contains(cluster.0)
+    }
+
     /// The cluster is allocated and ours, but some subclusters written to have no data in it yet.
     fn plan_inside(
         &self,
@@ -341,11 +280,25 @@ impl<'a> Planner<'a> {
         let edge = |index: u64| {
             let bit = 1_u32 << index;
             if alloc & bit != 0 {
-                Fill::Nothing
-            } else {
-                self.fill_for(zero & bit != 0, cluster + index * sub)
+                return Fill::Nothing;
+            }
+            match self.fill_for(zero & bit != 0, cluster + index * sub) {
+                Fill::Zeros if self.is_fresh(host) => Fill::Nothing,
+                fill => fill,
             }
         };
+        let edges = (
+            if self.at > region.0 {
+                edge(first)
+            } else {
+                Fill::Nothing
+            },
+            if end < region.1 {
+                edge(last)
+            } else {
+                Fill::Nothing
+            },
+        );
         maps.slices.pin(slice);
         Ok(Piece {
             image: self.image,
@@ -356,10 +309,11 @@ impl<'a> Planner<'a> {
             region,
             written: (self.at, end),
             host: host.0 + first * sub,
-            head: edge(first),
-            tail: edge(last),
+            head: edges.0,
+            tail: edges.1,
             run: Run::EMPTY,
             frees: Vec::new(),
+            started: false,
             committed: false,
         })
     }
@@ -416,6 +370,7 @@ impl<'a> Planner<'a> {
             tail: fill(tail),
             run,
             frees: self.old_references(maps, start, run.len),
+            started: false,
             committed: false,
         })
     }
@@ -603,6 +558,10 @@ impl Drop for Piece<'_> {
                 len: self.run.len,
             };
             self.writer.alloc.lock().releasable.push(free);
+        } else if !self.committed && self.started {
+            // Some of the bytes may be there, and nobody may ever see them.
+            let cluster = self.qcow2.geometry.cluster_of(HostOffset(self.host));
+            self.writer.fresh.lock().soil(cluster.0, 1);
         }
         self.qcow2.maps.read().slices.unpin(self.slice);
         self.writer.claims.remove(self.claim);

@@ -218,6 +218,11 @@ impl<F: File> Queue<F> {
         }
         for run in zeroed {
             let fresh = self.punch(writer, run).await;
+            if fresh {
+                writer.fresh.lock().clean(run.start, run.len);
+            } else {
+                writer.fresh.lock().soil(run.start, run.len);
+            }
             writer.alloc.lock().give_back(Run { fresh, ..run });
         }
         result

@@ -291,6 +291,7 @@ impl<F: File> Queue<F> {
         let unmapper = Unmapper {
             image: &self.image,
             qcow2,
+            writer,
             mode,
             slice,
         };
@@ -308,6 +309,7 @@ impl<F: File> Queue<F> {
 struct Unmapper<'a> {
     image: &'a Image,
     qcow2: &'a Qcow2,
+    writer: &'a Writer,
     mode: Mode,
     slice: u64,
 }
@@ -337,8 +339,13 @@ impl Unmapper<'_> {
                 Change::None => {}
                 Change::Entry(new, gone) => {
                     maps.set_entry(at, new);
-                    if gone && let Some(free) = reference_of(entry, &self.qcow2.geometry) {
-                        push_free(frees, free);
+                    match reference_of(entry, &self.qcow2.geometry) {
+                        Some(free) if gone => push_free(frees, free),
+                        Some(kept) if data_of(entry) & !data_of(new) != 0 => {
+                            // What the guest had there stays behind in its cluster.
+                            self.writer.fresh.lock().soil(kept.start, kept.len);
+                        }
+                        _ => {}
                     }
                 }
                 Change::Write if at > start => break,
@@ -432,6 +439,14 @@ fn plain_zero(zero: u32) -> L2Entry {
         copied: false,
         alloc: 0,
         zero,
+    }
+}
+
+/// The subclusters of an entry that have data.
+fn data_of(entry: L2Entry) -> u32 {
+    match entry {
+        L2Entry::Compressed(_) => u32::MAX,
+        L2Entry::Cluster { alloc, .. } => alloc,
     }
 }
 

@@ -99,8 +99,21 @@ const RESERVATION_BYTES: u64 = 1 << 20;
 const RESERVATION_CLUSTERS_MAX: u64 = 512;
 /// Refcount blocks are loaded and written in slices of this many bytes at most.
 const SLICE_BYTES: u64 = 4096;
-/// The file grows in steps of this many bytes.
-pub(crate) const GROWTH_BYTES: u64 = 32 << 20;
+/// The file grows by at least this many bytes.
+const GROWTH_BYTES_MIN: u64 = 32 << 20;
+/// The file grows by at most this many bytes beyond what is needed.
+const GROWTH_BYTES_MAX: u64 = 1 << 30;
+/// The file grows by this share of its length.
+const GROWTH_SHARE: u64 = 16;
+
+/// How long a file of `now` bytes is made when `need` bytes are needed: growth is rare, and what is
+/// grown too far is cut off when the image is closed.
+pub(crate) fn grown_len(now: u64, need: u64) -> u64 {
+    let step = (now / GROWTH_SHARE).clamp(GROWTH_BYTES_MIN, GROWTH_BYTES_MAX);
+    let further = now.saturating_add(step) / GROWTH_BYTES_MIN * GROWTH_BYTES_MIN;
+    let least = need.checked_next_multiple_of(GROWTH_BYTES_MIN);
+    further.max(least.unwrap_or(need))
+}
 
 impl Alloc {
     /// State of an image just opened whose file is `file_len` bytes long.
@@ -516,5 +529,22 @@ fn join(runs: &mut Vec<Run>, cluster: u64) {
             len: 1,
             fresh: false,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_grow_in_steps_that_grow_with_them() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(grown_len(0, 1), 32 * MIB);
+        assert_eq!(grown_len(MIB, 2 * MIB), 32 * MIB);
+        assert_eq!(grown_len(32 * MIB, 32 * MIB + 1), 64 * MIB);
+        assert_eq!(grown_len(32 * MIB, 200 * MIB), 224 * MIB);
+        assert_eq!(grown_len(1024 * MIB, 1025 * MIB), 1088 * MIB);
+        assert_eq!(grown_len(1 << 40, (1 << 40) + 1), (1 << 40) + (1 << 30));
+        assert_eq!(grown_len(0, u64::MAX), u64::MAX);
     }
 }

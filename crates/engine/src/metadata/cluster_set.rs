@@ -37,6 +37,11 @@ impl ClusterSet {
         }
     }
 
+    /// Memory in use, in words.
+    pub(crate) fn words(&self) -> usize {
+        self.words.len()
+    }
+
     /// Whether `cluster` is in the set.
     pub(crate) fn contains(&self, cluster: u64) -> bool {
         self.words

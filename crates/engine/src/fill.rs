@@ -1,0 +1,134 @@
+//! What goes beside the guest's bytes when subclusters get their first data: nothing, zeros, or what
+//! the guest sees there now (copy-on-write).
+//!
+//! Head, data and tail of a piece go out as one write: copied together when the data is short, as
+//! parts of a vectored write otherwise. Only memory registered with the host's ring, which nobody
+//! here can look into, takes a write for each.
+
+use std::io::IoSlice;
+
+use gaur_block::{Errno, File, Source, Target};
+
+use crate::align;
+use crate::pool::PoolBuffer;
+use crate::queue::Queue;
+use crate::write::Piece;
+
+/// What the part of a piece that the guest does not write is filled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fill {
+    /// What is there already reads as zeros.
+    Nothing,
+    Zeros,
+    /// What the guest sees there now.
+    Old,
+}
+
+/// Longest data that is copied between its head and tail.
+const COPIED_BYTES_MAX: usize = 64 << 10;
+/// Longest gap between head and tail that is read along with them.
+const GAP_BYTES_MAX: usize = 16 << 10;
+
+impl<F: File> Queue<F> {
+    /// Writes head, data and tail of a piece.
+    pub(crate) async fn fill_piece(
+        &self,
+        piece: &mut Piece<'_>,
+        data: Source<'_>,
+    ) -> Result<(), Errno> {
+        let head_len = (piece.written.0 - piece.region.0) as usize;
+        let tail_len = (piece.region.1 - piece.written.1) as usize;
+        let head_len = if piece.head == Fill::Nothing {
+            0
+        } else {
+            head_len
+        };
+        let tail_len = if piece.tail == Fill::Nothing {
+            0
+        } else {
+            tail_len
+        };
+        let data_at = piece.host + (piece.written.0 - piece.region.0);
+        let (file, pool, locks) = (self.top_file(), &self.pool, &self.image.locks);
+        if head_len + tail_len == 0 {
+            piece.started = true;
+            return align::write(file, pool, locks, data_at, data).await;
+        }
+        let start = data_at - head_len as u64;
+        match data {
+            Source::Memory(memory) if memory.len() <= COPIED_BYTES_MAX => {
+                let middle = head_len..head_len + memory.len();
+                let mut whole = pool.take(file, middle.end + tail_len);
+                self.fill_around(piece, &mut whole, middle.clone()).await?;
+                whole[middle].copy_from_slice(memory);
+                piece.started = true;
+                align::write(file, pool, locks, start, Source::Memory(&whole)).await
+            }
+            Source::Memory(memory) => {
+                let (head, tail) = self.fill_apart(piece, head_len, tail_len).await?;
+                let parts = [&head[..], memory, &tail[..]].map(IoSlice::new);
+                let some = usize::from(head_len == 0)..3 - usize::from(tail_len == 0);
+                piece.started = true;
+                align::write_vectored(file, pool, locks, start, &parts[some]).await
+            }
+            Source::Registered(_) => {
+                let (head, tail) = self.fill_apart(piece, head_len, tail_len).await?;
+                let data_end = data_at + data.len() as u64;
+                piece.started = true;
+                align::write(file, pool, locks, start, Source::Memory(&head)).await?;
+                align::write(file, pool, locks, data_at, data).await?;
+                align::write(file, pool, locks, data_end, Source::Memory(&tail)).await
+            }
+        }
+    }
+
+    /// Fills `whole` except for its `middle`, where the guest's bytes will go.
+    async fn fill_around(
+        &self,
+        piece: &Piece<'_>,
+        whole: &mut [u8],
+        middle: std::ops::Range<usize>,
+    ) -> Result<(), Errno> {
+        let at = piece.written.0 - middle.start as u64;
+        let both = 0 < middle.start && middle.end < whole.len();
+        let old = [piece.head, piece.tail] == [Fill::Old; 2];
+        if both && old && middle.len() <= GAP_BYTES_MAX {
+            return self.read(at, Target::Memory(whole)).await;
+        }
+        let (head, rest) = whole.split_at_mut(middle.start);
+        let tail = &mut rest[middle.len()..];
+        let filled = futures_util::join!(
+            self.fill_part(piece.head, at, head),
+            self.fill_part(piece.tail, piece.written.1, tail),
+        );
+        filled.0.and(filled.1)
+    }
+
+    /// Head and tail of a piece in buffers of their own.
+    async fn fill_apart(
+        &self,
+        piece: &Piece<'_>,
+        head_len: usize,
+        tail_len: usize,
+    ) -> Result<(PoolBuffer<F>, PoolBuffer<F>), Errno> {
+        let mut head = self.pool.take(self.top_file(), head_len);
+        let mut tail = self.pool.take(self.top_file(), tail_len);
+        let filled = futures_util::join!(
+            self.fill_part(piece.head, piece.written.0 - head_len as u64, &mut head),
+            self.fill_part(piece.tail, piece.written.1, &mut tail),
+        );
+        filled.0.and(filled.1)?;
+        Ok((head, tail))
+    }
+
+    /// Fills `part`, which goes to guest offset `at`.
+    async fn fill_part(&self, fill: Fill, at: u64, part: &mut [u8]) -> Result<(), Errno> {
+        match fill {
+            Fill::Old => self.read(at, Target::Memory(part)).await,
+            Fill::Zeros | Fill::Nothing => {
+                part.fill(0);
+                Ok(())
+            }
+        }
+    }
+}
