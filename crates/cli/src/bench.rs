@@ -17,9 +17,11 @@ use std::time::{Duration, Instant};
 use gaur_engine::{Format, OpenOptions};
 use gaur_reactor::{Config, Driver, ReactorFile, Threads, ThreadsConfig, block_on};
 
+use crate::cache_cleaner::CacheCleaner;
 use crate::cached_device::{CachedDevice, Policy};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
+use crate::image_spec::{Aio, ImageSpec};
 use crate::json;
 use crate::open::{CacheMode, Output, format_parser};
 use crate::shared_image::SharedImage;
@@ -61,6 +63,15 @@ pub struct Args {
     /// Format of the image (probed by default)
     #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
     format: Option<Format>,
+    /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
+    #[arg(long, conflicts_with = "format")]
+    image_opts: bool,
+    /// How files are reached, in QEMU's words; here it is io_uring wherever that works
+    #[arg(short = 'i', long, value_name = "AIO", value_enum)]
+    aio: Option<Aio>,
+    /// The same as -i native
+    #[arg(short, long)]
+    native: bool,
     /// Use of the host's cache
     #[arg(
         short = 't',
@@ -73,6 +84,9 @@ pub struct Args {
     /// Open even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
+    /// Not supported: an object of QEMU, such as a secret
+    #[arg(long, value_name = "OBJECT")]
+    object: Option<String>,
     /// Print only what qemu-img prints
     #[arg(short, long)]
     quiet: bool,
@@ -160,9 +174,19 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 /// Runs the benchmark and tells the result.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     check(args)?;
-    let host = args.host.choose()?;
+    let spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    let by_switch = if args.native {
+        Some(Aio::Native)
+    } else {
+        args.aio
+    };
+    let aio = spec.aio().or(by_switch);
+    if aio == Some(Aio::Native) && !spec.open_options(&open_options(args))?.direct {
+        return Err(spec.native_without_direct());
+    }
+    let host = args.host.required_if(aio == Some(Aio::Uring)).choose()?;
     let opening = Instant::now();
-    let image = SharedImage::open(&args.file, &open_options(args))?;
+    let image = SharedImage::open(&spec, &open_options(args))?;
     let open_us = opening.elapsed().as_secs_f64() * 1e6;
     let load = load(args, image.image().size_bytes());
     if args.random && load.size < load.buffer {
@@ -170,7 +194,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
             "the image of {} bytes is smaller than a request, {} bytes",
             load.size, load.buffer
         );
-        return Err(Failure::about(&args.file, message));
+        return Err(Failure::about(spec.path(), message));
     }
     let human = args.output == Output::Human;
     if human {
@@ -178,7 +202,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         out.flush()?;
     }
     let image = Arc::new(image);
-    let outcome = measure(&image, &load, policy(args), host);
+    let cleaned = (Arc::clone(image.image()), spec.clean_interval());
+    let cleaner = CacheCleaner::start(vec![cleaned]);
+    let outcome = measure(&image, &load, policy(args, &spec), host);
+    drop(cleaner);
     let report = outcome.map(|tally| Report::new(&load, &tally, image.image(), open_us));
     // Before the image is closed, as qemu-img has it: closing is not what is measured.
     if let (Ok(report), true) = (&report, human) {
@@ -202,6 +229,10 @@ fn writes(args: &Args) -> bool {
 
 /// What qemu-img refuses, too.
 fn check(args: &Args) -> Result<(), Failure> {
+    if let Some(object) = &args.object {
+        let message = format!("--object {object}: objects of QEMU are not supported");
+        return Err(Failure::new(message));
+    }
     if args.flush_interval > 0 {
         if !writes(args) {
             return Err(Failure::new("--flush-interval is only for writes").hint("add -w"));
@@ -219,7 +250,6 @@ fn check(args: &Args) -> Result<(), Failure> {
 
 fn open_options(args: &Args) -> OpenOptions {
     OpenOptions {
-        format: args.format,
         read_only: !writes(args),
         direct: args.cache.direct(),
         force_share: args.force_share,
@@ -227,10 +257,10 @@ fn open_options(args: &Args) -> OpenOptions {
     }
 }
 
-fn policy(args: &Args) -> Policy {
+fn policy(args: &Args, spec: &ImageSpec) -> Policy {
     Policy {
         writethrough: args.cache.writethrough(),
-        ignore_flush: args.cache == CacheMode::Unsafe,
+        ignore_flush: args.cache == CacheMode::Unsafe || spec.ignores_flushes(),
         ignore_discard: false,
     }
 }
@@ -346,13 +376,13 @@ fn request_failed(name: &str, load: &Load, failed: Failed) -> Failure {
     };
     let what = if request.write { "write" } else { "read" };
     let what = format!(
-        "the {what} of {} bytes at offset {} failed",
+        "the {what} of {} bytes at offset {}",
         load.buffer, request.offset
     );
-    let failure = Failure::system(name, &what, failed.errno);
     let end = request.offset.checked_add(load.buffer);
-    match end.is_none_or(|end| end > load.size) {
-        true => failure.hint(format!("the image ends at {}", load.size)),
-        false => failure,
+    if end.is_none_or(|end| end > load.size) {
+        let message = format!("{what} reaches beyond the end of the image, {}", load.size);
+        return Failure::about(name, message);
     }
+    Failure::system(name, &format!("{what} failed"), failed.errno)
 }

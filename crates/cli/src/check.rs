@@ -8,9 +8,10 @@ use gaur_format::check::{Check, Report, Step};
 use crate::check_report::ImageCheck;
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
+use crate::image_spec::ImageSpec;
 use crate::json;
 use crate::notice::say;
-use crate::open::{CacheMode, Output, format_parser};
+use crate::open::{self, CacheMode, Output, format_parser};
 
 /// Check the consistency of an image
 ///
@@ -21,6 +22,9 @@ pub struct Args {
     /// Format of the image (probed by default)
     #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
     format: Option<Format>,
+    /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
+    #[arg(long, conflicts_with = "format")]
+    image_opts: bool,
     /// Use of the host's cache
     #[arg(
         short = 'T',
@@ -54,18 +58,21 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         let failure = Failure::about(&args.file, "repairing (-r) is not supported yet");
         return Err(failure.hint("without -r the image is checked and left as it is"));
     }
-    let file = ImageFile::open(&args.file, args.force_share, args.cache.direct())?;
-    let format = match args.format {
+    let spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    let mut base = open::reading(None, args.force_share);
+    base.direct = args.cache.direct();
+    let file = spec.open_file(&base)?;
+    let format = match spec.format() {
         Some(format) => format,
         None => file.probe()?,
     };
     if format == Format::Raw {
-        let failure = Failure::about(&args.file, "raw images have nothing that could be checked");
+        let failure = Failure::about(spec.path(), "raw images have nothing that could be checked");
         return Err(failure.code(EXIT_NO_CHECKS));
     }
     let report = check(&file)?;
     if !args.quiet {
-        print_findings(args, &report);
+        print_findings(spec.path(), &report);
     }
     let check = ImageCheck {
         image_end_offset: report.image_end_offset,
@@ -75,7 +82,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         check_errors: report.check_errors,
         leaks: report.leaks,
         allocated_clusters: report.allocated_clusters,
-        filename: args.file.clone(),
+        filename: spec.given().to_owned(),
         format: Format::Qcow2.name(),
         fragmented_clusters: report.fragmented_clusters,
     };
@@ -103,12 +110,12 @@ fn check(file: &ImageFile) -> Result<Report, Failure> {
 }
 
 /// What is wrong in detail, where it does not mix with what programs read.
-fn print_findings(args: &Args, report: &Report) {
+fn print_findings(name: &str, report: &Report) {
     for finding in &report.messages {
-        say(format!("{}: {finding}", args.file));
+        say(format!("{name}: {finding}"));
     }
     if report.messages_dropped > 0 {
         let dropped = report.messages_dropped;
-        say(format!("{}: and {dropped} more", args.file));
+        say(format!("{name}: and {dropped} more"));
     }
 }

@@ -6,6 +6,7 @@ use gaur_engine::{Format, MapExtent};
 
 use crate::failure::Failure;
 use crate::guest::Guest;
+use crate::image_spec::ImageSpec;
 use crate::open::{self, CacheMode, format_parser};
 use crate::progress::Progress;
 
@@ -21,6 +22,9 @@ pub struct Args {
     /// Format of the second image (probed by default)
     #[arg(short = 'F', long = "b-format", value_name = "FMT", value_parser = format_parser())]
     second_format: Option<Format>,
+    /// FILE1 and FILE2 are lists of options, driver=qcow2,file.filename=PATH,..
+    #[arg(long, conflicts_with_all = ["format", "second_format"])]
+    image_opts: bool,
     /// Use of the host's cache
     #[arg(
         short = 'T',
@@ -61,20 +65,24 @@ const CHUNK_BYTES: usize = 2 << 20;
 const SECTOR_BYTES: usize = 512;
 
 /// One of the two.
-struct Side<'a> {
-    name: &'a str,
+struct Side {
+    name: String,
     guest: Guest,
     size: u64,
     buffer: Vec<u8>,
 }
 
-impl<'a> Side<'a> {
-    fn open(name: &'a str, format: Option<Format>, args: &Args) -> Result<Side<'a>, Failure> {
-        let mut options = open::reading(format, args.force_share);
+impl Side {
+    fn open(given: &str, format: Option<Format>, args: &Args) -> Result<Side, Failure> {
+        let spec = ImageSpec::parse(given, args.image_opts, format);
+        let spec = spec.map_err(|failure| failure.code(EXIT_OPEN))?;
+        let mut options = open::reading(None, args.force_share);
         options.direct = args.cache.direct();
-        let opened = open::open(name, &options).map_err(|failure| failure.code(EXIT_OPEN))?;
+        let opened = spec
+            .open(&options)
+            .map_err(|failure| failure.code(EXIT_OPEN))?;
         Ok(Side {
-            name,
+            name: spec.path().to_owned(),
             size: opened.image.size_bytes(),
             guest: Guest::new(opened.image.queue(opened.files)),
             buffer: Vec::new(),
@@ -84,7 +92,7 @@ impl<'a> Side<'a> {
     fn map(&self, offset: u64, len: u64) -> Result<MapExtent, Failure> {
         self.guest.map(offset, len).map_err(|errno| {
             let what = format!("cannot read the allocation at offset {offset}");
-            Failure::system(self.name, &what, errno).code(EXIT_STATUS)
+            Failure::system(&self.name, &what, errno).code(EXIT_STATUS)
         })
     }
 
@@ -93,7 +101,7 @@ impl<'a> Side<'a> {
         self.buffer.resize(len, 0);
         self.guest.read(offset, &mut self.buffer).map_err(|errno| {
             let what = format!("cannot read offset {offset}");
-            Failure::system(self.name, &what, errno).code(EXIT_READ)
+            Failure::system(&self.name, &what, errno).code(EXIT_READ)
         })
     }
 }
@@ -146,8 +154,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
 }
 
 fn compare(
-    first: &mut Side<'_>,
-    second: &mut Side<'_>,
+    first: &mut Side,
+    second: &mut Side,
     strict: bool,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Outcome, Failure> {
@@ -198,7 +206,7 @@ fn compare(
 
 /// Whether the longer image has nothing but zeros from `offset` on.
 fn rest_is_zero(
-    longer: &mut Side<'_>,
+    longer: &mut Side,
     mut offset: u64,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Outcome, Failure> {

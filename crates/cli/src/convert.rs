@@ -5,14 +5,16 @@ use std::io::Write;
 use gaur_block::File;
 use gaur_engine::{Format, OpenOptions};
 
-use crate::copy::{Copy, Shared};
+use crate::copy::Copy;
 use crate::failure::Failure;
 use crate::guest::Guest;
 use crate::image_file::ImageFile;
+use crate::image_spec::ImageSpec;
 use crate::new_image::{self, NewImage};
 use crate::open::{self, CacheMode, format_parser};
 use crate::options::OptionList;
 use crate::progress::Progress;
+use crate::shared_image::SharedImage;
 use crate::size::parse_size;
 
 /// Copy images to a new image, or to one that is there
@@ -24,6 +26,12 @@ pub struct Args {
     /// Format of the sources (probed by default)
     #[arg(short = 'f', long, value_name = "FMT", value_parser = format_parser())]
     source_format: Option<Format>,
+    /// The sources are lists of options, driver=qcow2,file.filename=PATH,..
+    #[arg(long, conflicts_with = "source_format")]
+    image_opts: bool,
+    /// The same for the target, which is there
+    #[arg(long, conflicts_with_all = ["target_format", "target_options"], requires = "no_create")]
+    target_image_opts: bool,
     /// Format of the target (qcow2 if its name ends in .qcow2, otherwise raw)
     #[arg(short = 'O', long, value_name = "FMT", value_parser = format_parser())]
     target_format: Option<Format>,
@@ -143,35 +151,54 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         Some((target, sources)) if !sources.is_empty() => (target, sources),
         _ => return Err(Failure::new("a source and a target are needed")),
     };
-    let format = match args.target_format {
-        // What an image that is there is, its content tells better than its name.
-        None if args.no_create => ImageFile::open(target, true, false)?.probe()?,
-        None => new_image::format_by_name(target),
-        Some(format) => format,
-    };
-    let mut options = open::reading(args.source_format, args.force_share);
+    let target = target_spec(args, target)?;
+    let mut options = open::reading(None, args.force_share);
     options.direct = args.source_cache.direct();
-    let sources: Vec<Shared> = sources
+    let sources: Vec<SharedImage> = sources
         .iter()
-        .map(|name| Ok(Shared::new(name, &open::open(name, &options)?)))
+        .map(|given| {
+            let spec = ImageSpec::parse(given, args.image_opts, args.source_format)?;
+            SharedImage::open(&spec, &options)
+        })
         .collect::<Result<_, Failure>>()?;
-    let new = plan_target(args, target, format, &sources)?;
+    let new = plan_target(args, &target, &sources)?;
     if let Some(new) = &new {
         new.make(false)?;
     }
-    let copy = open_target(args, target, format, sources, new.as_ref())?;
-    copy_all(args, &copy)
-        .map_err(|failure| failure.hint(format!("{target} is incomplete and not to be used")))?;
+    let copy = open_target(args, &target, sources, new.as_ref())?;
+    let flush = args.target_cache != CacheMode::Unsafe && !target.ignores_flushes();
+    copy_all(args, &copy, flush).map_err(|failure| {
+        let path = target.path();
+        failure.hint(format!("{path} is incomplete and not to be used"))
+    })?;
     Ok(0)
+}
+
+/// The target and its format.
+fn target_spec(args: &Args, given: &str) -> Result<ImageSpec, Failure> {
+    if !args.no_create {
+        let by_name = || new_image::format_by_name(given);
+        let format = args.target_format.unwrap_or_else(by_name);
+        return Ok(ImageSpec::plain(given, Some(format)));
+    }
+    let spec = ImageSpec::parse(given, args.target_image_opts, args.target_format)?;
+    match spec.format() {
+        Some(_) => Ok(spec),
+        // What an image that is there is, its content tells better than its name.
+        None => {
+            let format = ImageFile::open(spec.path(), &open::reading(None, true))?.probe()?;
+            Ok(spec.with_format(format))
+        }
+    }
 }
 
 /// The target to make; nothing with `-n`.
 fn plan_target(
     args: &Args,
-    target: &str,
-    format: Format,
-    sources: &[Shared],
+    spec: &ImageSpec,
+    sources: &[SharedImage],
 ) -> Result<Option<NewImage>, Failure> {
+    let target = spec.path();
     let mut options = OptionList::parse(&args.target_options)?;
     if args.no_create {
         if options.rest().next().is_some() || args.backing.is_some() {
@@ -186,7 +213,7 @@ fn plan_target(
     if let Some(format) = &args.backing_format {
         options.add_switch("backing_fmt", format, "-F")?;
     }
-    let total: u64 = sources.iter().map(Shared::size_bytes).sum();
+    let total: u64 = sources.iter().map(SharedImage::size_bytes).sum();
     let size = options.take_size("size")?.unwrap_or(total);
     if size < total {
         let message = format!("a size of {size} bytes does not hold the sources' {total}");
@@ -196,31 +223,28 @@ fn plan_target(
         let message = "a target with a backing file can have only one source";
         return Err(Failure::about(target, message));
     }
+    let format = spec.format().unwrap_or(Format::Raw);
     NewImage::new(target, format, options, Some(size), true).map(Some)
 }
 
 fn open_target(
     args: &Args,
-    target: &str,
-    format: Format,
-    sources: Vec<Shared>,
+    target: &ImageSpec,
+    sources: Vec<SharedImage>,
     new: Option<&NewImage>,
 ) -> Result<Copy, Failure> {
     let options = OpenOptions {
-        format: Some(format),
         direct: args.target_cache.direct(),
         ..OpenOptions::default()
     };
-    let opened = open::open(target, &options)?;
+    let opened = SharedImage::open(target, &options)?;
     let backing_bytes = new.and_then(NewImage::backing_bytes);
-    let fixed = opened
-        .files
-        .first()
-        .is_some_and(|file| !file.limits().resizable);
+    let file = opened.top_file();
+    let fixed = file.is_some_and(|file| !file.limits().resizable);
     // The rest of a device that a raw image does not cover is not ours; its content is unknown.
-    let fresh = new.is_some() && !(fixed && format == Format::Raw);
+    let fresh = new.is_some() && !(fixed && target.format() == Some(Format::Raw));
     let copy = Copy {
-        target: Shared::new(target, &opened),
+        target: opened,
         sources,
         backing_bytes,
         target_is_zero: fresh || args.target_is_zero,
@@ -231,7 +255,7 @@ fn open_target(
     let (needed, there) = (copy.total_bytes(), copy.target.size_bytes());
     if there < needed {
         let message = format!("the target has {there} bytes, the sources {needed}");
-        return Err(Failure::about(target, message));
+        return Err(Failure::about(target.path(), message));
     }
     Ok(copy)
 }
@@ -242,19 +266,19 @@ fn workers(args: &Args) -> usize {
         .map_or(processors.min(WORKERS_MAX), usize::from)
 }
 
-fn copy_all(args: &Args, copy: &Copy) -> Result<(), Failure> {
+fn copy_all(args: &Args, copy: &Copy, flush: bool) -> Result<(), Failure> {
     let mut progress = Progress::new(copy.total_bytes(), args.progress, args.quiet);
     let copied = copy.run(&mut |done| progress.set(done));
     let guest: Guest = copy.target.guest();
     let flushed = match &copied {
-        Ok(()) if args.target_cache != CacheMode::Unsafe => guest
+        Ok(()) if flush => guest
             .flush()
-            .map_err(|errno| Failure::system(&copy.target.name, "cannot flush", errno)),
+            .map_err(|errno| Failure::system(copy.target.name(), "cannot flush", errno)),
         _ => Ok(()),
     };
     let closed = guest
         .close()
-        .map_err(|error| Failure::image(&copy.target.name, &error));
+        .map_err(|error| Failure::image(copy.target.name(), &error));
     match copied.and(flushed).and(closed) {
         Ok(()) => progress.finish(),
         Err(failure) => {

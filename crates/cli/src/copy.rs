@@ -7,16 +7,15 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gaur_block::Errno;
-use gaur_engine::{Image, MapExtent, Opened};
-use gaur_reactor::{BlockingFile, OpenFile};
+use gaur_engine::MapExtent;
 
 use crate::compare::is_zero;
 use crate::failure::Failure;
 use crate::guest::Guest;
+use crate::shared_image::SharedImage;
 
 /// Most bytes of one piece. Pieces end at multiples of it in the target, so that two threads never
 /// write to one cluster.
@@ -28,57 +27,12 @@ const ZEROES_BYTES: u64 = 1 << 30;
 /// How often progress is told.
 const TICK: Duration = Duration::from_millis(50);
 
-/// An image that any thread can make a queue of.
-pub struct Shared {
-    /// For messages.
-    pub name: String,
-    image: Arc<Image>,
-    files: Vec<OpenFile>,
-}
-
-impl Shared {
-    /// From an image as it was opened.
-    pub fn new(name: &str, opened: &Opened<BlockingFile>) -> Shared {
-        Shared {
-            name: name.to_owned(),
-            image: Arc::clone(&opened.image),
-            files: opened
-                .files
-                .iter()
-                .map(|file| file.open_file().clone())
-                .collect(),
-        }
-    }
-
-    /// Size for the guest, in bytes.
-    pub fn size_bytes(&self) -> u64 {
-        self.image.size_bytes()
-    }
-
-    /// The calling thread's own view.
-    pub fn guest(&self) -> Guest {
-        let files = self
-            .files
-            .iter()
-            .map(|file| BlockingFile::new(file.clone()));
-        Guest::new(self.image.queue(files.collect()))
-    }
-
-    fn failed(&self, what: &str, offset: u64, errno: Errno) -> Failure {
-        Failure::system(
-            &self.name,
-            &format!("cannot {what} at offset {offset}"),
-            errno,
-        )
-    }
-}
-
 /// What is to be copied, and how.
 pub struct Copy {
     /// Their contents follow each other in the target.
-    pub sources: Vec<Shared>,
+    pub sources: Vec<SharedImage>,
     /// At least as large as the sources together.
-    pub target: Shared,
+    pub target: SharedImage,
     /// Target bytes from 0 on that a backing file provides where the source's top layer has nothing.
     pub backing_bytes: Option<u64>,
     /// The target reads as zeros where nothing was written.
@@ -158,7 +112,7 @@ impl State {
 impl Copy {
     /// Bytes of all sources.
     pub fn total_bytes(&self) -> u64 {
-        self.sources.iter().map(Shared::size_bytes).sum()
+        self.sources.iter().map(SharedImage::size_bytes).sum()
     }
 
     /// Copies everything, and tells `progress` how many bytes of the total are done. What was
@@ -280,7 +234,7 @@ impl Copy {
     /// Takes pieces until there are no more. After a failure it only empties the channel, so that
     /// the planner never waits for a place in it.
     fn work(&self, state: &State, pieces: &Mutex<Receiver<Piece>>) {
-        let sources: Vec<Guest> = self.sources.iter().map(Shared::guest).collect();
+        let sources: Vec<Guest> = self.sources.iter().map(SharedImage::guest).collect();
         let target = self.target.guest();
         let mut buffer = vec![0; PIECE_BYTES as usize];
         loop {

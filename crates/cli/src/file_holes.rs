@@ -5,10 +5,12 @@
 //! qemu-img does, it is asked only when it has clearly less space than its refcounts say: a tenth
 //! less, and two clusters. Sizes and offsets are bytes of the file.
 
-use gaur_block::{Errno, File, Target};
+use gaur_block::{Errno, File};
 use gaur_engine::{Format, Image, Layer, MapExtent};
 use gaur_format::{Geometry, Header, refcount};
 use gaur_reactor::{BlockingFile, block_on};
+
+use crate::image_file::read_bytes;
 
 /// The file of a layer.
 struct LayerFile {
@@ -84,7 +86,11 @@ impl LayerFile {
         let threshold = (allocated.saturating_mul(10) / 9).max(allocated.saturating_add(2));
         let mut left = geometry.clusters_for(self.len);
         let table_len = u64::from(header.refcount_table_clusters) * geometry.cluster_size();
-        let table = self.read(header.refcount_table_offset.0, table_len.min(self.len))?;
+        let table = read_bytes(
+            &self.file,
+            header.refcount_table_offset.0,
+            table_len.min(self.len),
+        )?;
         let mut counted = 0;
         for entry in table.as_chunks::<8>().0 {
             let block_entries = geometry.refcount_block_entries().min(left);
@@ -93,18 +99,12 @@ impl LayerFile {
             }
             let entry = refcount::decode_table_entry(u64::from_be_bytes(*entry), &geometry);
             if let Some(block) = entry.map_err(|_| Errno::EIO)? {
-                let block = self.read(block.0, geometry.cluster_size())?;
+                let block = read_bytes(&self.file, block.0, geometry.cluster_size())?;
                 counted += count_used(&block, &geometry, block_entries);
             }
             left -= block_entries;
         }
         Ok(counted >= threshold)
-    }
-
-    fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, Errno> {
-        let mut bytes = vec![0; usize::try_from(len).map_err(|_| Errno::EOVERFLOW)?];
-        block_on(self.file.read_at(offset, Target::Memory(&mut bytes)))?;
-        Ok(bytes)
     }
 }
 

@@ -15,6 +15,14 @@ pub enum HostKind {
 }
 
 impl HostKind {
+    /// The same, but nothing else than io_uring if that is `required` and no choice was made.
+    pub fn required_if(self, required: bool) -> HostKind {
+        match self {
+            HostKind::Auto if required => HostKind::Uring,
+            kind => kind,
+        }
+    }
+
     /// Whether io_uring is used. Says so once when it would be, and is not allowed.
     pub fn choose(self) -> Result<HostKind, Failure> {
         let unavailable = match self {

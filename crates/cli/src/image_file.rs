@@ -2,7 +2,7 @@
 //! on images that cannot be opened whole (encrypted ones, a backing file that is gone).
 
 use gaur_block::{Access, Errno, File, Target};
-use gaur_engine::Format;
+use gaur_engine::{Format, OpenOptions};
 use gaur_format::header::MAGIC;
 use gaur_format::{Header, limit};
 use gaur_reactor::{BlockingFile, OpenFile, block_on};
@@ -21,13 +21,13 @@ pub struct ImageFile {
 }
 
 impl ImageFile {
-    /// Opens the file to read it.
-    pub fn open(name: &str, force_share: bool, direct: bool) -> Result<ImageFile, Failure> {
+    /// Opens the file to read it, as `options` say.
+    pub fn open(name: &str, options: &OpenOptions) -> Result<ImageFile, Failure> {
         let access = Access {
             write: false,
-            direct,
-            lock: true,
-            force_share,
+            direct: options.direct,
+            lock: options.lock,
+            force_share: options.force_share,
         };
         let file = OpenFile::open(name, access).map_err(|error| open::file_failed(name, &error))?;
         let file = BlockingFile::new(file);
@@ -94,19 +94,19 @@ impl ImageFile {
 
     /// The same with the bare error.
     pub fn try_read(&self, offset: u64, len: u64) -> Result<Vec<u8>, Errno> {
-        let len = usize::try_from(len.min(limit::SNAPSHOT_TABLE_BYTES_MAX));
-        let len = len.map_err(|_| Errno::EOVERFLOW)?;
-        // With O_DIRECT whole blocks are read, into memory made for that.
-        let block = u64::from(self.file.limits().request_alignment);
-        let start = offset - offset % block;
-        let skip = (offset - start) as usize;
-        let mut buffer = self
-            .file
-            .buffer((skip + len).next_multiple_of(block as usize));
-        block_on(self.file.read_at(start, Target::Memory(&mut buffer)))?;
-        buffer
-            .get(skip..skip + len)
-            .map(<[u8]>::to_vec)
-            .ok_or(Errno::EIO)
+        read_bytes(&self.file, offset, len.min(limit::SNAPSHOT_TABLE_BYTES_MAX))
     }
+}
+
+/// Reads `len` bytes at `offset` of a file, cached or not.
+pub fn read_bytes(file: &BlockingFile, offset: u64, len: u64) -> Result<Vec<u8>, Errno> {
+    let len = usize::try_from(len).map_err(|_| Errno::EOVERFLOW)?;
+    // With O_DIRECT whole blocks are read, into memory made for that.
+    let block = u64::from(file.limits().request_alignment);
+    let start = offset - offset % block;
+    let skip = (offset - start) as usize;
+    let mut buffer = file.buffer((skip + len).next_multiple_of(block as usize));
+    block_on(file.read_at(start, Target::Memory(&mut buffer)))?;
+    let bytes = buffer.get(skip..skip + len);
+    bytes.map(<[u8]>::to_vec).ok_or(Errno::EIO)
 }

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
+use crate::image_spec::ImageSpec;
 use crate::info_report::{BitmapInfo, Child, ImageInfo, Qcow2Info, SnapshotInfo, Specific};
 use crate::json;
 use crate::luks::{self, LuksInfo};
@@ -26,6 +27,9 @@ pub struct Args {
     /// Format of the image (probed by default)
     #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
     format: Option<Format>,
+    /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
+    #[arg(long, conflicts_with = "format")]
+    image_opts: bool,
     /// Show the backing files too
     #[arg(short, long)]
     backing_chain: bool,
@@ -61,25 +65,28 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
 fn collect(args: &Args) -> Result<Vec<ImageInfo>, Failure> {
     let mut chain = Vec::new();
     let mut seen: BTreeSet<FileId> = BTreeSet::new();
-    let mut next = Some((args.file.clone(), args.format));
-    while let Some((name, format)) = next.take() {
+    let base = open::reading(None, args.force_share);
+    let top = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    let mut next = Some(top);
+    while let Some(spec) = next.take() {
+        let (name, format) = (spec.path(), spec.format());
         let image = Inspection {
-            file: ImageFile::open(&name, args.force_share, false)?,
+            file: spec.open_file(&base)?,
         };
         if !seen.insert(image.file.open_file().id()) {
             return Err(Failure::about(name, "the backing files form a loop"));
         }
         let info = image.inspect(format)?;
         if let (true, Some(backing)) = (args.backing_chain, &info.backing_filename) {
-            let path = open::backing_path(&name, backing);
+            let path = open::backing_path(name, backing);
             let format = match info.backing_filename_format.as_deref() {
                 None => None,
                 Some(known) => Some(Format::from_name(known).ok_or_else(|| {
                     let message = format!("backing format '{known}' is not supported");
-                    Failure::about(&name, message)
+                    Failure::about(name, message)
                 })?),
             };
-            next = Some((path, format));
+            next = Some(ImageSpec::plain(&path, format));
         }
         chain.push(info);
     }

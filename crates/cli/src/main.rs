@@ -7,6 +7,7 @@
 
 mod background;
 mod bench;
+mod cache_cleaner;
 mod cached_device;
 mod check;
 mod check_report;
@@ -21,9 +22,11 @@ mod file_holes;
 mod guest;
 mod host_kind;
 mod image_file;
+mod image_spec;
 mod info;
 mod info_report;
 mod json;
+mod key_values;
 mod luks;
 mod map;
 mod new_image;

@@ -11,6 +11,7 @@ use gaur_engine::{Format, MapExtent};
 use crate::failure::Failure;
 use crate::file_holes::FileHoles;
 use crate::guest::Guest;
+use crate::image_spec::ImageSpec;
 use crate::open::{self, Output, format_parser};
 use crate::size::parse_size;
 
@@ -20,6 +21,9 @@ pub struct Args {
     /// Format of the image (probed by default)
     #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
     format: Option<Format>,
+    /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
+    #[arg(long, conflicts_with = "format")]
+    image_opts: bool,
     /// How to print
     #[arg(long, value_enum, default_value = "human")]
     output: Output,
@@ -236,7 +240,8 @@ fn print_map(
 
 /// Prints the map.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    let opened = open::open(&args.file, &open::reading(args.format, args.force_share))?;
+    let spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    let opened = spec.open(&open::reading(None, args.force_share))?;
     let image = opened.image;
     let layers = image.layers();
     let files = layers.iter().map(|layer| layer.name().to_owned()).collect();
@@ -248,7 +253,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         None => image.size_bytes(),
     };
     let failed = |offset: u64, errno: Errno| {
-        Failure::system(&args.file, &format!("cannot map offset {offset}"), errno)
+        Failure::system(spec.path(), &format!("cannot map offset {offset}"), errno)
     };
     let mut holes = FileHoles::new(&opened.files).map_err(|errno| failed(0, errno))?;
     let guest = Guest::new(image.queue(opened.files));

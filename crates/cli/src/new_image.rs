@@ -108,6 +108,10 @@ impl NewImage {
         check_backing: bool,
     ) -> Result<NewImage, Failure> {
         let about = |failure: Failure| failure.with_subject(name);
+        if name.starts_with("json:") {
+            let message = "a new image is named by its path, not by options in JSON";
+            return Err(Failure::about(name, message));
+        }
         let size_option = options.take_size("size").map_err(about)?;
         let mut image = NewImage {
             name: name.to_owned(),
@@ -158,6 +162,10 @@ impl NewImage {
                 None => Ok(None),
             };
         };
+        if backing.starts_with("json:") {
+            let message = "a backing file is named by its path, not by options in JSON";
+            return Err(fail(message.to_owned()));
+        }
         let path = open::backing_path(&self.name, backing);
         if same_file(&self.name, &path) {
             return Err(fail("the image cannot be its own backing file".to_owned()));

@@ -74,6 +74,11 @@ impl OptionList {
         Ok(())
     }
 
+    /// All options, in the order given.
+    pub fn into_items(self) -> impl Iterator<Item = (String, String)> {
+        self.0.into_iter()
+    }
+
     /// The options nobody took.
     pub fn rest(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(key, _)| key.as_str())

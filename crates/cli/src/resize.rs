@@ -6,8 +6,9 @@ use gaur_engine::{Format, OpenOptions};
 
 use crate::failure::Failure;
 use crate::guest::Guest;
+use crate::image_spec::ImageSpec;
 use crate::notice::say;
-use crate::open::{self, format_parser};
+use crate::open::format_parser;
 use crate::size::{NewSize, SIZE_MAX, parse_new_size};
 
 /// Change the size of an image
@@ -16,6 +17,9 @@ pub struct Args {
     /// Format of the image (probed by default)
     #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
     format: Option<Format>,
+    /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
+    #[arg(long, conflicts_with = "format")]
+    image_opts: bool,
     /// Allow a smaller size; what lies beyond it is lost
     #[arg(long)]
     shrink: bool,
@@ -46,17 +50,14 @@ enum Preallocation {
 
 /// Resizes the image.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    let fail = |message: &str| Failure::about(&args.file, message);
+    let spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    let fail = |message: &str| Failure::about(spec.path(), message);
     if args.preallocation != Preallocation::Off {
         return Err(fail("preallocation while resizing is not supported yet"));
     }
-    let options = OpenOptions {
-        format: args.format,
-        ..OpenOptions::default()
-    };
-    let opened = open::open(&args.file, &options)?;
+    let opened = spec.open(&OpenOptions::default())?;
     let old = opened.image.size_bytes();
-    let probed_raw = args.format.is_none()
+    let probed_raw = spec.format().is_none()
         && opened
             .image
             .layers()
@@ -82,14 +83,14 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if probed_raw && !args.quiet {
         out.flush()?;
         let advice = "taken for a raw image by its content (say -f raw to be sure)";
-        say(format!("{}: {advice}", args.file));
+        say(format!("{}: {advice}", spec.path()));
     }
     let guest = Guest::new(opened.image.queue(opened.files));
     let resized = guest.resize(new, args.shrink);
     let closed = guest.close();
     resized
         .and(closed)
-        .map_err(|error| Failure::image(&args.file, &error))?;
+        .map_err(|error| Failure::image(spec.path(), &error))?;
     if !args.quiet {
         writeln!(out, "Image resized.")?;
     }

@@ -13,9 +13,11 @@ use gaur_engine::{Format, OpenOptions};
 use gaur_export::nbd::{self, Export, Listen, Listener, Outcome, Place, Stop};
 use gaur_reactor::{BlockingFile, ReactorFile, Signal, Signals, block_on};
 
+use crate::cache_cleaner::CacheCleaner;
 use crate::cached_device::{CachedDevice, Policy};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
+use crate::image_spec::{Aio, ImageSpec};
 use crate::new_image::{self, NewImage};
 use crate::notice::say;
 use crate::open::{CacheMode, format_parser};
@@ -35,6 +37,9 @@ pub struct Args {
     /// Format of the images (probed by default)
     #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
     format: Option<Format>,
+    /// The images are lists of options, driver=qcow2,file.filename=PATH,..
+    #[arg(long, conflicts_with_all = ["format", "create"])]
+    image_opts: bool,
     /// Refuse writes
     #[arg(short, long)]
     read_only: bool,
@@ -127,6 +132,8 @@ fn signals() -> Vec<Signal> {
 struct Served {
     export: Export,
     image: SharedImage,
+    policy: Policy,
+    clean_interval: Option<Duration>,
 }
 
 /// Serves until the end.
@@ -135,13 +142,17 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         return background::run(out);
     }
     let names = exports(args)?;
-    let host = args.host.choose()?;
+    let asks_for_ring = |(_, spec): &(String, ImageSpec)| spec.aio() == Some(Aio::Uring);
+    let host = args
+        .host
+        .required_if(names.iter().any(asks_for_ring))
+        .choose()?;
     if let Some(size) = args.create {
         create(args, &names, size)?;
     }
     let served = names
         .into_iter()
-        .map(|(name, file)| open_image(args, name, file))
+        .map(|(name, spec)| open_image(args, name, &spec))
         .collect::<Result<Vec<Served>, Failure>>()?;
     // Taken over before a client can come, so that no signal finds the images unflushed.
     let signals = Signals::install(&signals())
@@ -168,30 +179,47 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     outcome
 }
 
-/// Names and files of the exports.
-fn exports(args: &Args) -> Result<Vec<(String, String)>, Failure> {
+/// Names and images of the exports.
+fn exports(args: &Args) -> Result<Vec<(String, ImageSpec)>, Failure> {
     let single = args.images.len() == 1;
     if args.export_name.is_some() && !single {
         let failure = Failure::new("-x names one export, but there are several images");
         return Err(failure.hint("write NAME=FILE for each"));
     }
-    let export = |text: &String| match split_name(text) {
-        Some((name, file)) => (name.to_owned(), file.to_owned()),
-        None if single => (String::new(), text.clone()),
-        None => (stem(text), text.clone()),
+    let made_as = |file: &str| args.create.map(|_| new_image::format_by_name(file));
+    let export = |text: &String| {
+        let named = match args.image_opts {
+            true => None, // Every option has an equals sign.
+            false => split_name(text),
+        };
+        let (name, given) = match named {
+            Some((name, file)) => (Some(name.to_owned()), file),
+            None => (None, text.as_str()),
+        };
+        let format = args.format.or(made_as(given));
+        let spec = ImageSpec::parse(given, args.image_opts, format)?;
+        let name = match name {
+            Some(name) => name,
+            None if single => String::new(),
+            None => stem(spec.path()),
+        };
+        Ok((name, spec))
     };
-    let mut exports: Vec<(String, String)> = args.images.iter().map(export).collect();
+    let exports: Result<Vec<(String, ImageSpec)>, Failure> =
+        args.images.iter().map(export).collect();
+    let mut exports = exports?;
     if let (Some(name), Some(first)) = (&args.export_name, exports.first_mut()) {
         first.0.clone_from(name);
     }
     Ok(exports)
 }
 
-/// `NAME=FILE`, unless there is a file of the whole name.
+/// `NAME=FILE`, unless the whole is an image.
 fn split_name(text: &str) -> Option<(&str, &str)> {
     let (name, file) = text.split_once('=')?;
     let is_name = !name.is_empty() && !name.contains('/') && !file.is_empty();
-    (is_name && !Path::new(text).exists()).then_some((name, file))
+    let is_file = text.starts_with("json:") || Path::new(text).exists();
+    (is_name && !is_file).then_some((name, file))
 }
 
 fn stem(file: &str) -> String {
@@ -202,15 +230,14 @@ fn stem(file: &str) -> String {
     )
 }
 
-fn create(args: &Args, names: &[(String, String)], size: u64) -> Result<(), Failure> {
-    let [(_, file)] = names else {
+fn create(args: &Args, names: &[(String, ImageSpec)], size: u64) -> Result<(), Failure> {
+    let [(_, spec)] = names else {
         return Err(Failure::new(
             "--create makes one image, but several are named",
         ));
     };
-    let format = args
-        .format
-        .unwrap_or_else(|| new_image::format_by_name(file));
+    let file = spec.given();
+    let format = spec.format().unwrap_or(Format::Raw);
     let options = OptionList::parse(&args.options)?;
     let image = NewImage::new(file, format, options, Some(size), true)?;
     if Path::new(file).exists() {
@@ -220,29 +247,36 @@ fn create(args: &Args, names: &[(String, String)], size: u64) -> Result<(), Fail
     image.make(true)
 }
 
-fn open_image(args: &Args, name: String, file: String) -> Result<Served, Failure> {
-    let made_as = args.create.map(|_| new_image::format_by_name(&file));
+fn open_image(args: &Args, name: String, spec: &ImageSpec) -> Result<Served, Failure> {
+    let read_only = args.read_only || spec.is_read_only();
     let options = OpenOptions {
-        format: args.format.or(made_as),
-        read_only: args.read_only,
+        read_only,
         direct: args.cache.direct(),
         discard: args.discard == Discard::Unmap,
         ..OpenOptions::default()
     };
-    let image = SharedImage::open(&file, &options)?;
+    let image = SharedImage::open(spec, &options)?;
     let top = image.image().layers().first().map(|layer| layer.format());
-    if top == Some(Format::Raw) && options.format.is_none() && !args.read_only {
+    if top == Some(Format::Raw) && spec.format().is_none() && !read_only {
         let message = "looks like a raw image, but a client could write a qcow2 header into it";
-        let failure = Failure::about(file, message);
+        let failure = Failure::about(spec.path(), message);
         return Err(failure.hint("say -f raw if it is one, or -r to only read it"));
     }
     Ok(Served {
         export: Export {
             name,
             description: args.description.clone().unwrap_or_default(),
-            read_only: args.read_only,
+            read_only,
         },
         image,
+        policy: Policy {
+            writethrough: args.cache.writethrough(),
+            ignore_flush: args.cache == CacheMode::Unsafe || spec.ignores_flushes(),
+            ignore_discard: spec
+                .ignores_discards()
+                .unwrap_or(args.discard == Discard::Ignore),
+        },
+        clean_interval: spec.clean_interval(),
     })
 }
 
@@ -335,23 +369,26 @@ fn serve(
     if args.verbose {
         options.log = Some(Arc::new(|line: &str| say(line)));
     }
-    let policy = Policy {
-        writethrough: args.cache.writethrough(),
-        ignore_flush: args.cache == CacheMode::Unsafe,
-        ignore_discard: args.discard == Discard::Ignore,
-    };
+    let cleaned = served.iter().map(|served| {
+        let image = Arc::clone(served.image.image());
+        (image, served.clean_interval)
+    });
+    let cleaner = CacheCleaner::start(cleaned.collect());
     let served = Arc::new(served);
     let shared = Arc::clone(&served);
     let outcome = match host {
         HostKind::Blocking => nbd::serve_blocking(listener, options, stop, move |place: Place| {
-            let queue = shared[place.export].image.queue(BlockingFile::new);
-            Ok(CachedDevice::new(queue, policy))
+            let served = &shared[place.export];
+            let queue = served.image.queue(BlockingFile::new);
+            Ok(CachedDevice::new(queue, served.policy))
         }),
         _ => nbd::serve_uring(listener, options, stop, move |place: Place| {
-            let queue = shared[place.export].image.queue(ReactorFile::new);
-            Ok(CachedDevice::new(queue, policy))
+            let served = &shared[place.export];
+            let queue = served.image.queue(ReactorFile::new);
+            Ok(CachedDevice::new(queue, served.policy))
         }),
     };
+    drop(cleaner);
     let outcome = outcome.map_err(|error| Failure::new(error.to_string()));
     if matches!(outcome, Ok(Outcome::Forced)) {
         say("stopped at once, what clients had not flushed may be lost");
@@ -379,7 +416,11 @@ mod tests {
 
     fn names(words: &[&str]) -> Result<Vec<(String, String)>, Failure> {
         let line = Line::try_parse_from([&["serve"], words].concat());
-        exports(&line.expect("a valid command line").args)
+        let exports = exports(&line.expect("a valid command line").args)?;
+        let paths = exports
+            .into_iter()
+            .map(|(name, spec)| (name, spec.path().to_owned()));
+        Ok(paths.collect())
     }
 
     fn pair(name: &str, file: &str) -> (String, String) {
@@ -412,5 +453,24 @@ mod tests {
         assert_eq!(names(&["./a=b/c"]).expect("names"), [pair("", "./a=b/c")]);
         assert_eq!(names(&["a=b/c"]).expect("names"), [pair("a", "b/c")]);
         assert_eq!(names(&["=b"]).expect("names"), [pair("", "=b")]);
+    }
+
+    #[test]
+    fn an_equals_sign_among_options_is_no_name() {
+        let options = "driver=qcow2,file.filename=d/a.qcow2";
+        assert_eq!(
+            names(&["--image-opts", options]).expect("names"),
+            [pair("", "d/a.qcow2")]
+        );
+        assert_eq!(
+            names(&["--image-opts", options, "driver=raw,file.filename=b.raw"]).expect("names"),
+            [pair("a", "d/a.qcow2"), pair("b", "b.raw")]
+        );
+        let json = r#"json:{"driver":"raw","file.filename":"c=d"}"#;
+        assert_eq!(names(&[json]).expect("names"), [pair("", "c=d")]);
+        assert_eq!(
+            names(&[&format!("n={json}")]).expect("names"),
+            [pair("n", "c=d")]
+        );
     }
 }

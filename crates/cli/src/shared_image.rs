@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use gaur_block::File;
+use gaur_block::{Errno, File};
 use gaur_engine::{Image, OpenOptions, Queue};
 use gaur_reactor::{BlockingFile, OpenFile};
 
 use crate::failure::Failure;
 use crate::guest::Guest;
-use crate::open;
+use crate::image_spec::ImageSpec;
 
 /// An open image and its files.
 pub struct SharedImage {
@@ -20,17 +20,17 @@ pub struct SharedImage {
 
 impl SharedImage {
     /// Opens the image and its chain.
-    pub fn open(name: &str, options: &OpenOptions) -> Result<SharedImage, Failure> {
-        let opened = open::open(name, options)?;
+    pub fn open(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure> {
+        let opened = spec.open(base)?;
         let files = opened.files.iter();
         Ok(SharedImage {
-            name: name.to_owned(),
+            name: spec.path().to_owned(),
             files: files.map(|file| file.open_file().clone()).collect(),
             image: opened.image,
         })
     }
 
-    /// The name it was opened by.
+    /// The path it was opened by.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -40,16 +40,37 @@ impl SharedImage {
         &self.image
     }
 
+    /// Size for the guest, in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.image.size_bytes()
+    }
+
+    /// The file of the top layer.
+    pub fn top_file(&self) -> Option<BlockingFile> {
+        self.files.first().cloned().map(BlockingFile::new)
+    }
+
     /// A queue for the calling thread, on files that `file` makes for it.
     pub fn queue<F: File>(&self, file: impl Fn(OpenFile) -> F) -> Queue<F> {
         let files = self.files.iter().cloned().map(file).collect();
         self.image.queue(files)
     }
 
+    /// The calling thread's own view, with calls that block.
+    pub fn guest(&self) -> Guest {
+        Guest::new(self.queue(BlockingFile::new))
+    }
+
     /// The last thing done to an image, after all queues are gone.
     pub fn close(&self) -> Result<(), Failure> {
-        Guest::new(self.queue(BlockingFile::new))
+        self.guest()
             .close()
             .map_err(|error| Failure::image(&self.name, &error))
+    }
+
+    /// The failure to do `what` at an offset.
+    pub fn failed(&self, what: &str, offset: u64, errno: Errno) -> Failure {
+        let what = format!("cannot {what} at offset {offset}");
+        Failure::system(&self.name, &what, errno)
     }
 }

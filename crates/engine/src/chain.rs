@@ -161,7 +161,10 @@ async fn open_file<H: Host>(
     let top = layer.overlay.is_none();
     let access = Access {
         write: top && !options.read_only,
-        direct: options.direct,
+        direct: match options.backing_direct {
+            Some(direct) if !top => direct,
+            _ => options.direct,
+        },
         lock: options.lock,
         force_share: options.force_share,
     };

@@ -61,6 +61,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Bypass the host's page cache.
     pub direct: bool,
+    /// The same for the files below the top one; `None` is as for the top one.
+    pub backing_direct: Option<bool>,
     /// Take the locks by which QEMU keeps two programs from writing one image.
     pub lock: bool,
     /// Open even if somebody else is writing; only together with `read_only`.
@@ -82,6 +84,7 @@ impl Default for OpenOptions {
             format: None,
             read_only: false,
             direct: false,
+            backing_direct: None,
             lock: true,
             force_share: false,
             backing: true,

@@ -123,8 +123,14 @@ fn what_qemu_img_refuses_is_refused() {
     dir.gaur(&["bench", "-c", "1", "none.qcow2"])
         .fails(1, &["none.qcow2"]);
     let beyond = ["bench", "-c", "1", "-o", "8M", "disk.qcow2"];
-    dir.gaur(&beyond)
-        .fails(1, &["disk.qcow2", "offset 8388608", "ends at 8388608"]);
+    dir.gaur(&beyond).fails(
+        1,
+        &[
+            "disk.qcow2",
+            "offset 8388608",
+            "beyond the end of the image, 8388608",
+        ],
+    );
 }
 
 #[test]

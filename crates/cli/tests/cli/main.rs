@@ -9,6 +9,7 @@ mod check;
 mod compare;
 mod convert;
 mod create;
+mod image_opts;
 mod info;
 mod map;
 mod resize;

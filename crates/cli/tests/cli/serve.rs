@@ -387,3 +387,42 @@ fn a_second_signal_does_not_wait_for_clients() {
     }
     dir.check_clean("disk.qcow2");
 }
+
+#[test]
+fn images_are_served_as_their_options_say() {
+    let dir = WorkDir::new();
+    dir.qemu_create(&["a.qcow2", "4M"]);
+    dir.qemu_create(&["b.qcow2", "4M"]);
+    let options = [
+        "driver=qcow2,file.filename=a.qcow2,l2-cache-size=64k,cache-clean-interval=1",
+        "driver=qcow2,file.filename=b.qcow2,read-only=on",
+    ];
+    let args = [&["-t", "--image-opts"], &options[..]].concat();
+    let server = Server::start(&dir, &args);
+    let socket = socket_of(&server.uri).display().to_string();
+    let uri = |name: &str| format!("nbd+unix:///{name}?socket={socket}");
+    let write = |name: &str| {
+        let args = ["-f", "raw", "-c", "write -P 5 0 64k", &uri(name)];
+        let output = dir
+            .command("qemu-io", &args)
+            .output()
+            .expect("qemu-io runs");
+        output.status.success()
+    };
+    assert!(write("a"));
+    assert!(!write("b"), "its options say that it is not written to");
+    server.stop();
+    dir.check_clean("a.qcow2");
+    dir.qemu_io("a.qcow2", &["read -P 5 0 64k"]);
+    dir.qemu_io("b.qcow2", &["read -P 0 0 64k"]);
+    let json = r#"disk=json:{"driver":"qcow2","file.filename":"a.qcow2","discard":"ignore"}"#;
+    let server = Server::start(&dir, &["-t", json]);
+    assert!(server.uri.contains("/disk?"), "{}", server.uri);
+    client(
+        &dir,
+        "qemu-io",
+        &["-f", "raw", "-c", "discard 0 64k", &server.uri],
+    );
+    server.stop();
+    dir.qemu_io("a.qcow2", &["read -P 5 0 64k"]);
+}
