@@ -20,6 +20,17 @@ pub fn on_file(file: &Path, cell: Cell, seconds: u64) -> Result<f64> {
     run(&["--ioengine=io_uring".to_owned(), name], cell, seconds)
 }
 
+/// The same past the host's cache.
+pub fn direct_on_file(file: &Path, cell: Cell, seconds: u64) -> Result<f64> {
+    let name = format!("--filename={}", file.display());
+    let engine = [
+        "--ioengine=io_uring".to_owned(),
+        name,
+        "--direct=1".to_owned(),
+    ];
+    run(&engine, cell, seconds)
+}
+
 fn run(engine: &[String], cell: Cell, seconds: u64) -> Result<f64> {
     let output = Command::new("fio")
         .args(["--name=bench", "--bs=4k", "--thread", "--group_reporting"])

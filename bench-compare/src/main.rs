@@ -4,12 +4,19 @@
 //! `gaur serve`, and loads both with 4 KiB random reads and writes at several depths and numbers of
 //! connections; the raw file under fio's io_uring engine stands beside them. Machines are noisy, so
 //! servers take turns and the figure to look at is the median of the ratios of neighbouring runs.
+//!
+//! `bench-compare engine` runs `gaur bench` and `qemu-img bench`, which both work in process, over the
+//! tables of `docs/performance.md`: see [`engine`].
 
 mod client;
+mod engine;
 mod fio;
+mod machine;
+mod markdown;
 mod nbd;
 mod report;
 mod server;
+mod statistics;
 
 use std::path::PathBuf;
 
@@ -27,6 +34,8 @@ struct Arguments {
 enum Benchmark {
     /// Random 4 KiB requests over NBD: gaur serve, qemu-nbd, and fio on the raw file
     Nbd(NbdArguments),
+    /// The tables of the engine: gaur bench, qemu-img bench, and fio on raw files
+    Engine(engine::EngineArguments),
 }
 
 /// How the NBD benchmark is run.
@@ -58,5 +67,6 @@ pub struct NbdArguments {
 fn main() -> Result<()> {
     match Arguments::parse().benchmark {
         Benchmark::Nbd(arguments) => nbd::run(&arguments),
+        Benchmark::Engine(arguments) => engine::run(&arguments),
     }
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use crate::server::Server;
-use crate::{NbdArguments, client, fio, report};
+use crate::{NbdArguments, client, fio, machine, report};
 
 /// One combination of what is varied.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -42,7 +42,7 @@ pub fn run(arguments: &NbdArguments) -> Result<()> {
     std::fs::create_dir_all(&arguments.dir)?;
     let gaur = match &arguments.gaur {
         Some(path) => path.clone(),
-        None => build_gaur()?,
+        None => machine::build_gaur()?,
     };
     let size_bytes = arguments.size_mib << 20;
     let (image, raw) = prepare(&arguments.dir, size_bytes)?;
@@ -127,24 +127,4 @@ fn qemu_img(arguments: &[&str], from: &Path, to: &Path) -> Result<()> {
         bail!("qemu-img ended with {status}");
     }
     Ok(())
-}
-
-fn build_gaur() -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args([
-            "build",
-            "--release",
-            "--package",
-            "gaur-cli",
-            "--message-format=json",
-        ])
-        .stderr(std::process::Stdio::inherit())
-        .output()?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let mut executable = text.lines().filter_map(|line| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        message["executable"].as_str().map(PathBuf::from)
-    });
-    executable.next_back().context("cargo built no gaur binary")
 }

@@ -3,33 +3,11 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
-use crate::NbdArguments;
 use crate::nbd::Row;
-
-const BEGIN: &str = "<!-- bench-compare nbd: begin -->";
-const END: &str = "<!-- bench-compare nbd: end -->";
-
-/// The middle value; of an even number, the mean of the two in the middle.
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => f64::NAN,
-        count if count % 2 == 1 => sorted[count / 2],
-        count => (sorted[count / 2 - 1] + sorted[count / 2]) / 2.0,
-    }
-}
-
-/// Gaur's figure over QEMU's, round by round.
-fn ratios(row: &Row) -> Vec<f64> {
-    row.gaur
-        .iter()
-        .zip(&row.qemu_nbd)
-        .map(|(gaur, qemu)| gaur / qemu)
-        .collect()
-}
+use crate::statistics::{median, range, ratios};
+use crate::{NbdArguments, machine, markdown};
 
 /// One line per row on the terminal.
 pub fn print(row: &Row) {
@@ -41,9 +19,9 @@ fn line(row: &Row) -> String {
         [] => "-".to_owned(),
         values => format!("{:.1}", median(values) / 1000.0),
     };
-    let ratios = ratios(row);
-    let low = ratios.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = ratios.iter().copied().fold(0.0, f64::max);
+    // Gaur's figure over QEMU's, round by round.
+    let ratios = ratios(&row.gaur, &row.qemu_nbd);
+    let (low, high) = range(&ratios);
     format!(
         "| {} | {} | {} | {} | {} | {} | {} | {:.2} ({low:.2}-{high:.2}) |",
         if row.cell.write { "write" } else { "read" },
@@ -57,22 +35,18 @@ fn line(row: &Row) -> String {
     )
 }
 
-/// Replaces what stands between the markers in `path`.
+/// Replaces the table of NBD figures in the Markdown file at `path`.
 pub fn update_markdown(path: &Path, arguments: &NbdArguments, rows: &[Row]) -> Result<()> {
-    let old = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
-    let begin = old.find(BEGIN).context("the begin marker is missing")? + BEGIN.len();
-    let end = old.find(END).context("the end marker is missing")?;
     let mut table = String::new();
-    writeln!(table, "\n")?;
     writeln!(
         table,
         "{} MiB disk, {} rounds of {} s each, kernel {}, {} CPUs, {}.\n",
         arguments.size_mib,
         arguments.rounds,
         arguments.seconds,
-        kernel(),
+        machine::kernel(),
         std::thread::available_parallelism()?,
-        qemu_version(),
+        machine::version_of("qemu-nbd"),
     )?;
     writeln!(
         table,
@@ -82,41 +56,5 @@ pub fn update_markdown(path: &Path, arguments: &NbdArguments, rows: &[Row]) -> R
     for row in rows {
         writeln!(table, "{}", line(row))?;
     }
-    let new = format!("{}{table}\n{}", &old[..begin], &old[end..]);
-    std::fs::write(path, new)?;
-    Ok(())
-}
-
-fn kernel() -> String {
-    let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    text.split(['-', '\n'])
-        .next()
-        .unwrap_or_default()
-        .to_owned()
-}
-
-fn qemu_version() -> String {
-    let output = std::process::Command::new("qemu-nbd")
-        .arg("--version")
-        .output();
-    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    let line = text
-        .unwrap_or_default()
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .to_owned();
-    line.split(" (").next().unwrap_or_default().to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::median;
-
-    #[test]
-    fn the_median_is_the_middle_whatever_the_order() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert!(median(&[]).is_nan());
-    }
+    markdown::update(path, "nbd", &table)
 }

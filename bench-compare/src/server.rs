@@ -20,35 +20,27 @@ impl Server {
     /// cache.
     pub fn qemu(image: &Path, socket: &Path) -> Result<Server> {
         let mut command = Command::new("qemu-nbd");
-        command.args([
-            "--format=qcow2",
-            "--persistent",
-            "--shared=16",
-            "--aio=io_uring",
-        ]);
-        command
-            .arg("--cache=writeback")
-            .arg("--socket")
-            .arg(socket)
-            .arg(image);
-        Server::start(command, socket)
+        command.args(["--format=qcow2", "--shared=16", "--aio=io_uring"]);
+        command.arg("--cache=writeback");
+        Server::start(command, image, socket)
     }
 
     /// `gaur serve` on a qcow2 image.
     pub fn gaur(binary: &Path, image: &Path, socket: &Path) -> Result<Server> {
         let mut command = Command::new(binary);
-        command.args(["serve", "--format=qcow2", "--persistent", "--shared=16"]);
+        command.args(["serve", "--format=qcow2", "--shared=16"]);
+        command.arg("--cache=writeback");
+        Server::start(command, image, socket)
+    }
+
+    /// Starts a server that stays when clients leave, several times if it must: the kernel takes a
+    /// moment to give up the image lock of a process that was killed with a ring.
+    pub fn start(mut command: Command, image: &Path, socket: &Path) -> Result<Server> {
         command
-            .arg("--cache=writeback")
+            .arg("--persistent")
             .arg("--socket")
             .arg(socket)
             .arg(image);
-        Server::start(command, socket)
-    }
-
-    /// Starts a server, several times if it must: the kernel takes a moment to give up the image
-    /// lock of a process that was killed with a ring.
-    fn start(mut command: Command, socket: &Path) -> Result<Server> {
         let mut tries = 0;
         loop {
             match Server::start_once(&mut command, socket) {
@@ -59,6 +51,17 @@ impl Server {
                 done => return done,
             }
         }
+    }
+
+    /// Asks the server to end, and waits until it has closed its image.
+    pub fn stop(mut self) -> Result<()> {
+        let pid = self.child.id().to_string();
+        Command::new("kill").args(["-TERM", &pid]).status()?;
+        let status = self.child.wait()?;
+        if !status.success() {
+            bail!("the server ended with {status}");
+        }
+        Ok(())
     }
 
     fn start_once(command: &mut Command, socket: &Path) -> Result<Server> {
@@ -98,7 +101,7 @@ fn greets(socket: &Path) -> bool {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // SIGTERM would be kinder; the image is thrown away, so it does not matter.
+        // An image that matters is closed by `stop`.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_file(&self.socket);

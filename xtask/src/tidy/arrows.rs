@@ -83,7 +83,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         name: "gaur-bench-compare",
-        depends: &[],
+        depends: &["gaur-format"],
         tests: &[],
     },
     Rule {

@@ -1,0 +1,161 @@
+//! Tables `overlay` and `empty`: random writes of 4 KiB that allocate, per cluster size, without and
+//! with subclusters, over a full backing image and over nothing.
+//!
+//! Requests go to places that were not written before, as far as the disk has so many: there are no
+//! more of them than clusters (or subclusters), and no more than copying them takes a moment.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::engine::images::{Scratch, Shape, create_full_raw, short_size};
+use crate::engine::load::Load;
+use crate::engine::record::{Cell, Direction, Unit, Verdict};
+use crate::engine::suite::{DISK, Progress, Suite};
+use crate::engine::turns::{Contestant, both};
+
+/// Cluster sizes of the tables, as powers of two: 16 KiB to 2 MiB.
+pub const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 14..=21;
+
+const REQUESTS_MAX: u64 = 65_536;
+
+/// Every cell is to be so many times as fast as QEMU.
+const EVERY_CELL: f64 = 1.5;
+
+/// And their geometric mean.
+const MEAN: f64 = 3.0;
+
+/// Subclusters of 4 KiB need no copy at all; this much of a raw file's speed is to be left.
+const OF_RAW: f64 = 0.7;
+
+/// Random writes to an empty overlay with a full backing image.
+pub fn overlay(suite: &Suite, progress: &mut Progress) -> Result<()> {
+    let scratch = Scratch::new(&suite.memory)?;
+    let base = scratch.path("base.qcow2");
+    let shape = Shape {
+        cluster_bytes: 64 << 10,
+        subclusters: false,
+        size_bytes: DISK.size_bytes,
+        backing: None,
+    };
+    shape.create_full(&base)?;
+    shape.verify_full(&base)?;
+    every_cluster_size(suite, progress, &scratch, Some(&base), 1 << 30)
+}
+
+/// Random writes to an empty image without backing image.
+pub fn empty(suite: &Suite, progress: &mut Progress) -> Result<()> {
+    let scratch = Scratch::new(&suite.memory)?;
+    every_cluster_size(suite, progress, &scratch, None, 4 << 30)?;
+    let cells = &progress.table().cells;
+    let ours: Vec<f64> = cells.iter().map(|cell| cell.median("gaur")).collect();
+    let (slowest, fastest) = crate::statistics::range(&ours);
+    let flat = Verdict::new(
+        "gaur: slowest cluster size / fastest",
+        Unit::Ratio,
+        slowest / fastest,
+        Direction::AtLeast,
+        0.5,
+    );
+    progress.table().verdicts.push(flat);
+    Ok(())
+}
+
+fn every_cluster_size(
+    suite: &Suite,
+    progress: &mut Progress,
+    scratch: &Scratch,
+    backing: Option<&Path>,
+    bytes_max: u64,
+) -> Result<()> {
+    let raw = scratch.path("full.raw");
+    create_full_raw(&raw, DISK.size_bytes)?;
+    for subclusters in [false, true] {
+        for bits in CLUSTER_BITS {
+            let shape = Shape {
+                cluster_bytes: 1 << bits,
+                subclusters,
+                size_bytes: DISK.size_bytes,
+                backing,
+            };
+            let raw = (shape.unit_bytes() == 4096 && subclusters).then_some(raw.as_path());
+            let cell = measure(suite, &shape, &scratch.path("image.qcow2"), raw, bytes_max)?;
+            progress.push(cell);
+        }
+    }
+    let table = progress.table();
+    let mean = table.mean_ratio("gaur", "qemu");
+    let what = "gaur / qemu, geometric mean of all cells";
+    let mean = Verdict::new(what, Unit::Ratio, mean, Direction::AtLeast, MEAN);
+    table.verdicts.push(mean);
+    let of_raw = table
+        .cells
+        .iter()
+        .filter(|cell| cell.series("raw by qemu").is_some());
+    let mut verdicts = Vec::new();
+    for cell in of_raw {
+        for raw in ["raw by qemu", "raw by gaur"] {
+            let ratio = cell
+                .ratio("gaur", raw)
+                .map_or(f64::NAN, |(median, _)| median);
+            let what = format!("128K/4K: gaur / {raw}, allocated writes");
+            verdicts.push(Verdict::new(
+                what,
+                Unit::Ratio,
+                ratio,
+                Direction::AtLeast,
+                OF_RAW,
+            ));
+        }
+    }
+    table.verdicts.extend(verdicts);
+    Ok(())
+}
+
+/// One cell; with `raw`, writes to that allocated raw file stand beside.
+fn measure(
+    suite: &Suite,
+    shape: &Shape,
+    image: &Path,
+    raw: Option<&Path>,
+    bytes_max: u64,
+) -> Result<Cell> {
+    let unit = shape.unit_bytes();
+    let most = (shape.size_bytes / unit).min(bytes_max / unit);
+    let requests = suite.requests(most.min(REQUESTS_MAX));
+    let load = Load::scattered(image, "qcow2", DISK, requests).writes();
+    let size = short_size(shape.cluster_bytes);
+    let subcluster = if shape.subclusters {
+        short_size(unit)
+    } else {
+        "-".to_owned()
+    };
+    let mut cell = Cell::new(
+        Unit::Iops,
+        &[
+            ("cluster", &size),
+            ("subcluster", &subcluster),
+            ("requests", &requests.to_string()),
+        ],
+    );
+    let prepare = || shape.create(image);
+    let raw_load = raw.map(|raw| Load::scattered(raw, "raw", DISK, REQUESTS_MAX).writes());
+    let mut others = Vec::new();
+    if let Some(raw_load) = &raw_load {
+        let mut qemu = crate::engine::turns::Qemu::try_all(|aio| raw_load.by_qemu(aio))?;
+        let by_qemu = move || qemu.run(|aio| raw_load.by_qemu(aio));
+        others.push(Contestant::new("raw by qemu", by_qemu));
+        others.push(Contestant::new("raw by gaur", || suite.gaur(raw_load)));
+    }
+    both(
+        &mut cell,
+        suite.rounds,
+        &load,
+        &prepare,
+        || suite.gaur(&load),
+        others,
+    )?;
+    std::fs::remove_file(image)?;
+    cell.expect_ratio("gaur", "qemu", EVERY_CELL);
+    Ok(cell)
+}

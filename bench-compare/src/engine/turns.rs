@@ -1,0 +1,196 @@
+//! Who is measured takes turns: A B A B. What the machine does beside then hits neighbours alike,
+//! and the figure to look at is the median of the ratios of neighbours.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::engine::load::{Aio, Load, Run};
+use crate::engine::record::{Cell, Series};
+use crate::statistics::median;
+
+/// Somebody who is measured.
+pub struct Contestant<'a> {
+    /// What the series is called.
+    pub who: &'a str,
+    /// One run, with whatever it needs beforehand.
+    pub run: Box<dyn FnMut() -> Result<Run> + 'a>,
+}
+
+impl<'a> Contestant<'a> {
+    /// Somebody by name.
+    pub fn new(who: &'a str, run: impl FnMut() -> Result<Run> + 'a) -> Contestant<'a> {
+        Contestant {
+            who,
+            run: Box::new(run),
+        }
+    }
+}
+
+/// Measures all in turn, so many times; the cell gets their series.
+pub fn take_turns(cell: &mut Cell, rounds: usize, contestants: &mut [Contestant]) -> Result<()> {
+    let mut runs: Vec<Vec<Run>> = contestants.iter().map(|_| Vec::new()).collect();
+    for _ in 0..rounds {
+        for (contestant, runs) in contestants.iter_mut().zip(&mut runs) {
+            let run = (contestant.run)().with_context(|| contestant.who.to_owned())?;
+            runs.push(run);
+        }
+    }
+    for (contestant, runs) in contestants.iter().zip(&runs) {
+        cell.series.push(series(contestant.who, runs));
+    }
+    Ok(())
+}
+
+fn series(who: &str, runs: &[Run]) -> Series {
+    let mut details: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for (name, value) in runs.iter().flat_map(|run| &run.details) {
+        details.entry(name.clone()).or_default().push(*value);
+    }
+    Series {
+        who: who.to_owned(),
+        samples: runs.iter().map(|run| run.iops).collect(),
+        details: details
+            .into_iter()
+            .map(|(name, values)| (name, median(&values)))
+            .collect(),
+    }
+}
+
+/// QEMU with its fastest way of input and output for a load, found by one run with each.
+pub struct Qemu {
+    /// Ways that work, fastest first.
+    ways: Vec<Aio>,
+    /// Ways that crashed.
+    crashed: Vec<Aio>,
+}
+
+impl Qemu {
+    /// Tries each way once.
+    pub fn try_all(mut run: impl FnMut(Aio) -> Result<Option<Run>>) -> Result<Qemu> {
+        let mut tried = Vec::new();
+        let mut crashed = Vec::new();
+        for aio in Aio::ALL {
+            match run(aio)? {
+                Some(run) => tried.push((aio, run.iops)),
+                None => crashed.push(aio),
+            }
+        }
+        tried.sort_by(|a, b| b.1.total_cmp(&a.1));
+        Ok(Qemu {
+            ways: tried.into_iter().map(|(aio, _)| aio).collect(),
+            crashed,
+        })
+    }
+
+    /// Runs with the fastest way; with the next one from now on when it crashes.
+    pub fn run(&mut self, mut run: impl FnMut(Aio) -> Result<Option<Run>>) -> Result<Run> {
+        while let Some(&aio) = self.ways.first() {
+            if let Some(run) = run(aio)? {
+                return Ok(run);
+            }
+            self.crashed.push(self.ways.remove(0));
+        }
+        bail!("qemu-img bench crashes whatever its input and output");
+    }
+
+    /// What the cell has to say about it.
+    pub fn notes(&self) -> Vec<String> {
+        let fastest = self.ways.first().map(|aio| format!("aio={}", aio.name()));
+        let crashed = self.crashed.iter();
+        let crashed = crashed.map(|aio| format!("qemu-img crashes with aio={}", aio.name()));
+        fastest.into_iter().chain(crashed).collect()
+    }
+}
+
+/// Measures a load of both programs, the image made anew by `prepare` before each run, with others
+/// beside them.
+pub fn both<'a>(
+    cell: &mut Cell,
+    rounds: usize,
+    load: &'a Load,
+    prepare: &'a dyn Fn() -> Result<()>,
+    ours: impl FnMut() -> Result<Run> + 'a,
+    others: Vec<Contestant<'a>>,
+) -> Result<()> {
+    let by_qemu = |aio| {
+        prepare()?;
+        settle(load.image)?;
+        load.by_qemu(aio)
+    };
+    let mut qemu = Qemu::try_all(by_qemu)?;
+    let mut ours = ours;
+    {
+        let gaur = Contestant::new("gaur", || {
+            prepare()?;
+            settle(load.image)?;
+            ours()
+        });
+        let mut contestants = vec![gaur, Contestant::new("qemu", || qemu.run(by_qemu))];
+        contestants.extend(others);
+        take_turns(cell, rounds, &mut contestants)?;
+    }
+    cell.notes.extend(qemu.notes());
+    Ok(())
+}
+
+/// Has the file system write what it still holds, so that nobody pays for what was done before.
+pub fn settle(path: &Path) -> Result<()> {
+    let status = Command::new("sync").arg("-f").arg(path).status()?;
+    if !status.success() {
+        bail!("sync -f {}: {status}", path.display());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::record::Unit;
+
+    fn run(iops: f64) -> Run {
+        Run {
+            iops,
+            details: [("p99-us".to_owned(), iops * 2.0)].into(),
+        }
+    }
+
+    #[test]
+    fn contestants_alternate() {
+        let order = std::cell::RefCell::new(String::new());
+        let mut cell = Cell::new(Unit::Iops, &[]);
+        let turn = |who: &'static str| {
+            let order = &order;
+            Contestant::new(who, move || {
+                order.borrow_mut().push_str(who);
+                Ok(run(order.borrow().len() as f64))
+            })
+        };
+        take_turns(&mut cell, 3, &mut [turn("a"), turn("b")]).unwrap();
+        assert_eq!(*order.borrow(), "ababab");
+        assert_eq!(cell.series("a").unwrap().samples, [1.0, 3.0, 5.0]);
+        assert_eq!(cell.series("b").unwrap().samples, [2.0, 4.0, 6.0]);
+        assert_eq!(cell.series("b").unwrap().details["p99-us"], 8.0);
+    }
+
+    #[test]
+    fn qemu_runs_its_fastest_way_that_does_not_crash() {
+        let tried = |aio| {
+            Ok(match aio {
+                Aio::Native => None,
+                Aio::IoUring => Some(run(5.0)),
+                Aio::Threads => Some(run(9.0)),
+            })
+        };
+        let mut qemu = Qemu::try_all(tried).unwrap();
+        assert_eq!(qemu.run(tried).unwrap().iops, 9.0);
+        let later = |aio| Ok((aio != Aio::Threads).then(|| run(5.0)));
+        assert_eq!(qemu.run(later).unwrap().iops, 5.0);
+        let notes = qemu.notes();
+        assert_eq!(notes[0], "aio=io_uring");
+        assert_eq!(notes.len(), 3);
+        assert!(qemu.run(|_| Ok(None)).is_err());
+    }
+}
