@@ -1,3 +1,1 @@
 //! Benchmarks of the engine alone.
-
-pub mod memory;

@@ -16,12 +16,12 @@ use crate::chain::LayerParts;
 use crate::error::{ErrorKind, ImageError};
 use crate::flush::FlushGroup;
 use crate::metadata::alloc::Alloc;
+use crate::metadata::cache::SliceCache;
 use crate::metadata::claims::Claims;
 use crate::metadata::cluster_set::ClusterSet;
 use crate::metadata::fresh::FreshSpace;
 use crate::metadata::grace::Grace;
-use crate::metadata::l1_table::L1Table;
-use crate::metadata::maps::Maps;
+use crate::metadata::maps::{L1Table, Maps};
 use crate::options::{Format, OpenOptions};
 use crate::queue::Queue;
 use crate::sector_locks::SectorLocks;
@@ -58,11 +58,9 @@ pub struct Layer {
 pub(crate) struct Qcow2 {
     pub(crate) geometry: Geometry,
     pub(crate) compression: CompressionType,
-    pub(crate) maps: Maps,
+    pub(crate) maps: RwLock<Maps>,
     /// Slices being loaded, by host offset.
     pub(crate) loads: KeyLocks,
-    /// Neighbours of a slice that is loaded are worth loading with it.
-    pub(crate) read_around: AtomicBool,
 }
 
 /// What a qcow2 top layer open for writing has besides.
@@ -80,9 +78,7 @@ pub(crate) struct Writer {
     pub(crate) flush: FlushGroup,
     pub(crate) grace: Grace,
     /// Where unwritten bytes are zeros.
-    pub(crate) fresh: RwLock<FreshSpace>,
-    /// The allocator wants to be written back.
-    pub(crate) pressed: AtomicBool,
+    pub(crate) fresh: Mutex<FreshSpace>,
     /// The header says what it must say while somebody writes who does not maintain bitmaps.
     pub(crate) announced: AtomicBool,
     pub(crate) limits: FileLimits,
@@ -112,7 +108,7 @@ impl Layer {
     /// How the cache of its L2 tables is doing; `None` for a raw layer.
     pub fn l2_cache(&self) -> Option<CacheStatistics> {
         let qcow2 = self.qcow2.as_ref()?;
-        Some(qcow2.maps.slices.statistics())
+        Some(qcow2.maps.read().slices.statistics())
     }
 
     /// Which file it is, if the host can say.
@@ -198,7 +194,7 @@ impl Image {
     pub fn clean_caches(&self) {
         for layer in &self.layers {
             if let Some(qcow2) = &layer.qcow2 {
-                qcow2.maps.slices.clean();
+                qcow2.maps.write().slices.clean();
             }
         }
         if let Some(writer) = &self.writer {
@@ -276,15 +272,18 @@ fn assemble_layer(
                 return Err(ImageError::new(ErrorKind::Corrupt, text));
             }
             let sizes = cache.resolve(&geometry, part.size_bytes)?;
-            let l1 = L1Table::new(header.l1_table_offset.0, &part.l1);
-            let maps = Maps::new(geometry, sizes, metadata, l1);
-            let writer = writable.then(|| new_writer(&part, header, &maps, sizes));
+            let writer = writable.then(|| new_writer(&part, header, geometry, sizes));
+            let maps = Maps {
+                geometry,
+                slices: SliceCache::new(sizes.l2_entry_bytes, sizes.l2_bytes),
+                metadata,
+                l1: L1Table::new(header.l1_table_offset.0, part.l1),
+            };
             let qcow2 = Qcow2 {
                 geometry,
                 compression: header.compression_type,
-                maps,
+                maps: RwLock::new(maps),
                 loads: KeyLocks::default(),
-                read_around: AtomicBool::new(true),
             };
             (Some(qcow2), writer)
         }
@@ -300,8 +299,7 @@ fn assemble_layer(
     Ok((layer, writer))
 }
 
-fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes) -> Writer {
-    let geometry = maps.geometry;
+fn new_writer(part: &LayerParts, header: &Header, geometry: Geometry, sizes: CacheSizes) -> Writer {
     let table = part
         .refcount_table
         .iter()
@@ -328,15 +326,14 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
     };
     Writer {
         alloc: Mutex::new(alloc),
-        claims: Claims::new(maps.guest_bytes_per_slice()),
+        claims: Claims::default(),
         tables: AsyncLock::default(),
         resizing: AsyncLock::default(),
         refcount_loads: KeyLocks::default(),
         structure: AsyncLock::default(),
         flush: FlushGroup::default(),
         grace: Grace::default(),
-        fresh: RwLock::new(fresh),
-        pressed: AtomicBool::new(false),
+        fresh: Mutex::new(fresh),
         announced: AtomicBool::new(false),
         limits: part.limits,
     }

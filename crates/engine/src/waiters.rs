@@ -4,21 +4,20 @@
 //! then wait on the ticket. Every [`Waiters::notify`] after the ticket was taken ends the wait.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 
 use parking_lot::Mutex;
 
 /// An event with a generation number.
-///
-/// Notifying when nobody waits, the common case, takes no lock. Whoever waits says so before it looks
-/// at the generation, and whoever notifies changes the generation before it looks for waiters, so
-/// one of the two sees the other.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    generation: AtomicU64,
-    waiting: AtomicBool,
-    wakers: Mutex<Vec<Waker>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    generation: u64,
+    wakers: Vec<Waker>,
 }
 
 /// A moment before which nothing is waited for.
@@ -28,41 +27,39 @@ pub(crate) struct Ticket(u64);
 impl Waiters {
     /// Marks this moment; take it before looking at what is waited for.
     pub(crate) fn ticket(&self) -> Ticket {
-        Ticket(self.generation.load(Ordering::SeqCst))
+        Ticket(self.state.lock().generation)
     }
 
     /// Wakes every task that waits.
     pub(crate) fn notify(&self) {
-        self.generation.fetch_add(1, Ordering::SeqCst);
-        if !self.waiting.load(Ordering::SeqCst) {
-            return;
-        }
-        let mut woken = {
-            let mut wakers = self.wakers.lock();
-            self.waiting.store(false, Ordering::SeqCst);
-            std::mem::take(&mut *wakers)
+        let mut wakers = {
+            let mut state = self.state.lock();
+            state.generation = state.generation.wrapping_add(1);
+            std::mem::take(&mut state.wakers)
         };
-        for waker in woken.drain(..) {
+        for waker in wakers.drain(..) {
             waker.wake();
         }
         // Hand the memory back, so that waiting does not allocate for ever.
-        let mut wakers = self.wakers.lock();
-        if wakers.capacity() < woken.capacity() && wakers.is_empty() {
-            *wakers = woken;
+        let mut state = self.state.lock();
+        if state.wakers.capacity() < wakers.capacity() && state.wakers.is_empty() {
+            state.wakers = wakers;
         }
     }
 
     /// Waits for the first `notify` after `ticket`.
     pub(crate) async fn wait(&self, ticket: Ticket) {
         poll_fn(|context| {
-            let mut wakers = self.wakers.lock();
-            self.waiting.store(true, Ordering::SeqCst);
-            if self.ticket() != ticket {
-                // A flag that stays set costs the next `notify` a look at an empty list.
+            let mut state = self.state.lock();
+            if state.generation != ticket.0 {
                 return Poll::Ready(());
             }
-            if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-                wakers.push(context.waker().clone());
+            if !state
+                .wakers
+                .iter()
+                .any(|waker| waker.will_wake(context.waker()))
+            {
+                state.wakers.push(context.waker().clone());
             }
             Poll::Pending
         })
