@@ -25,7 +25,7 @@ use crate::image_spec::{Aio, ImageSpec};
 use crate::json;
 use crate::open::{CacheMode, Output, format_parser};
 use crate::shared_image::SharedImage;
-use crate::size::parse_size;
+use crate::size::{human, parse_size};
 use lane::{Failed, Tally};
 use load::Load;
 use report::Report;
@@ -84,8 +84,7 @@ pub struct Args {
     /// Open even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// Not supported: an object of QEMU, such as a secret
-    #[arg(long, value_name = "OBJECT")]
+    #[arg(long, hide = true, value_name = "OBJECT")]
     object: Option<String>,
     /// Print only what qemu-img prints
     #[arg(short, long)]
@@ -188,7 +187,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let opening = Instant::now();
     let image = SharedImage::open(&spec, &open_options(args))?;
     let open_us = opening.elapsed().as_secs_f64() * 1e6;
-    let load = load(args, image.image().size_bytes());
+    let load = load(args, image.size_bytes());
+    check_memory(&load)?;
     if args.random && load.size < load.buffer {
         let message = format!(
             "the image of {} bytes is smaller than a request, {} bytes",
@@ -246,6 +246,32 @@ fn check(args: &Args) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Memory that a request in flight takes beside what it carries, roughly.
+const REQUEST_BYTES: u64 = 4096;
+
+/// Refuses what could only end in running out of memory.
+fn check_memory(load: &Load) -> Result<(), Failure> {
+    let buffers = u64::from(load.reads()) + u64::from(load.writes());
+    let each = load.buffer.saturating_mul(buffers) + REQUEST_BYTES;
+    let needed = each.saturating_mul(load.slots() * load.threads);
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    // Where the system does not tell, the user has to know.
+    let available = kib.map_or(u64::MAX, |kib| kib << 10);
+    if needed <= available {
+        return Ok(());
+    }
+    let message = format!(
+        "requests in flight take {}, there are {}",
+        human(needed),
+        human(available)
+    );
+    Err(Failure::new(message).hint("lower -d, -s or --threads"))
 }
 
 fn open_options(args: &Args) -> OpenOptions {

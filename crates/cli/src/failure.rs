@@ -124,7 +124,14 @@ fn lower_first(text: &str) -> String {
 impl fmt::Display for Failure {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(subject) = &self.subject {
-            write!(out, "{}: ", subject.escape_debug())?;
+            // One line, whatever the name of the file is.
+            for letter in subject.chars() {
+                match letter.is_control() {
+                    true => write!(out, "{}", letter.escape_debug())?,
+                    false => write!(out, "{letter}")?,
+                }
+            }
+            out.write_str(": ")?;
         }
         out.write_str(&self.message)?;
         match &self.hint {

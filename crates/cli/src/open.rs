@@ -18,7 +18,7 @@ pub fn format_parser() -> impl TypedValueParser<Value = Format> {
 pub enum Output {
     /// For people
     Human,
-    /// For programs, in qemu-img's schema
+    /// For programs
     Json,
 }
 

@@ -214,8 +214,10 @@ impl Core {
                 {
                     return output;
                 }
-                self.tasks.run_ready();
-                if !self.tasks.has_ready() || self.inline_left.get() == 0 {
+                // Everybody would only find that it is not their turn.
+                let turn_is_over = || self.inline_left.get() == 0;
+                self.tasks.run_ready(turn_is_over);
+                if !self.tasks.has_ready() || turn_is_over() {
                     break;
                 }
             }

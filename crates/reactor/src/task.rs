@@ -175,11 +175,14 @@ impl Tasks {
         self.root_ready.get() || !self.ready.borrow().is_empty()
     }
 
-    /// Polls each task that is ready now once; those that become ready meanwhile have to wait for
-    /// the next turn, after the ring had its say.
-    pub(crate) fn run_ready(&self) {
+    /// Polls each task that is ready now once, until `pause` holds; those that become ready
+    /// meanwhile have to wait for the next turn, after the ring had its say.
+    pub(crate) fn run_ready(&self, pause: impl Fn() -> bool) {
         let count = self.ready.borrow().len();
         for _ in 0..count {
+            if pause() {
+                break;
+            }
             let Some(header) = self.ready.borrow_mut().pop_front() else {
                 break;
             };

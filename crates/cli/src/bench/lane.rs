@@ -53,7 +53,7 @@ struct Lane<D> {
     load: Load,
     sequence: RefCell<Sequence>,
     tally: RefCell<Tally>,
-    deadline: Option<Instant>,
+    deadline: Cell<Option<Instant>>,
     /// A request failed, in this thread or another.
     stop: Arc<AtomicBool>,
     failed: Cell<Option<Failed>>,
@@ -65,7 +65,8 @@ struct Lane<D> {
     changed: Notify,
 }
 
-/// Sends the requests of thread `thread` to `device`. `ready` is called when everything is prepared.
+/// Sends the requests of thread `thread` to `device`. `ready` is called when everything is prepared;
+/// it may wait for other threads.
 pub async fn run<D: Device + 'static>(
     device: D,
     load: Load,
@@ -73,9 +74,7 @@ pub async fn run<D: Device + 'static>(
     stop: Arc<AtomicBool>,
     ready: impl FnOnce(),
 ) -> Result<Tally, Failed> {
-    let depth = load.depth.min(load.count.unwrap_or(u64::MAX));
-    let slots: Vec<Slot> = (0..depth).map(|_| Slot::new(&load)).collect();
-    ready();
+    let slots: Vec<Slot> = (0..load.slots()).map(|_| Slot::new(&load)).collect();
     let now = Instant::now();
     let lane = Rc::new(Lane {
         device,
@@ -89,7 +88,7 @@ pub async fn run<D: Device + 'static>(
             started: now,
             ended: now,
         }),
-        deadline: load.runtime.and_then(|runtime| now.checked_add(runtime)),
+        deadline: Cell::new(None),
         stop,
         failed: Cell::new(None),
         in_flight: Cell::new(0),
@@ -101,6 +100,9 @@ pub async fn run<D: Device + 'static>(
         .into_iter()
         .map(|slot| spawn(slot.run(lane.clone())))
         .collect();
+    // No task runs before the first await, and memory for everything is there.
+    ready();
+    lane.start();
     for task in tasks {
         task.await;
     }
@@ -122,13 +124,15 @@ struct Slot {
 impl Slot {
     fn new(load: &Load) -> Slot {
         let len_bytes = usize::try_from(load.buffer).unwrap_or(usize::MAX);
+        // Touched, so that no request is the first to use a page.
+        let filled = |byte| {
+            let mut memory = buffer(len_bytes);
+            memory.fill(byte);
+            memory
+        };
         Slot {
-            read: load.reads().then(|| buffer(len_bytes)),
-            write: load.writes().then(|| {
-                let mut memory = buffer(len_bytes);
-                memory.fill(load.pattern);
-                memory
-            }),
+            read: load.reads().then(|| filled(0)),
+            write: load.writes().then(|| filled(load.pattern)),
         }
     }
 
@@ -153,6 +157,7 @@ impl Slot {
             if turn == 0 {
                 turn = REQUESTS_PER_TURN;
                 yield_now().await;
+                sent = Instant::now();
             }
         }
     }
@@ -179,9 +184,21 @@ impl Slot {
 }
 
 impl<D: Device + 'static> Lane<D> {
+    /// Starts the clock.
+    fn start(&self) {
+        let now = Instant::now();
+        let end = self
+            .load
+            .runtime
+            .and_then(|runtime| now.checked_add(runtime));
+        self.deadline.set(end);
+        let mut tally = self.tally.borrow_mut();
+        (tally.started, tally.ended) = (now, now);
+    }
+
     /// The next request, until the end. `now` is the time.
     fn take(&self, now: Instant) -> Option<Next> {
-        if self.stop.load(Ordering::Relaxed) || self.deadline.is_some_and(|end| now >= end) {
+        if self.stop.load(Ordering::Relaxed) || self.deadline.get().is_some_and(|end| now >= end) {
             return None;
         }
         let next = self.sequence.borrow_mut().next()?;

@@ -72,6 +72,11 @@ impl Load {
         self.read_percent > 0
     }
 
+    /// Requests that are in flight at most, in one thread.
+    pub fn slots(&self) -> u64 {
+        self.depth.min(self.count.unwrap_or(u64::MAX))
+    }
+
     /// The share of one thread. Together the threads send what one would: thread 0 the first part,
     /// and so on. Without an end there are no parts, and they start at equal distances.
     pub fn sequence(&self, thread: u64) -> Sequence {

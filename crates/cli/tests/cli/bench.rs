@@ -223,6 +223,15 @@ fn without_io_uring_it_runs_too() {
 }
 
 #[test]
+fn a_depth_beyond_the_memory_is_refused() {
+    let dir = WorkDir::new();
+    dir.qemu_create(&["disk.qcow2", "1M"]);
+    let args = ["-d", "2000000000", "-c", "2000000000", "-s", "1M"];
+    let args = [&["bench"], &args[..], &["disk.qcow2"]].concat();
+    dir.gaur(&args).fails(1, &["in flight", "-d"]);
+}
+
+#[test]
 fn a_request_larger_than_the_image_has_no_random_place() {
     let dir = WorkDir::new();
     dir.qemu_create(&["disk.qcow2", "1M"]);
