@@ -183,6 +183,43 @@ fn the_json_tells_what_was_done() {
 }
 
 #[test]
+fn flushes_come_at_their_intervals_and_the_last_is_the_close() {
+    let dir = WorkDir::new();
+    dir.qemu_create(&["disk.qcow2", "8M"]);
+    for (options, flushes) in [
+        (&["-c", "10", "-d", "2", "--flush-interval=3"][..], 2),
+        (
+            &["-c", "10", "-d", "2", "--flush-interval=3", "--no-drain"],
+            2,
+        ),
+        (&["-c", "100", "-d", "10", "--flush-interval=10"], 9),
+        (
+            &["-c", "100", "-d", "10", "--flush-interval=10", "--no-drain"],
+            9,
+        ),
+        (
+            &[
+                "-c",
+                "100",
+                "-d",
+                "10",
+                "--flush-interval=20",
+                "--threads=2",
+            ],
+            4,
+        ),
+        (&["-c", "100", "-d", "10", "--flush-interval=0"], 0),
+        (&["-c", "10", "-d", "10", "--flush-interval=10"], 0),
+    ] {
+        let args = [&["bench", "-w", "--output=json"], options, &["disk.qcow2"]].concat();
+        let report = dir.gaur(&args).json();
+        assert_eq!(report["flushes"], flushes, "{options:?}");
+        assert_eq!(report["requests"], report["writes"], "{options:?}");
+    }
+    dir.check_clean("disk.qcow2");
+}
+
+#[test]
 fn threads_write_together_what_one_writes() {
     let dir = WorkDir::new();
     for (image, threads) in [("one.qcow2", "1"), ("three.qcow2", "3")] {
