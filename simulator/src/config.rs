@@ -83,6 +83,8 @@ pub struct Config {
     pub direct: bool,
     /// Size of the L2 cache.
     pub l2_cache_bytes: u64,
+    /// Size of an L2 slice; `None` for the usual.
+    pub l2_entry_bytes: Option<u64>,
     /// Size of the refcount cache.
     pub refcount_cache_bytes: u64,
     /// Freed space is given back.
@@ -154,6 +156,7 @@ impl Config {
             profile,
             direct,
             l2_cache_bytes: random.pick(&[0, 1024, 4096, 16 << 10, 32 << 20]),
+            l2_entry_bytes: draw_slice(seed, shape),
             refcount_cache_bytes: random.pick(&[0, 1024, 4096, 1 << 20]),
             discard: random.chance(700),
             queues: random.pick(&[1, 1, 2, 3, 4]),
@@ -193,6 +196,13 @@ fn draw_shape(random: &mut Random) -> Shape {
         extended,
         refcount_order,
     }
+}
+
+/// Drawn from numbers of its own: it came later, and the old seeds keep their meaning.
+fn draw_slice(seed: u64, shape: Shape) -> Option<u64> {
+    let mut random = Random::new(!seed);
+    let cluster = shape.cluster_bytes();
+    random.pick(&[None, Some(512), Some(2048.min(cluster)), Some(cluster)])
 }
 
 fn draw_size(shape: Shape, unit_bytes: u64, random: &mut Random) -> u64 {

@@ -194,6 +194,7 @@ impl<'a> Run<'a> {
             direct: self.config.direct,
             cache: CacheOptions {
                 l2_bytes: Some(self.config.l2_cache_bytes),
+                l2_entry_bytes: self.config.l2_entry_bytes,
                 refcount_bytes: Some(self.config.refcount_cache_bytes),
                 ..CacheOptions::default()
             },

@@ -27,6 +27,7 @@ impl<F: File> Queue<F> {
             self.flush_all().await.map_err(fail)?;
             return self.trim_raw().await;
         };
+        self.give_back_local(writer);
         writer.alloc.lock().unreserve_all();
         for _ in 0..PASSES_MAX {
             self.flush_all().await.map_err(fail)?;
@@ -76,7 +77,7 @@ impl<F: File> Queue<F> {
 }
 
 fn settled(qcow2: &Qcow2, writer: &Writer) -> bool {
-    let maps = qcow2.maps.read();
+    let maps = &qcow2.maps;
     let alloc = writer.alloc.lock();
     let clean = maps.slices.dirty() == 0 && maps.l1.is_clean() && alloc.blocks.dirty() == 0;
     clean && !alloc.has_pending()

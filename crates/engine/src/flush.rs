@@ -4,6 +4,8 @@
 //! carries out the next one; the others wait. If the one who carries it out goes away, the image
 //! is poisoned, because nobody knows what of the pass has reached the disk.
 
+use std::sync::atomic::Ordering;
+
 use gaur_block::{Errno, File};
 use parking_lot::Mutex;
 
@@ -81,11 +83,7 @@ impl<F: File> Queue<F> {
         let Some((qcow2, writer)) = self.top() else {
             return Ok(());
         };
-        let pressure = qcow2.maps.read().slices.pressure() || {
-            let alloc = writer.alloc.lock();
-            alloc.blocks.pressure() || alloc.unmapped.len() > UNMAPPED_MAX
-        };
-        if !pressure {
+        if !qcow2.maps.slices.pressed() && !writer.pressed.load(Ordering::Relaxed) {
             return Ok(());
         }
         // The request itself has succeeded; a failed pass poisons the image and is reported by the
@@ -101,9 +99,6 @@ impl<F: File> Queue<F> {
         }
     }
 }
-
-/// Runs of clusters waiting to be freed that make a pass due.
-const UNMAPPED_MAX: usize = 1 << 16;
 
 impl Leader<'_> {
     fn end(mut self, result: Result<(), Errno>) {

@@ -9,7 +9,7 @@ use gaur_format::header::{Header, field};
 
 use crate::align;
 use crate::image::Writer;
-use crate::metadata::maps::SECTOR_BYTES;
+use crate::metadata::l1_table::SECTOR_BYTES;
 use crate::queue::Queue;
 
 /// Incompatible feature bit of a corrupt image.

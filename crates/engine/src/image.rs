@@ -16,12 +16,12 @@ use crate::chain::LayerParts;
 use crate::error::{ErrorKind, ImageError};
 use crate::flush::FlushGroup;
 use crate::metadata::alloc::Alloc;
-use crate::metadata::cache::SliceCache;
 use crate::metadata::claims::Claims;
 use crate::metadata::cluster_set::ClusterSet;
 use crate::metadata::fresh::FreshSpace;
 use crate::metadata::grace::Grace;
-use crate::metadata::maps::{L1Table, Maps};
+use crate::metadata::l1_table::L1Table;
+use crate::metadata::maps::Maps;
 use crate::options::{Format, OpenOptions};
 use crate::queue::Queue;
 use crate::sector_locks::SectorLocks;
@@ -58,9 +58,11 @@ pub struct Layer {
 pub(crate) struct Qcow2 {
     pub(crate) geometry: Geometry,
     pub(crate) compression: CompressionType,
-    pub(crate) maps: RwLock<Maps>,
+    pub(crate) maps: Maps,
     /// Slices being loaded, by host offset.
     pub(crate) loads: KeyLocks,
+    /// Neighbours of a slice that is loaded are worth loading with it.
+    pub(crate) read_around: AtomicBool,
 }
 
 /// What a qcow2 top layer open for writing has besides.
@@ -78,7 +80,9 @@ pub(crate) struct Writer {
     pub(crate) flush: FlushGroup,
     pub(crate) grace: Grace,
     /// Where unwritten bytes are zeros.
-    pub(crate) fresh: Mutex<FreshSpace>,
+    pub(crate) fresh: RwLock<FreshSpace>,
+    /// The allocator wants to be written back.
+    pub(crate) pressed: AtomicBool,
     /// The header says what it must say while somebody writes who does not maintain bitmaps.
     pub(crate) announced: AtomicBool,
     pub(crate) limits: FileLimits,
@@ -108,7 +112,7 @@ impl Layer {
     /// How the cache of its L2 tables is doing; `None` for a raw layer.
     pub fn l2_cache(&self) -> Option<CacheStatistics> {
         let qcow2 = self.qcow2.as_ref()?;
-        Some(qcow2.maps.read().slices.statistics())
+        Some(qcow2.maps.slices.statistics())
     }
 
     /// Which file it is, if the host can say.
@@ -194,7 +198,7 @@ impl Image {
     pub fn clean_caches(&self) {
         for layer in &self.layers {
             if let Some(qcow2) = &layer.qcow2 {
-                qcow2.maps.write().slices.clean();
+                qcow2.maps.slices.clean();
             }
         }
         if let Some(writer) = &self.writer {
@@ -272,18 +276,15 @@ fn assemble_layer(
                 return Err(ImageError::new(ErrorKind::Corrupt, text));
             }
             let sizes = cache.resolve(&geometry, part.size_bytes)?;
-            let writer = writable.then(|| new_writer(&part, header, geometry, sizes));
-            let maps = Maps {
-                geometry,
-                slices: SliceCache::new(sizes.l2_entry_bytes, sizes.l2_bytes),
-                metadata,
-                l1: L1Table::new(header.l1_table_offset.0, part.l1),
-            };
+            let l1 = L1Table::new(header.l1_table_offset.0, &part.l1);
+            let maps = Maps::new(geometry, sizes, metadata, l1);
+            let writer = writable.then(|| new_writer(&part, header, &maps, sizes));
             let qcow2 = Qcow2 {
                 geometry,
                 compression: header.compression_type,
-                maps: RwLock::new(maps),
+                maps,
                 loads: KeyLocks::default(),
+                read_around: AtomicBool::new(true),
             };
             (Some(qcow2), writer)
         }
@@ -299,7 +300,8 @@ fn assemble_layer(
     Ok((layer, writer))
 }
 
-fn new_writer(part: &LayerParts, header: &Header, geometry: Geometry, sizes: CacheSizes) -> Writer {
+fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes) -> Writer {
+    let geometry = maps.geometry;
     let table = part
         .refcount_table
         .iter()
@@ -326,14 +328,15 @@ fn new_writer(part: &LayerParts, header: &Header, geometry: Geometry, sizes: Cac
     };
     Writer {
         alloc: Mutex::new(alloc),
-        claims: Claims::default(),
+        claims: Claims::new(maps.guest_bytes_per_slice()),
         tables: AsyncLock::default(),
         resizing: AsyncLock::default(),
         refcount_loads: KeyLocks::default(),
         structure: AsyncLock::default(),
         flush: FlushGroup::default(),
         grace: Grace::default(),
-        fresh: Mutex::new(fresh),
+        fresh: RwLock::new(fresh),
+        pressed: AtomicBool::new(false),
         announced: AtomicBool::new(false),
         limits: part.limits,
     }

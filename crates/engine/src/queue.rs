@@ -3,7 +3,7 @@
 //! Branching happens here and loops below: a request is checked against the size, the mode and the
 //! poison, and then handed to the flow that serves it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -11,9 +11,11 @@ use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, St
 
 use crate::compress::Decompressor;
 use crate::image::{Image, Qcow2, Writer};
-use crate::metadata::grace::Inside;
+use crate::metadata::alloc::Run;
+use crate::metadata::grace::{Inside, Member};
 use crate::pool::Pool;
 use crate::read::Decompressed;
+use crate::tables::LocalRun;
 
 /// A queue of an image, for one thread. Requests may be in flight at once; they are ordered only as
 /// far as the caller waits for one before it submits the next.
@@ -22,6 +24,10 @@ pub struct Queue<F: File> {
     pub(crate) files: Vec<F>,
     pub(crate) pool: Pool<F>,
     pub(crate) id: usize,
+    /// How its requests are counted; `None` if the image is not written to.
+    pub(crate) member: Option<Member>,
+    /// Clusters it may use without asking the allocator.
+    pub(crate) local: LocalRun,
     pub(crate) decompressor: Decompressor,
     pub(crate) decompressed: RefCell<Vec<Decompressed<F>>>,
 }
@@ -31,11 +37,14 @@ const TRANSFER_BYTES_MAX: u32 = 32 << 20;
 
 impl<F: File> Queue<F> {
     pub(crate) fn new(image: Arc<Image>, files: Vec<F>, id: usize) -> Queue<F> {
+        let member = image.writer.as_ref().map(|writer| writer.grace.join());
         Queue {
             image,
             files,
             pool: Pool::new(),
             id,
+            member,
+            local: LocalRun(Cell::new(Run::EMPTY)),
             decompressor: Decompressor::default(),
             decompressed: RefCell::default(),
         }
@@ -58,11 +67,9 @@ impl<F: File> Queue<F> {
         Some((qcow2, self.image.writer.as_ref()?))
     }
 
-    fn enter(&self) -> Option<Inside<'_>> {
-        self.image
-            .writer
-            .as_ref()
-            .map(|writer| writer.grace.enter())
+    pub(crate) fn enter(&self) -> Option<Inside<'_>> {
+        let writer = self.image.writer.as_ref()?;
+        Some(writer.grace.enter(self.member.as_ref()?))
     }
 
     fn check_range(&self, offset: u64, len: u64, beyond: Errno) -> Result<(), Errno> {
@@ -229,7 +236,11 @@ impl<F: File> Drop for Queue<F> {
     /// What the queue had reserved and not used is free again.
     fn drop(&mut self) {
         if let Some(writer) = &self.image.writer {
+            self.give_back_local(writer);
             writer.alloc.lock().unreserve(self.id);
+            if let Some(member) = &self.member {
+                writer.grace.leave(member);
+            }
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Reading: find what a run of guest bytes is, layer by layer in a loop, and fetch it.
 
+use std::sync::atomic::Ordering;
+
 use gaur_block::{Errno, File, Target};
 use gaur_format::CompressedDescriptor;
 
@@ -51,6 +53,9 @@ pub(crate) struct Decompressed<F: File> {
     descriptor: CompressedDescriptor,
     bytes: PoolBuffer<F>,
 }
+
+/// A missing slice is read together with its neighbours in this many bytes.
+const LOAD_BYTES: u64 = 64 << 10;
 
 /// Decompressed clusters a queue keeps.
 const DECOMPRESSED_MAX: usize = 2;
@@ -147,7 +152,7 @@ impl<F: File> Queue<F> {
                     place: Place::Data { host: at },
                 }));
             };
-            let lookup = qcow2.maps.read().extent(at, len);
+            let lookup = qcow2.maps.extent(at, len);
             let place = match lookup.map_err(|what| self.image.corruption(depth, what))? {
                 Lookup::Miss(slice) => {
                     return Ok(Step::Miss {
@@ -189,20 +194,52 @@ impl<F: File> Queue<F> {
         qcow2: &Qcow2,
         slice: u64,
     ) -> Result<(), Errno> {
-        let Some(_loading) = qcow2.loads.lock_or_wait(slice).await else {
+        let slices = &qcow2.maps.slices;
+        let slice_bytes = slices.slice_bytes();
+        // Read as far around as the next lookups are likely to go, but never out of the table.
+        let around = LOAD_BYTES.min(qcow2.geometry.cluster_size());
+        let chunk = slice & !(around.max(slice_bytes) - 1);
+        let Some(_loading) = qcow2.loads.lock_or_wait(chunk).await else {
             return Ok(());
         };
-        let slice_bytes = {
-            let maps = qcow2.maps.read();
-            if maps.slices.get(slice).is_some() {
-                return Ok(());
-            }
-            maps.slices.slice_bytes() as usize
+        if slices.contains(slice) {
+            return Ok(());
+        }
+        let wide = qcow2.read_around.load(Ordering::Relaxed) && slice_bytes < around;
+        let (start, len) = if wide {
+            (chunk, around)
+        } else {
+            (slice, slice_bytes)
         };
+        // What is cached now may be newer than the disk, and may be evicted while this reads.
+        let count = (len / slice_bytes).min(u64::from(u128::BITS));
+        let nth = |number: u64| start + number * slice_bytes;
+        let missing = (0..count)
+            .filter(|number| !slices.contains(nth(*number)))
+            .fold(0_u128, |missing, number| missing | 1 << number);
         let file = self.files.get(layer).ok_or(Errno::EIO)?;
-        let mut buffer = self.pool.take(file, slice_bytes);
-        align::read(file, &self.pool, slice, Target::Memory(&mut buffer)).await?;
-        qcow2.maps.write().slices.insert(slice, &buffer);
+        let mut buffer = self.pool.take(file, len as usize);
+        align::read(file, &self.pool, start, Target::Memory(&mut buffer)).await?;
+        let mut packed = 0;
+        for (number, bytes) in (0..count).zip(buffer.chunks_exact(slice_bytes as usize)) {
+            if missing & 1 << number != 0 && nth(number) != slice {
+                packed += u64::from(slices.insert(nth(number), bytes, true));
+            }
+        }
+        // Last, so that its neighbours do not drive it out of a small cache.
+        let at = (slice - start) as usize;
+        let bytes = buffer
+            .get(at..at + slice_bytes as usize)
+            .ok_or(Errno::EIO)?;
+        packed += u64::from(slices.insert(slice, bytes, false));
+        if wide {
+            // Not worth it where clusters are scattered; every slice that packs is a new hint.
+            qcow2
+                .read_around
+                .store(packed * 2 > count, Ordering::Relaxed);
+        } else if packed > 0 {
+            qcow2.read_around.store(true, Ordering::Relaxed);
+        }
         Ok(())
     }
 

@@ -16,7 +16,7 @@ use crate::align;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Qcow2, Writer};
 use crate::metadata::alloc::{AllocError, AllocNeed, Free};
-use crate::metadata::maps::{L1Table, Located};
+use crate::metadata::maps::Located;
 use crate::queue::Queue;
 use crate::tables::{Taken, forget_table};
 
@@ -82,11 +82,11 @@ impl<F: File> Queue<F> {
     async fn grow(&self, qcow2: &Qcow2, writer: &Writer, old: u64, new: u64) -> Result<(), Errno> {
         let size = qcow2.geometry.cluster_size();
         let entries = qcow2.geometry.l1_entries_for(new);
-        if entries > qcow2.maps.read().l1.entries.len() as u64 {
+        if entries > qcow2.maps.l1.len() {
             self.move_l1(qcow2, writer, entries).await?;
         }
         // Zeros are written in place below, like a request's: no cluster may be given away meanwhile.
-        let entered = writer.grace.enter();
+        let entered = self.enter();
         let inside = old.next_multiple_of(size);
         if inside > old && self.cluster_has_bytes(qcow2, old).await? {
             self.write_zero_bytes(qcow2, writer, old, inside - old)
@@ -110,7 +110,7 @@ impl<F: File> Queue<F> {
     /// of the image: bytes of its own, or those of a longer backing file.
     async fn cluster_has_bytes(&self, qcow2: &Qcow2, at: u64) -> Result<bool, Errno> {
         loop {
-            let located = qcow2.maps.read().locate(at);
+            let located = qcow2.maps.locate(at);
             match located.map_err(|what| self.image.corruption(0, what))? {
                 Located::Miss(slice) => self.load_slice(0, qcow2, slice).await?,
                 Located::NoTable => return Ok(self.image.has_backing_at(at)),
@@ -160,14 +160,14 @@ impl<F: File> Queue<F> {
         let size = qcow2.geometry.cluster_size();
         let mut frees = Vec::new();
         {
-            let mut maps = qcow2.maps.write();
-            for index in first..maps.l1.entries.len() as u64 {
+            let maps = &qcow2.maps;
+            for index in first..maps.l1.len() {
                 if let Ok(Some(table)) = maps.table(index)
                     && table.copied
                     && self.beyond_vmstate(qcow2, index)
                 {
                     maps.l1.set(index, None);
-                    forget_table(&mut maps, table.offset.0, size);
+                    forget_table(maps, table.offset.0, size);
                     frees.push(Free {
                         start: table.offset.0 / size,
                         len: 1,
@@ -204,8 +204,8 @@ impl<F: File> Queue<F> {
         let _held = writer.tables.lock().await;
         self.flush_all().await?;
         let (mut table, old_offset) = {
-            let maps = qcow2.maps.read();
-            (maps.l1.entries.clone(), maps.l1.offset)
+            let maps = &qcow2.maps;
+            (maps.l1.entries(), maps.l1.offset())
         };
         let old_clusters = (table.len() as u64 * 8).div_ceil(size);
         table.resize(entries as usize, 0);
@@ -220,11 +220,10 @@ impl<F: File> Queue<F> {
             self.switch_header(field::L1_SIZE, &fields).await?;
         }
         taken.keep();
-        let mut maps = qcow2.maps.write();
-        maps.l1 = L1Table::new(start * size, table);
+        let maps = &qcow2.maps;
+        maps.l1.grow(start * size, entries);
         maps.metadata.insert(start, clusters);
         maps.metadata.remove(old_offset / size, old_clusters);
-        drop(maps);
         let old = Free {
             start: old_offset / size,
             len: old_clusters,

@@ -6,6 +6,9 @@
 //! that entry is flushed by the pass before any reference to a cluster it counts. A refcount table
 //! becomes visible by one header write between two flushes (O5).
 
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+
 use gaur_block::{Errno, File, Source, Target};
 use gaur_format::addr::{ClusterIndex, HostOffset};
 use gaur_format::header::field;
@@ -37,7 +40,7 @@ impl<F: File> Queue<F> {
     ) -> Result<(), Errno> {
         let _making = writer.tables.lock().await;
         let old = {
-            let maps = qcow2.maps.read();
+            let maps = &qcow2.maps;
             maps.table(index)
                 .map_err(|what| self.image.corruption(0, what))?
         };
@@ -61,7 +64,7 @@ impl<F: File> Queue<F> {
             None => self.write_zeros(offset, size).await?,
         }
         {
-            let mut maps = qcow2.maps.write();
+            let maps = &qcow2.maps;
             maps.slices.invalidate(offset, size);
             maps.metadata.insert(run.start, 1);
             if let Some(shared) = old {
@@ -119,17 +122,20 @@ impl<F: File> Queue<F> {
         want: u64,
     ) -> Result<Run, Errno> {
         loop {
-            let taken = {
-                let maps = qcow2.maps.read();
-                let mut alloc = writer.alloc.lock();
-                alloc.take(self.id, want, |cluster| maps.metadata.contains(cluster))
-            };
-            match taken {
+            match self.local.take(self.id, &qcow2.maps, writer, want) {
                 Ok(run) => return Ok(run),
                 Err(AllocError::Need(need)) => self.resolve_alloc(qcow2, writer, need).await?,
                 Err(AllocError::Failed(errno)) => return Err(errno),
                 Err(AllocError::Corrupt(_)) => return Err(self.image.contradiction()),
             }
+        }
+    }
+
+    /// Gives back the clusters that this queue has counted and not used.
+    pub(crate) fn give_back_local(&self, writer: &Writer) {
+        let run = self.local.0.replace(Run::EMPTY);
+        if run.len > 0 {
+            writer.alloc.lock().take_back(run);
         }
     }
 
@@ -214,7 +220,7 @@ impl<F: File> Queue<F> {
         if count == 0 {
             return Ok(());
         }
-        if qcow2.maps.read().metadata.touches(start, count) {
+        if qcow2.maps.metadata.touches(start, count) {
             return Err(self.image.contradiction());
         }
         let file = self.top_file();
@@ -249,7 +255,7 @@ impl<F: File> Queue<F> {
         let at = table_offset + index * 8;
         let written = align::write(file, &self.pool, locks, at, entries).await;
         written.inspect_err(|errno| self.image.poison(*errno))?;
-        qcow2.maps.write().metadata.insert(start, count);
+        qcow2.maps.metadata.insert(start, count);
         let mut alloc = writer.alloc.lock();
         alloc.blocks.invalidate(start * size, count * size);
         for step in 0..count {
@@ -274,7 +280,6 @@ impl<F: File> Queue<F> {
         let end = plan.start + plan.blocks + plan.clusters;
         if qcow2
             .maps
-            .read()
             .metadata
             .touches(plan.start, plan.blocks + plan.clusters)
         {
@@ -311,7 +316,7 @@ impl<F: File> Queue<F> {
         fields[8..].copy_from_slice(&(plan.clusters as u32).to_be_bytes());
         self.switch_header(field::REFCOUNT_TABLE_OFFSET, &fields)
             .await?;
-        let mut maps = qcow2.maps.write();
+        let maps = &qcow2.maps;
         let mut alloc = writer.alloc.lock();
         let old = Free {
             start: alloc.table_offset / size,
@@ -368,7 +373,7 @@ impl<F: File> Queue<F> {
         let written = align::write(file, &self.pool, locks, place, Source::Memory(&entry)).await;
         written.inspect_err(|errno| self.image.poison(*errno))?;
         taken.keep();
-        qcow2.maps.write().metadata.insert(run.start, 1);
+        qcow2.maps.metadata.insert(run.start, 1);
         let mut alloc = writer.alloc.lock();
         alloc.blocks.invalidate(offset, size);
         if let Some(slot) = alloc.table.get_mut(index as usize) {
@@ -397,6 +402,38 @@ impl<F: File> Queue<F> {
             .flush()
             .await
             .inspect_err(|errno| self.image.poison(*errno))
+    }
+}
+
+/// Clusters of one queue that are counted and free to use. Counting them many at a time keeps
+/// threads that allocate out of each other's way; a crash leaks those that were not used.
+#[derive(Debug)]
+pub(crate) struct LocalRun(pub(crate) Cell<Run>);
+
+impl LocalRun {
+    /// Takes up to `want` clusters in a row for `queue`, whose run this is.
+    pub(crate) fn take(
+        &self,
+        queue: usize,
+        maps: &Maps,
+        writer: &Writer,
+        want: u64,
+    ) -> Result<Run, AllocError> {
+        let mut run = self.0.get();
+        if run.len == 0 {
+            let mut alloc = writer.alloc.lock();
+            let batch = want.max(alloc.batch());
+            run = alloc.take(queue, batch, |cluster| maps.metadata.contains(cluster))?;
+            writer.note_pressure(&alloc);
+        }
+        let taken = Run {
+            len: want.min(run.len),
+            ..run
+        };
+        run.start += taken.len;
+        run.len -= taken.len;
+        self.0.set(run);
+        Ok(taken)
     }
 }
 
@@ -511,11 +548,19 @@ impl Writer {
             return;
         }
         alloc.unmapped.extend_from_slice(frees);
+        self.note_pressure(&alloc);
+    }
+
+    /// Asks for a pass if the allocator wants one.
+    pub(crate) fn note_pressure(&self, alloc: &Alloc) {
+        if alloc.pressed() && !self.pressed.load(Ordering::Relaxed) {
+            self.pressed.store(true, Ordering::Relaxed);
+        }
     }
 }
 
 /// Removes what is known of the tables in `len` bytes at `offset`.
-pub(crate) fn forget_table(maps: &mut Maps, offset: u64, len: u64) {
+pub(crate) fn forget_table(maps: &Maps, offset: u64, len: u64) {
     maps.slices.invalidate(offset, len);
     maps.metadata.remove(offset / len, 1);
 }

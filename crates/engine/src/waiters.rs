@@ -4,20 +4,21 @@
 //! then wait on the ticket. Every [`Waiters::notify`] after the ticket was taken ends the wait.
 
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 
 use parking_lot::Mutex;
 
 /// An event with a generation number.
+///
+/// Notifying when nobody waits, the common case, takes no lock. Whoever waits says so before it looks
+/// at the generation, and whoever notifies changes the generation before it looks for waiters, so
+/// one of the two sees the other.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    generation: u64,
-    wakers: Vec<Waker>,
+    generation: AtomicU64,
+    waiting: AtomicBool,
+    wakers: Mutex<Vec<Waker>>,
 }
 
 /// A moment before which nothing is waited for.
@@ -27,39 +28,41 @@ pub(crate) struct Ticket(u64);
 impl Waiters {
     /// Marks this moment; take it before looking at what is waited for.
     pub(crate) fn ticket(&self) -> Ticket {
-        Ticket(self.state.lock().generation)
+        Ticket(self.generation.load(Ordering::SeqCst))
     }
 
     /// Wakes every task that waits.
     pub(crate) fn notify(&self) {
-        let mut wakers = {
-            let mut state = self.state.lock();
-            state.generation = state.generation.wrapping_add(1);
-            std::mem::take(&mut state.wakers)
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        if !self.waiting.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut woken = {
+            let mut wakers = self.wakers.lock();
+            self.waiting.store(false, Ordering::SeqCst);
+            std::mem::take(&mut *wakers)
         };
-        for waker in wakers.drain(..) {
+        for waker in woken.drain(..) {
             waker.wake();
         }
         // Hand the memory back, so that waiting does not allocate for ever.
-        let mut state = self.state.lock();
-        if state.wakers.capacity() < wakers.capacity() && state.wakers.is_empty() {
-            state.wakers = wakers;
+        let mut wakers = self.wakers.lock();
+        if wakers.capacity() < woken.capacity() && wakers.is_empty() {
+            *wakers = woken;
         }
     }
 
     /// Waits for the first `notify` after `ticket`.
     pub(crate) async fn wait(&self, ticket: Ticket) {
         poll_fn(|context| {
-            let mut state = self.state.lock();
-            if state.generation != ticket.0 {
+            let mut wakers = self.wakers.lock();
+            self.waiting.store(true, Ordering::SeqCst);
+            if self.ticket() != ticket {
+                // A flag that stays set costs the next `notify` a look at an empty list.
                 return Poll::Ready(());
             }
-            if !state
-                .wakers
-                .iter()
-                .any(|waker| waker.will_wake(context.waker()))
-            {
-                state.wakers.push(context.waker().clone());
+            if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                wakers.push(context.waker().clone());
             }
             Poll::Pending
         })

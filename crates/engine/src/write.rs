@@ -16,6 +16,7 @@ use crate::metadata::alloc::{AllocError, AllocNeed, Free, Run};
 use crate::metadata::claims::ClaimList;
 use crate::metadata::maps::{Kind, Located, Lookup, Maps};
 use crate::queue::Queue;
+use crate::tables::LocalRun;
 use crate::waiters::Ticket;
 
 /// What to do with the next bytes of a write.
@@ -37,8 +38,8 @@ pub(crate) enum Need {
     Table(u64),
     /// Free space needs input or output.
     Alloc(AllocNeed),
-    /// Somebody is changing the mapping; wait for the end of a claim.
-    Busy(Ticket),
+    /// Somebody is changing the mapping at this guest offset; wait for the end of a claim there.
+    Busy(u64, Ticket),
 }
 
 /// A claimed guest range that is about to get a new mapping. Dropping it aborts.
@@ -110,8 +111,8 @@ impl<F: File> Queue<F> {
             Need::Slice(slice) => self.load_slice(0, qcow2, slice).await,
             Need::Table(index) => self.make_table(qcow2, writer, index).await,
             Need::Alloc(need) => self.resolve_alloc(qcow2, writer, need).await,
-            Need::Busy(ticket) => {
-                writer.claims.waiters().wait(ticket).await;
+            Need::Busy(at, ticket) => {
+                writer.claims.waiters(at).wait(ticket).await;
                 Ok(())
             }
         }
@@ -124,17 +125,14 @@ impl<F: File> Queue<F> {
         at: u64,
         len: u64,
     ) -> Result<Plan<'a>, Errno> {
-        {
-            let maps = qcow2.maps.read();
-            if let Some(plan) = self.plan_in_place(&maps, at, len)? {
-                return Ok(plan);
-            }
+        let maps = &qcow2.maps;
+        if let Some(plan) = self.plan_in_place(maps, at, len)? {
+            return Ok(plan);
         }
-        let ticket = writer.claims.ticket();
-        let mut claims = writer.claims.lock();
-        let maps = qcow2.maps.read();
+        let ticket = writer.claims.ticket(at);
+        let mut claims = writer.claims.lock(at);
         // The mapping may have changed between the two looks.
-        if let Some(plan) = self.plan_in_place(&maps, at, len)? {
+        if let Some(plan) = self.plan_in_place(maps, at, len)? {
             return Ok(plan);
         }
         let planner = Planner {
@@ -142,12 +140,13 @@ impl<F: File> Queue<F> {
             qcow2,
             writer,
             queue: self.id,
+            local: &self.local,
             at,
-            len,
+            len: len.min(writer.claims.end_of_slice(at) - at),
         };
-        match planner.plan(&maps, &mut claims) {
+        match planner.plan(maps, &mut claims) {
             Ok(piece) => Ok(Plan::Piece(piece)),
-            Err(Obstacle::Busy) => Ok(Plan::Need(Need::Busy(ticket))),
+            Err(Obstacle::Busy) => Ok(Plan::Need(Need::Busy(at, ticket))),
             Err(Obstacle::Need(need)) => Ok(Plan::Need(need)),
             Err(Obstacle::Failed(errno)) => Err(errno),
         }
@@ -204,6 +203,7 @@ struct Planner<'a> {
     qcow2: &'a Qcow2,
     writer: &'a Writer,
     queue: usize,
+    local: &'a LocalRun,
     at: u64,
     len: u64,
 }
@@ -253,7 +253,7 @@ impl<'a> Planner<'a> {
     /// claims, because discards change it under that lock.
     fn is_fresh(&self, host: HostOffset) -> bool {
         let cluster = self.qcow2.geometry.cluster_of(host);
-        self.writer.fresh.lock().contains(cluster.0)
+        self.writer.fresh.read().contains(cluster.0)
     }
 
     /// The cluster is allocated and ours, but some subclusters written to have no data in it yet.
@@ -393,8 +393,7 @@ impl<'a> Planner<'a> {
     }
 
     fn take(&self, maps: &Maps, count: u64) -> Result<Run, Obstacle> {
-        let mut alloc = self.writer.alloc.lock();
-        match alloc.take(self.queue, count, |cluster| maps.metadata.contains(cluster)) {
+        match self.local.take(self.queue, maps, self.writer, count) {
             Ok(run) => Ok(run),
             Err(AllocError::Need(need)) => Err(Obstacle::Need(Need::Alloc(need))),
             Err(AllocError::Failed(errno)) => Err(Obstacle::Failed(errno)),
@@ -492,14 +491,11 @@ impl Piece<'_> {
     fn commit(&mut self) {
         let geometry = &self.qcow2.geometry;
         let size = geometry.cluster_size();
-        {
-            let mut maps = self.qcow2.maps.write();
-            let mut cluster = self.region.0 & !(size - 1);
-            while cluster < self.region.1 {
-                let entry = self.new_entry(&maps, cluster);
-                maps.set_entry(cluster, entry);
-                cluster += size;
-            }
+        let mut cluster = self.region.0 & !(size - 1);
+        while cluster < self.region.1 {
+            let maps = &self.qcow2.maps;
+            maps.update(cluster, |old| self.new_entry(old, cluster));
+            cluster += size;
         }
         if !self.frees.is_empty() {
             // After the mapping: a pass takes the frees before it copies the mappings.
@@ -508,7 +504,7 @@ impl Piece<'_> {
         self.committed = true;
     }
 
-    fn new_entry(&self, maps: &Maps, cluster: u64) -> L2Entry {
+    fn new_entry(&self, old: L2Entry, cluster: u64) -> L2Entry {
         let geometry = &self.qcow2.geometry;
         let (size, sub) = (geometry.cluster_size(), geometry.subcluster_size());
         let first = self.region.0.saturating_sub(cluster) / sub;
@@ -520,16 +516,12 @@ impl Piece<'_> {
         };
         let covered = upto & !((1_u32 << first) - 1) & geometry.subcluster_mask();
         let (mut alloc, mut zero, mut host) = (0, 0, None);
-        if let Ok(Located::Entry {
-            entry:
-                L2Entry::Cluster {
-                    alloc: a,
-                    zero: z,
-                    host: h,
-                    ..
-                },
+        if let L2Entry::Cluster {
+            alloc: a,
+            zero: z,
+            host: h,
             ..
-        }) = maps.locate(cluster)
+        } = old
         {
             zero = z;
             if self.run.len == 0 {
@@ -561,9 +553,9 @@ impl Drop for Piece<'_> {
         } else if !self.committed && self.started {
             // Some of the bytes may be there, and nobody may ever see them.
             let cluster = self.qcow2.geometry.cluster_of(HostOffset(self.host));
-            self.writer.fresh.lock().soil(cluster.0, 1);
+            self.writer.fresh.write().soil(cluster.0, 1);
         }
-        self.qcow2.maps.read().slices.unpin(self.slice);
-        self.writer.claims.remove(self.claim);
+        self.qcow2.maps.slices.unpin(self.slice);
+        self.writer.claims.remove(self.region.0, self.claim);
     }
 }

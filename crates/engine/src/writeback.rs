@@ -11,6 +11,8 @@
 //! What changes while a pass runs belongs to the next one. Two flushes at most, one if no mapping
 //! changed.
 
+use std::sync::atomic::Ordering;
+
 use gaur_block::{Errno, File, Source};
 
 use crate::align;
@@ -42,33 +44,50 @@ impl<F: File> Staging<F> {
     fn new() -> Staging<F> {
         Staging {
             buffers: Vec::new(),
-            used: STAGE_BYTES,
+            used: 0,
             writes: Vec::new(),
         }
     }
 
     fn add(&mut self, queue: &Queue<F>, offset: u64, bytes: &[u8]) {
-        if self.used + bytes.len() > STAGE_BYTES {
-            self.buffers
-                .push(queue.pool.take(queue.top_file(), STAGE_BYTES));
+        self.add_with(queue, offset, bytes.len(), |out| {
+            out.copy_from_slice(bytes);
+            true
+        });
+    }
+
+    /// Adds `len` bytes that `fill` provides, or nothing if it returns `false`.
+    fn add_with(
+        &mut self,
+        queue: &Queue<F>,
+        offset: u64,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> bool,
+    ) {
+        let room = self.buffers.last().map_or(0, |buffer| buffer.len());
+        if self.used + len > room {
+            let bytes = len.max(STAGE_BYTES);
+            self.buffers.push(queue.pool.take(queue.top_file(), bytes));
             self.used = 0;
         }
         let buffer = self.buffers.len() - 1;
         let start = self.used;
-        self.buffers[buffer][start..start + bytes.len()].copy_from_slice(bytes);
-        self.used += bytes.len();
+        if !fill(&mut self.buffers[buffer][start..start + len]) {
+            return;
+        }
+        self.used += len;
         if let Some(last) = self.writes.last_mut()
             && last.buffer == buffer
             && last.start + last.len == start
             && last.offset + last.len as u64 == offset
         {
-            last.len += bytes.len();
+            last.len += len;
             return;
         }
         self.writes.push(StagedWrite {
             buffer,
             start,
-            len: bytes.len(),
+            len,
             offset,
         });
     }
@@ -126,14 +145,10 @@ impl<F: File> Queue<F> {
 
     fn stage_maps(&self, qcow2: &Qcow2) -> Staging<F> {
         let mut staging = Staging::new();
-        let maps = qcow2.maps.read();
-        if maps.slices.dirty() == 0 && maps.l1.is_clean() {
-            return staging;
-        }
-        drop(maps);
-        let mut maps = qcow2.maps.write();
+        let maps = &qcow2.maps;
+        let slice_bytes = maps.slices.slice_bytes() as usize;
         maps.slices
-            .stage_dirty(|offset, bytes| staging.add(self, offset, bytes));
+            .stage_dirty(|offset, fill| staging.add_with(self, offset, slice_bytes, fill));
         maps.l1
             .stage_dirty(|offset, bytes| staging.add(self, offset, bytes));
         staging
@@ -142,6 +157,7 @@ impl<F: File> Queue<F> {
     fn stage_counts(&self, writer: &Writer) -> Staging<F> {
         let mut staging = Staging::new();
         let mut alloc = writer.alloc.lock();
+        writer.pressed.store(false, Ordering::Relaxed);
         alloc
             .blocks
             .stage_dirty(|offset, bytes| staging.add(self, offset, bytes));
@@ -177,11 +193,11 @@ impl<F: File> Queue<F> {
         counts: &Staging<F>,
     ) {
         if !maps.writes.is_empty() {
-            let mut locked = qcow2.maps.write();
-            let slice_bytes = locked.slices.slice_bytes();
-            each_slice(&maps.writes, slice_bytes, |offset| {
-                locked.slices.written(offset)
+            let slices = &qcow2.maps.slices;
+            each_slice(&maps.writes, slices.slice_bytes(), |offset| {
+                slices.written(offset)
             });
+            slices.settle();
         }
         if !counts.writes.is_empty() {
             let mut alloc = writer.alloc.lock();
@@ -219,9 +235,9 @@ impl<F: File> Queue<F> {
         for run in zeroed {
             let fresh = self.punch(writer, run).await;
             if fresh {
-                writer.fresh.lock().clean(run.start, run.len);
+                writer.fresh.write().clean(run.start, run.len);
             } else {
-                writer.fresh.lock().soil(run.start, run.len);
+                writer.fresh.write().soil(run.start, run.len);
             }
             writer.alloc.lock().give_back(Run { fresh, ..run });
         }

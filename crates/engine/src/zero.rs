@@ -195,17 +195,18 @@ impl<F: File> Queue<F> {
             }
             // A write that is under way has its data in place already, and so may others that were
             // overtaken by it. Its commit must not bring any of that up after these zeros.
-            let ticket = writer.claims.ticket();
+            let ticket = writer.claims.ticket(at);
+            let len = found.len.min(writer.claims.end_of_slice(at) - at);
             let now = {
-                let claims = writer.claims.lock();
-                if claims.free_prefix(at, at + found.len) == found.len {
-                    Some(self.find_now(at, found.len)?)
+                let claims = writer.claims.lock(at);
+                if claims.free_prefix(at, at + len) == len {
+                    Some(self.find_now(at, len)?)
                 } else {
                     None
                 }
             };
             match now {
-                None => writer.claims.waiters().wait(ticket).await,
+                None => writer.claims.waiters(at).wait(ticket).await,
                 Some(Some(now)) if reads_as_zeros(&now.place) => at += now.len,
                 Some(_) => {}
             }
@@ -242,8 +243,8 @@ impl<F: File> Queue<F> {
         mode: Mode,
     ) -> Result<Step, Errno> {
         let geometry = &qcow2.geometry;
-        let ticket = writer.claims.ticket();
-        let claims = writer.claims.lock();
+        let ticket = writer.claims.ticket(at);
+        let claims = writer.claims.lock(at);
         // Looked at under the lock: a write to where the image has grown to comes after it.
         let end = self.last_unit(range.end, range.unit);
         if at >= end {
@@ -253,12 +254,15 @@ impl<F: File> Queue<F> {
         // has to be over, also to parts outside the range.
         let size = geometry.cluster_size();
         let start = at & !(size - 1);
-        let quiet = start + claims.free_prefix(start, end.next_multiple_of(size)) / size * size;
+        let reach = end
+            .next_multiple_of(size)
+            .min(writer.claims.end_of_slice(start));
+        let quiet = start + claims.free_prefix(start, reach) / size * size;
         let free = quiet.min(end).saturating_sub(at);
         if free == 0 {
-            return Ok(Step::Need(Need::Busy(ticket)));
+            return Ok(Step::Need(Need::Busy(at, ticket)));
         }
-        let mut maps = qcow2.maps.write();
+        let maps = &qcow2.maps;
         let located = maps
             .locate(at)
             .map_err(|what| self.image.corruption(0, what))?;
@@ -296,8 +300,7 @@ impl<F: File> Queue<F> {
             slice,
         };
         let mut frees = Vec::new();
-        let step = unmapper.run(&mut maps, (at, at + free), &mut frees);
-        drop(maps);
+        let step = unmapper.run(maps, (at, at + free), &mut frees);
         if !frees.is_empty() {
             writer.unmapped(&self.image, &frees);
         }
@@ -305,7 +308,7 @@ impl<F: File> Queue<F> {
     }
 }
 
-/// Changes the entries of one slice, under the locks of claims and maps.
+/// Changes the entries of one slice, under the lock of its claims.
 struct Unmapper<'a> {
     image: &'a Image,
     qcow2: &'a Qcow2,
@@ -325,7 +328,7 @@ enum Change {
 }
 
 impl Unmapper<'_> {
-    fn run(&self, maps: &mut Maps, range: (u64, u64), frees: &mut Vec<Free>) -> Step {
+    fn run(&self, maps: &Maps, range: (u64, u64), frees: &mut Vec<Free>) -> Step {
         let size = self.qcow2.geometry.cluster_size();
         let (start, end) = range;
         let mut at = start;
@@ -338,12 +341,12 @@ impl Unmapper<'_> {
             match self.change(entry, at, upto) {
                 Change::None => {}
                 Change::Entry(new, gone) => {
-                    maps.set_entry(at, new);
+                    maps.update(at, |_| new);
                     match reference_of(entry, &self.qcow2.geometry) {
                         Some(free) if gone => push_free(frees, free),
                         Some(kept) if data_of(entry) & !data_of(new) != 0 => {
                             // What the guest had there stays behind in its cluster.
-                            self.writer.fresh.lock().soil(kept.start, kept.len);
+                            self.writer.fresh.write().soil(kept.start, kept.len);
                         }
                         _ => {}
                     }

@@ -97,6 +97,8 @@ pub(crate) struct Alloc {
 const RESERVATION_BYTES: u64 = 1 << 20;
 /// Most clusters reserved at once.
 const RESERVATION_CLUSTERS_MAX: u64 = 512;
+/// Runs of clusters waiting to be freed that make a pass due.
+const UNMAPPED_MAX: usize = 1 << 16;
 /// Refcount blocks are loaded and written in slices of this many bytes at most.
 const SLICE_BYTES: u64 = 4096;
 /// The file grows by at least this many bytes.
@@ -242,8 +244,7 @@ impl Alloc {
 
     /// Gives the empty reservation of `queue` a new run.
     fn refill(&mut self, queue: usize, want: u64) -> Result<(), AllocError> {
-        let usual = RESERVATION_BYTES / self.geometry.cluster_size();
-        let want = want.max(usual.clamp(1, RESERVATION_CLUSTERS_MAX));
+        let want = want.max(self.batch());
         if let Some(run) = self.free.last_mut() {
             let len = run.len.min(want);
             let taken = Run { len, ..*run };
@@ -430,6 +431,46 @@ impl Alloc {
             free.len -= count;
         }
         Ok(())
+    }
+
+    /// Clusters that a queue reserves and counts at once.
+    pub(crate) fn batch(&self) -> u64 {
+        let usual = RESERVATION_BYTES / self.geometry.cluster_size();
+        usual.clamp(1, RESERVATION_CLUSTERS_MAX)
+    }
+
+    /// Whether writing back is due.
+    pub(crate) fn pressed(&self) -> bool {
+        self.blocks.pressure() || self.unmapped.len() > UNMAPPED_MAX
+    }
+
+    /// Takes back clusters that were taken and never used: nothing ever referred to them, so they
+    /// are free at once.
+    pub(crate) fn take_back(&mut self, run: Run) {
+        let order = self.geometry.refcount_order();
+        for cluster in run.start..run.start + run.len {
+            let cached = match self.slice_of(cluster) {
+                Some((slice, within)) => self.blocks.get_dirty(slice).map(|bytes| (bytes, within)),
+                None => None,
+            };
+            let one = Run {
+                start: cluster,
+                len: 1,
+                fresh: run.fresh,
+            };
+            match cached {
+                Some((bytes, within)) => {
+                    let set = refcount::set(bytes, order, within, 0);
+                    debug_assert!(set.is_ok(), "every width holds a count of 0");
+                    self.give_back(one);
+                }
+                // A pass loads the count and takes it down.
+                None => self.releasable.push(Free {
+                    start: cluster,
+                    len: 1,
+                }),
+            }
+        }
     }
 
     /// Puts free clusters where later allocations find them.

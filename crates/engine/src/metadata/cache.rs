@@ -1,14 +1,11 @@
-//! A cache of metadata slices, keyed by where they lie in the image file.
+//! The cache of refcount blocks, in slices, keyed by where they lie in the image file.
 //!
-//! A slice is a piece of an L2 table or of a refcount block: 4 KiB, or a cluster if that is
-//! smaller. The bytes are kept as they are on disk, so that loading and writing back copy and do
-//! not convert. A slice that is dirty, being written, or pinned by a request stays; the others are
-//! evicted by a clock. When nothing can be evicted the cache grows past its budget for a while and
+//! A slice is a piece of a refcount block: 4 KiB, or a cluster if that is smaller. The bytes are kept
+//! as they are on disk, so that loading and writing back copy and do not convert. A slice that is
+//! dirty or being written stays; the others are evicted by a clock. When nothing can be evicted the cache grows past its budget for a while and
 //! reports pressure, which makes the caller write back.
-//!
-//! Looking up needs shared access only; usage and pins are atomic.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -35,10 +32,9 @@ struct Slot {
     dirty: bool,
     writing: bool,
     used: AtomicBool,
-    pins: AtomicU32,
 }
 
-/// Fewest slices a cache holds, whatever its budget: what a burst of requests pins at once.
+/// Fewest slices a cache holds, whatever its budget.
 const SLICES_MIN: usize = 16;
 
 impl SliceCache {
@@ -62,11 +58,6 @@ impl SliceCache {
         self.slice_bytes as u64
     }
 
-    /// Start of the slice that holds host offset `at`.
-    pub(crate) fn slice_of(&self, at: u64) -> u64 {
-        at & !(self.slice_bytes as u64 - 1)
-    }
-
     /// Bytes of the slice at host offset `offset`, if cached.
     pub(crate) fn get(&self, offset: u64) -> Option<&[u8]> {
         let slot = self.slot(offset)?;
@@ -85,25 +76,6 @@ impl SliceCache {
         Some(&mut slot.data)
     }
 
-    /// Keeps the slice at `offset` in the cache until `unpin`; false if it is not cached.
-    pub(crate) fn pin(&self, offset: u64) -> bool {
-        match self.slot(offset) {
-            Some(slot) => {
-                slot.pins.fetch_add(1, Ordering::Relaxed);
-                true
-            }
-            None => false,
-        }
-    }
-
-    /// Takes one pin back.
-    pub(crate) fn unpin(&self, offset: u64) {
-        if let Some(slot) = self.slot(offset) {
-            let before = slot.pins.fetch_sub(1, Ordering::Relaxed);
-            debug_assert!(before > 0, "a pin is taken back once");
-        }
-    }
-
     /// Puts a slice read from disk into the cache; one that is there already wins.
     pub(crate) fn insert(&mut self, offset: u64, bytes: &[u8]) {
         if self.index.contains_key(&offset) {
@@ -117,7 +89,6 @@ impl SliceCache {
             slot.dirty = false;
             slot.writing = false;
             slot.used.store(true, Ordering::Relaxed);
-            slot.pins.store(0, Ordering::Relaxed);
         }
         self.index.insert(offset, at);
     }
@@ -200,7 +171,7 @@ impl SliceCache {
             let Some(slot) = self.slots.get_mut(at) else {
                 return;
             };
-            let busy = slot.dirty || slot.writing || *slot.pins.get_mut() > 0;
+            let busy = slot.dirty || slot.writing;
             if slot.present && !busy && !std::mem::take(slot.used.get_mut()) {
                 slot.present = false;
                 let offset = slot.offset;
@@ -232,7 +203,6 @@ impl SliceCache {
             dirty: false,
             writing: false,
             used: AtomicBool::new(false),
-            pins: AtomicU32::new(0),
         });
         (self.slots.len() - 1) as u32
     }
@@ -242,7 +212,7 @@ impl SliceCache {
             let at = self.hand;
             self.hand = (self.hand + 1) % self.slots.len();
             let slot = self.slots.get_mut(at)?;
-            let busy = slot.dirty || slot.writing || *slot.pins.get_mut() > 0;
+            let busy = slot.dirty || slot.writing;
             if !slot.present || busy || std::mem::take(slot.used.get_mut()) {
                 continue;
             }
@@ -264,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn eviction_spares_dirty_pinned_and_unwritten_slices() {
+    fn eviction_spares_dirty_and_unwritten_slices() {
         let mut cache = cache(16);
         for n in 0..16_u64 {
             cache.insert(n * 4096, &[n as u8; 4096]);
@@ -272,11 +242,10 @@ mod tests {
         assert!(cache.get_dirty(0).is_some());
         cache.stage_dirty(|offset, _| assert_eq!(offset, 0));
         assert!(cache.get_dirty(4096).is_some());
-        assert!(cache.pin(8192));
         for n in 16..64_u64 {
             cache.insert(n * 4096, &[n as u8; 4096]);
         }
-        for kept in [0, 4096, 8192] {
+        for kept in [0, 4096] {
             assert_eq!(
                 cache.get(kept).map(|bytes| bytes[0]),
                 Some((kept / 4096) as u8)
@@ -284,12 +253,10 @@ mod tests {
         }
         assert_eq!(cache.slots.len(), 16, "the others made room");
         cache.written(0);
-        cache.unpin(8192);
         for n in 64..128_u64 {
             cache.insert(n * 4096, &[n as u8; 4096]);
         }
         assert!(cache.get(0).is_none());
-        assert!(cache.get(8192).is_none());
         assert!(cache.get(4096).is_some(), "dirty stays");
     }
 

@@ -11,19 +11,34 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::waiters::{Ticket, Waiters};
 
-/// The claims of one image.
-#[derive(Debug, Default)]
+/// The claims of one image, in parts by the L2 slice that maps the range: a claim never spans two
+/// slices, and claims in different slices need not know of each other.
+#[derive(Debug)]
 pub(crate) struct Claims {
+    /// Guest bytes that a slice maps.
+    slice_bytes: u64,
+    parts: Vec<Part>,
+}
+
+/// A part on cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Part {
     list: Mutex<ClaimList>,
     waiters: Waiters,
 }
 
-/// The claims while they are locked.
+/// The claims of a part while they are locked.
 #[derive(Debug, Default)]
 pub(crate) struct ClaimList {
     claims: Vec<Claim>,
     next: u64,
 }
+
+/// Claims that a part holds without asking for memory.
+const CLAIMS_USUAL: usize = 8;
+/// Number of parts, a power of two.
+const PARTS: usize = 32;
 
 #[derive(Debug)]
 struct Claim {
@@ -33,30 +48,55 @@ struct Claim {
 }
 
 impl Claims {
-    /// Locks the list; look at the maps and insert a claim under one lock.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, ClaimList> {
-        self.list.lock()
+    /// No claims; a slice maps `slice_bytes` guest bytes.
+    pub(crate) fn new(slice_bytes: u64) -> Claims {
+        Claims {
+            slice_bytes,
+            parts: (0..PARTS)
+                .map(|_| {
+                    let part = Part::default();
+                    part.list.lock().claims.reserve(CLAIMS_USUAL);
+                    part
+                })
+                .collect(),
+        }
     }
 
-    /// Marks the moment before the list was looked at.
-    pub(crate) fn ticket(&self) -> Ticket {
-        self.waiters.ticket()
+    fn part(&self, guest: u64) -> &Part {
+        &self.parts[(guest / self.slice_bytes) as usize % PARTS]
     }
 
-    /// What to wait for: it is notified whenever a claim is given up.
-    pub(crate) fn waiters(&self) -> &Waiters {
-        &self.waiters
+    /// Where the slice ends that maps guest offset `guest`: as far as one lock reaches.
+    pub(crate) fn end_of_slice(&self, guest: u64) -> u64 {
+        (guest / self.slice_bytes + 1).saturating_mul(self.slice_bytes)
     }
 
-    /// Gives up claim `id`.
-    pub(crate) fn remove(&self, id: u64) {
+    /// Locks the claims in the slice that maps `guest`; look at the maps and insert a claim under
+    /// one lock.
+    pub(crate) fn lock(&self, guest: u64) -> MutexGuard<'_, ClaimList> {
+        self.part(guest).list.lock()
+    }
+
+    /// Marks the moment before the claims at `guest` were looked at.
+    pub(crate) fn ticket(&self, guest: u64) -> Ticket {
+        self.part(guest).waiters.ticket()
+    }
+
+    /// What to wait for: it is notified whenever a claim near `guest` is given up.
+    pub(crate) fn waiters(&self, guest: u64) -> &Waiters {
+        &self.part(guest).waiters
+    }
+
+    /// Gives up claim `id` at `guest`.
+    pub(crate) fn remove(&self, guest: u64, id: u64) {
+        let part = self.part(guest);
         {
-            let mut list = self.list.lock();
+            let mut list = part.list.lock();
             if let Some(at) = list.claims.iter().position(|claim| claim.id == id) {
                 list.claims.swap_remove(at);
             }
         }
-        self.waiters.notify();
+        part.waiters.notify();
     }
 }
 

@@ -37,9 +37,18 @@ impl ClusterSet {
         }
     }
 
-    /// Memory in use, in words.
+    /// Memory in use, in words of 64 clusters.
     pub(crate) fn words(&self) -> usize {
         self.words.len()
+    }
+
+    /// Calls `visit` with every cluster of the set.
+    pub(crate) fn each(&self, mut visit: impl FnMut(u64)) {
+        for (word, bits) in &self.words {
+            (0..64)
+                .filter(|bit| bits & (1 << bit) != 0)
+                .for_each(|bit| visit(word * 64 + bit));
+        }
     }
 
     /// Whether `cluster` is in the set.
@@ -47,10 +56,5 @@ impl ClusterSet {
         self.words
             .get(&(cluster / 64))
             .is_some_and(|word| word & (1 << (cluster % 64)) != 0)
-    }
-
-    /// Whether any of `count` clusters from `first` on is in the set.
-    pub(crate) fn touches(&self, first: u64, count: u64) -> bool {
-        (first..first.saturating_add(count)).any(|cluster| self.contains(cluster))
     }
 }

@@ -4,22 +4,49 @@
 //! lock. If the mapping is removed meanwhile, the host cluster must not be given to somebody else
 //! before that request has ended. Requests therefore count themselves in one of two epochs; after
 //! the epoch was turned, the old one drains, and what was unmapped before the turn is free.
+//!
+//! Every queue counts for itself, so that requests of different threads do not meet.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
 
 /// Two alternating epochs with the number of requests inside each.
 #[derive(Debug, Default)]
 pub(crate) struct Grace {
     epoch: AtomicU64,
-    inside: [AtomicU64; 2],
+    members: Mutex<Vec<Arc<Counters>>>,
 }
 
+/// Requests of one queue inside each epoch, on cache lines of their own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Counters([AtomicU64; 2]);
+
+/// A queue that takes part.
+#[derive(Debug)]
+pub(crate) struct Member(Arc<Counters>);
+
 impl Grace {
+    /// Lets a queue take part, until [`Grace::leave`].
+    pub(crate) fn join(&self) -> Member {
+        let counters = Arc::<Counters>::default();
+        self.members.lock().push(Arc::clone(&counters));
+        Member(counters)
+    }
+
+    /// The queue takes part no more; none of its requests is inside.
+    pub(crate) fn leave(&self, member: &Member) {
+        let mut members = self.members.lock();
+        members.retain(|other| !Arc::ptr_eq(other, &member.0));
+    }
+
     /// Enters the current epoch; the request is inside until the value is dropped.
-    pub(crate) fn enter(&self) -> Inside<'_> {
+    pub(crate) fn enter<'a>(&self, member: &'a Member) -> Inside<'a> {
         loop {
             let epoch = self.epoch.load(Ordering::SeqCst);
-            let counter = self.counter(epoch);
+            let counter = member.0.of(epoch);
             counter.fetch_add(1, Ordering::SeqCst);
             // Counted in an epoch that has been turned meanwhile, the request would not be seen.
             if self.epoch.load(Ordering::SeqCst) == epoch {
@@ -31,9 +58,11 @@ impl Grace {
 
     /// Starts a new epoch if the one before the current has drained. After `Some(epoch)`, wait for
     /// `drained(epoch)`: then every request that entered before this call has ended.
+    ///
+    /// One caller at a time.
     pub(crate) fn turn(&self) -> Option<u64> {
         let epoch = self.epoch.load(Ordering::SeqCst);
-        if self.counter(epoch.wrapping_add(1)).load(Ordering::SeqCst) != 0 {
+        if !self.drained(epoch.wrapping_add(1)) {
             return None;
         }
         self.epoch.store(epoch.wrapping_add(1), Ordering::SeqCst);
@@ -42,14 +71,18 @@ impl Grace {
 
     /// Whether nobody is inside `epoch`, which has been turned.
     pub(crate) fn drained(&self, epoch: u64) -> bool {
-        self.counter(epoch).load(Ordering::SeqCst) == 0
+        let members = self.members.lock();
+        let inside = |member: &Arc<Counters>| member.of(epoch).load(Ordering::SeqCst) != 0;
+        !members.iter().any(inside)
     }
+}
 
-    fn counter(&self, epoch: u64) -> &AtomicU64 {
+impl Counters {
+    fn of(&self, epoch: u64) -> &AtomicU64 {
         if epoch & 1 == 0 {
-            &self.inside[0]
+            &self.0[0]
         } else {
-            &self.inside[1]
+            &self.0[1]
         }
     }
 }
@@ -71,11 +104,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_epoch_drains_when_its_requests_have_ended() {
+    fn an_epoch_drains_when_the_requests_of_all_queues_have_ended() {
         let grace = Grace::default();
-        let first = grace.enter();
+        let (one, two) = (grace.join(), grace.join());
+        let first = grace.enter(&one);
         let epoch = grace.turn().expect("nothing older is inside");
-        let second = grace.enter();
+        let second = grace.enter(&two);
         assert!(!grace.drained(epoch));
         assert_eq!(
             grace.turn(),
@@ -84,6 +118,7 @@ mod tests {
         );
         drop(first);
         assert!(grace.drained(epoch));
+        grace.leave(&one);
         let next = grace.turn().expect("the old epoch has drained");
         assert!(!grace.drained(next));
         drop(second);

@@ -1,8 +1,8 @@
 //! Guest offsets to host offsets: the L1 table, the cached L2 slices, and the clusters that hold
 //! metadata.
 //!
-//! Everything here is sync and answers with values; the flows do the input and output. One layer
-//! has one [`Maps`] behind a read-write lock, and a lookup needs shared access only.
+//! Everything here is sync and answers with values; the flows do the input and output. A lookup
+//! reads the L1 table without a lock and takes the lock of one part of the L2 cache, shared.
 //!
 //! Units: guest and host offsets are bytes; `cluster` is a guest offset rounded down to a cluster.
 
@@ -12,28 +12,21 @@ use gaur_format::l1::{self, L1Ref};
 use gaur_format::l2::L2Entry;
 use gaur_format::{CompressedDescriptor, Corruption};
 
-use super::cache::SliceCache;
 use super::cluster_set::ClusterSet;
-
-/// Bytes of a disk sector: the unit in which the L1 table is written back, and in which a write is
-/// atomic.
-pub(crate) const SECTOR_BYTES: u64 = 512;
+use super::l1_table::L1Table;
+use super::l2_cache::L2Cache;
+use super::l2_shard::View;
+use super::metadata_set::MetadataSet;
+use super::packed::{Entry, Shape};
+use crate::cache_options::CacheSizes;
 
 /// The mapping of one qcow2 layer.
 #[derive(Debug)]
 pub(crate) struct Maps {
     pub(crate) geometry: Geometry,
-    pub(crate) slices: SliceCache,
-    pub(crate) metadata: ClusterSet,
+    pub(crate) slices: L2Cache,
+    pub(crate) metadata: MetadataSet,
     pub(crate) l1: L1Table,
-}
-
-/// The L1 table in memory, and which of its sectors the disk does not have yet.
-#[derive(Debug)]
-pub(crate) struct L1Table {
-    pub(crate) offset: u64,
-    pub(crate) entries: Vec<u64>,
-    dirty_sectors: Vec<u64>,
 }
 
 /// Where the entry of a guest cluster is.
@@ -95,58 +88,41 @@ pub(crate) enum Lookup {
     },
 }
 
-impl L1Table {
-    /// A table as read from disk.
-    pub(crate) fn new(offset: u64, entries: Vec<u64>) -> L1Table {
-        L1Table {
-            offset,
-            entries,
-            dirty_sectors: Vec::new(),
-        }
-    }
-
-    /// Changes one entry; its sector is dirty from now on.
-    pub(crate) fn set(&mut self, index: u64, entry: Option<L1Ref>) {
-        if let Some(slot) = self.entries.get_mut(index as usize) {
-            *slot = l1::encode(entry);
-            let sector = index * 8 / SECTOR_BYTES;
-            if !self.dirty_sectors.contains(&sector) {
-                self.dirty_sectors.push(sector);
-            }
-        }
-    }
-
-    /// Whether the disk has the whole table.
-    pub(crate) fn is_clean(&self) -> bool {
-        self.dirty_sectors.is_empty()
-    }
-
-    /// Hands every dirty sector to `stage` with its host offset.
-    pub(crate) fn stage_dirty(&mut self, mut stage: impl FnMut(u64, &[u8])) {
-        self.dirty_sectors.sort_unstable();
-        for sector in std::mem::take(&mut self.dirty_sectors) {
-            let mut bytes = [0; SECTOR_BYTES as usize];
-            let first = (sector * SECTOR_BYTES / 8) as usize;
-            let entries = self
-                .entries
-                .iter()
-                .skip(first)
-                .take(SECTOR_BYTES as usize / 8);
-            for (raw, out) in entries.zip(bytes.chunks_exact_mut(8)) {
-                out.copy_from_slice(&raw.to_be_bytes());
-            }
-            stage(self.offset + sector * SECTOR_BYTES, &bytes);
-        }
-    }
-}
-
 impl Maps {
-    /// The L2 table that covers L1 entry `index`, if any.
-    pub(crate) fn table(&self, index: u64) -> Result<Option<L1Ref>, Corruption> {
-        match self.l1.entries.get(index as usize) {
-            Some(raw) => l1::decode(*raw, &self.geometry),
-            None => Ok(None),
+    /// The mapping of an image whose L1 table was read, with caches of these sizes.
+    pub(crate) fn new(
+        geometry: Geometry,
+        sizes: CacheSizes,
+        metadata: ClusterSet,
+        l1: L1Table,
+    ) -> Maps {
+        let shape = Shape {
+            entries: (sizes.l2_entry_bytes / geometry.l2_entry_size()) as usize,
+            extended: geometry.extended_l2(),
+            cluster_bits: geometry.cluster_bits(),
+        };
+        Maps {
+            geometry,
+            slices: L2Cache::new(shape, sizes.l2_entry_bytes, sizes.l2_bytes),
+            metadata: MetadataSet::new(metadata),
+            l1,
         }
+    }
+
+    /// The L2 table that covers L1 entry `index`, if any.
+    #[inline]
+    pub(crate) fn table(&self, index: u64) -> Result<Option<L1Ref>, Corruption> {
+        l1::decode(self.l1.get(index), &self.geometry)
+    }
+
+    /// The slice with the entry of guest offset `guest` in the table at `table`, and the entry's
+    /// index in it.
+    #[inline]
+    fn place(&self, table: HostOffset, guest: GuestOffset) -> (u64, usize) {
+        let entry_bytes = self.geometry.l2_entry_size();
+        let at = table.0 + self.geometry.l2_index(guest) * entry_bytes;
+        let slice = self.slices.slice_of(at);
+        (slice, ((at - slice) / entry_bytes) as usize)
     }
 
     /// The entry of the cluster that holds guest offset `guest`.
@@ -155,14 +131,12 @@ impl Maps {
         let Some(table) = self.table(self.geometry.l1_index(guest))? else {
             return Ok(Located::NoTable);
         };
-        let at = self.entry_offset(table.offset, self.geometry.l2_index(guest));
-        let slice = self.slices.slice_of(at);
-        let Some(bytes) = self.slices.get(slice) else {
+        let (slice, index) = self.place(table.offset, guest);
+        let Some(entry) = self.slices.look(slice, |view| view.get(index)) else {
             return Ok(Located::Miss(slice));
         };
-        let entry = self.decode(bytes, at - slice)?;
         Ok(Located::Entry {
-            entry,
+            entry: self.decode(entry)?,
             slice,
             table_copied: table.copied,
         })
@@ -181,32 +155,14 @@ impl Maps {
                 len,
             });
         };
-        let at = self.entry_offset(table.offset, geometry.l2_index(offset));
-        let slice = self.slices.slice_of(at);
-        let Some(bytes) = self.slices.get(slice) else {
+        let (slice, index) = self.place(table.offset, offset);
+        let run = self
+            .slices
+            .look(slice, |view| self.run_in_slice(view, index, guest, max));
+        let Some(run) = run else {
             return Ok(Lookup::Miss(slice));
         };
-        let mut within = at - slice;
-        let (mut kind, mut len) = self.run_in_cluster(self.decode(bytes, within)?, guest);
-        loop {
-            let next = guest + len;
-            within += geometry.l2_entry_size();
-            let more = len < max
-                && next & (geometry.cluster_size() - 1) == 0
-                && within < self.slices.slice_bytes();
-            if !more {
-                break;
-            }
-            let Ok(entry) = self.decode(bytes, within) else {
-                break;
-            };
-            let (next_kind, next_len) = self.run_in_cluster(entry, next);
-            match kind.joined(next_kind, len) {
-                Some(joined) => kind = joined,
-                None => break,
-            }
-            len += next_len;
-        }
+        let (mut kind, len) = run?;
         if let Kind::Data { copied, .. } = &mut kind {
             // A cluster in a table that is shared with a snapshot is shared, whatever it says.
             *copied &= table.copied;
@@ -217,44 +173,62 @@ impl Maps {
         })
     }
 
-    /// Puts `entry` in place of the entry of the cluster that holds `guest`. The slice is cached
-    /// (the caller pinned or found it under the same lock) and the table is the active image's own.
-    pub(crate) fn set_entry(&mut self, guest: u64, entry: L2Entry) {
+    /// The kind at `guest`, whose entry has this index in the slice, and how far it goes on.
+    #[inline]
+    fn run_in_slice(
+        &self,
+        view: View<'_>,
+        index: usize,
+        guest: u64,
+        max: u64,
+    ) -> Result<(Kind, u64), Corruption> {
+        let (mut kind, mut len) = self.run_in_cluster(self.decode(view.get(index))?, guest);
+        let mut index = index + 1;
+        while len < max && (guest + len) & (self.geometry.cluster_size() - 1) == 0 {
+            if index >= view.len() {
+                break;
+            }
+            let Ok(entry) = self.decode(view.get(index)) else {
+                break;
+            };
+            let (next_kind, next_len) = self.run_in_cluster(entry, guest + len);
+            match kind.joined(next_kind, len) {
+                Some(joined) => kind = joined,
+                None => break,
+            }
+            len += next_len;
+            index += 1;
+        }
+        Ok((kind, len))
+    }
+
+    /// Puts what `change` makes of it in place of the entry of the cluster that holds `guest`, in one
+    /// step. The slice is cached (the caller pinned it, or found it under the lock of its claims) and
+    /// the table is the active image's own.
+    pub(crate) fn update(&self, guest: u64, change: impl FnOnce(L2Entry) -> L2Entry) {
         let offset = GuestOffset(guest);
         let Ok(Some(table)) = self.table(self.geometry.l1_index(offset)) else {
             debug_assert!(false, "an entry is set in a table that exists");
             return;
         };
-        let at = self.entry_offset(table.offset, self.geometry.l2_index(offset));
-        let slice = self.slices.slice_of(at);
-        let (raw, bitmap) = entry.encode(&self.geometry);
-        let extended = self.geometry.extended_l2();
-        let Some(bytes) = self.slices.get_dirty(slice) else {
-            debug_assert!(false, "an entry is set in a slice that is cached");
-            return;
-        };
-        let within = (at - slice) as usize;
-        if let Some(out) = bytes.get_mut(within..within + 8) {
-            out.copy_from_slice(&raw.to_be_bytes());
-        }
-        if extended && let Some(out) = bytes.get_mut(within + 8..within + 16) {
-            out.copy_from_slice(&bitmap.to_be_bytes());
-        }
+        let (slice, index) = self.place(table.offset, offset);
+        let done = self
+            .slices
+            .update(slice, index, |old| match self.decode(old) {
+                Ok(entry) => change(entry).encode(&self.geometry),
+                // It was sound when the change was planned, and nobody else may change it.
+                Err(_) => old,
+            });
+        debug_assert!(done, "an entry is set in a slice that is cached");
     }
 
-    /// Host offset of entry `index` of the table at `table`.
-    fn entry_offset(&self, table: HostOffset, index: u64) -> u64 {
-        table.0 + index * self.geometry.l2_entry_size()
+    /// Guest bytes that one slice maps.
+    pub(crate) fn guest_bytes_per_slice(&self) -> u64 {
+        self.slices.slice_bytes() / self.geometry.l2_entry_size() * self.geometry.cluster_size()
     }
 
     #[inline]
-    fn decode(&self, slice: &[u8], within: u64) -> Result<L2Entry, Corruption> {
-        let raw = be_u64(slice, within);
-        let bitmap = if self.geometry.extended_l2() {
-            be_u64(slice, within + 8)
-        } else {
-            0
-        };
+    fn decode(&self, (raw, bitmap): Entry) -> Result<L2Entry, Corruption> {
         L2Entry::decode(raw, bitmap, &self.geometry)
     }
 
@@ -319,18 +293,5 @@ impl Kind {
             _ => false,
         };
         joins.then_some(self)
-    }
-}
-
-/// The big-endian number at byte `at`; 0 beyond the end, which no caller asks for.
-#[inline]
-fn be_u64(bytes: &[u8], at: u64) -> u64 {
-    let at = at as usize;
-    match bytes
-        .get(at..at + 8)
-        .and_then(|bytes| <[u8; 8]>::try_from(bytes).ok())
-    {
-        Some(bytes) => u64::from_be_bytes(bytes),
-        None => 0,
     }
 }
