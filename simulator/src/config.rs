@@ -3,6 +3,7 @@
 //! Every seed switches whole features on and off (swarm testing): a load without discards fills
 //! tables that one with discards never fills.
 
+use gaur_engine::AllocationPolicy;
 use gaur_sim::{DiskProfile, Random};
 
 use crate::shape::Shape;
@@ -89,6 +90,10 @@ pub struct Config {
     pub refcount_cache_bytes: u64,
     /// Freed space is given back.
     pub discard: bool,
+    /// What the header says of the policy for space: nothing, a known policy, or one from the future.
+    pub stored_allocation: Option<u8>,
+    /// The policy it is opened with, whatever the header says.
+    pub allocation: Option<AllocationPolicy>,
     /// Queues on the image.
     pub queues: u32,
     /// Tasks on each queue.
@@ -117,7 +122,14 @@ impl Config {
     pub fn draw(seed: u64) -> Config {
         let mut random = Random::new(seed);
         let random = &mut random;
+        // Drawn apart, so that the other seeds are what they were before there were policies.
+        let space = &mut Random::new(seed ^ 0x3c6e_f372_fe94_f82b);
+        let holes = space.chance(250);
         let shape = draw_shape(random);
+        let shape = match holes {
+            true => shape.with_subclusters(space.pick(&[14, 14, 15, 16])),
+            false => shape,
+        };
         let unit_bytes = random.pick(&[512, 512, 512, 512, 64, 16]);
         let guest_bytes = draw_size(shape, unit_bytes, random);
         // Large disks in small units take minutes and find nothing that others do not.
@@ -140,7 +152,7 @@ impl Config {
             _ => Mishaps::Full,
         };
         let largest = (4 * shape.cluster_bytes()).min(guest_bytes) / unit_bytes;
-        Config {
+        let config = Config {
             seed,
             unit_bytes,
             shape,
@@ -159,6 +171,13 @@ impl Config {
             l2_entry_bytes: draw_slice(seed, shape),
             refcount_cache_bytes: random.pick(&[0, 1024, 4096, 1 << 20]),
             discard: random.chance(700),
+            stored_allocation: space.pick(&[None, None, Some(1), Some(2), Some(77)]),
+            allocation: space.pick(&[
+                None,
+                None,
+                Some(AllocationPolicy::Compact),
+                Some(AllocationPolicy::Contiguous),
+            ]),
             queues: random.pick(&[1, 1, 2, 3, 4]),
             depth: random.pick(&[1, 1, 2, 4, 8]),
             requests: random.pick(&[3, 6, 12, 25]),
@@ -168,6 +187,35 @@ impl Config {
             fua_per_mille: random.pick(&[0, 50, 300, 1000]),
             epochs: random.between(1, 5) as u32,
             mishaps,
+        };
+        if holes {
+            config.with_holes(space)
+        } else {
+            config
+        }
+    }
+
+    /// The same with a load that makes holes inside clusters and writes into them again.
+    fn with_holes(self, random: &mut Random) -> Config {
+        let compact = Some(AllocationPolicy::Compact);
+        Config {
+            stored_allocation: random.pick(&[None, Some(1)]),
+            allocation: random.pick(&[None, None, compact]),
+            profile: DiskProfile {
+                device: None,
+                discard_zeroes: true,
+                ..self.profile
+            },
+            discard: true,
+            hot_per_mille: random.pick(&[500, 900, 1000]),
+            requests: self.requests.max(12),
+            weights: Weights {
+                zero: random.pick(&[5, 20]),
+                discard: random.pick(&[10, 30]),
+                flush: random.pick(&[5, 20]),
+                ..self.weights
+            },
+            ..self
         }
     }
 }

@@ -6,7 +6,7 @@ use gaur_sim::FileImage;
 use crate::content::Script;
 use crate::content::{Value, ZERO};
 use crate::model::Model;
-use crate::prepare::{Content, UNKNOWN_EXTENSION};
+use crate::prepare::{ALLOCATION_EXTENSION, Content, UNKNOWN_EXTENSION, allocation_data};
 use crate::shape::Shape;
 use crate::view::{Files, View};
 
@@ -52,10 +52,18 @@ pub fn check(file: &FileImage, shape: Shape) -> Result<Counts, String> {
     })
 }
 
-/// Checks that what the header must keep is still there.
-pub fn check_header(file: &FileImage, shape: Shape) -> Result<(), String> {
+/// Checks that the header still has the extensions that everybody must keep.
+pub fn check_header(
+    file: &FileImage,
+    shape: Shape,
+    stored_allocation: Option<u8>,
+) -> Result<(), String> {
+    let mut kept = vec![(UNKNOWN_EXTENSION, b"keep me as I am".to_vec())];
+    kept.extend(
+        stored_allocation.map(|policy| (ALLOCATION_EXTENSION, allocation_data(policy).into())),
+    );
     let mut at = if shape.version == 3 { 112 } else { 72 };
-    loop {
+    while !kept.is_empty() {
         let head = file.bytes(at, 8);
         let (kind, len) = match head.as_slice() {
             [a, b, c, d, e, f, g, h] => (
@@ -64,19 +72,18 @@ pub fn check_header(file: &FileImage, shape: Shape) -> Result<(), String> {
             ),
             _ => return Err("a header extension is cut short".to_owned()),
         };
-        if kind == UNKNOWN_EXTENSION {
-            let kept = file.bytes(at + 8, len as usize) == b"keep me as I am";
-            return if kept {
-                Ok(())
-            } else {
-                Err("an unknown extension was changed".to_owned())
-            };
-        }
         if kind == 0 || at > 4096 {
-            return Err("an unknown header extension was dropped".to_owned());
+            return Err(format!("a header extension was dropped: {kept:x?}"));
+        }
+        if let Some(index) = kept.iter().position(|(wanted, _)| *wanted == kind) {
+            let (_, data) = kept.swap_remove(index);
+            if file.bytes(at + 8, len as usize) != data {
+                return Err(format!("the header extension {kind:#x} was changed"));
+            }
         }
         at += 8 + u64::from(len).next_multiple_of(8);
     }
+    Ok(())
 }
 
 /// What is known of a machine beside the active disk.
@@ -90,6 +97,8 @@ pub struct Expectations {
     pub script: Script,
     /// The header has the extension that nobody knows.
     pub has_extension: bool,
+    /// The policy for space that the header says.
+    pub stored_allocation: Option<u8>,
     /// The disk below the top image.
     pub below: Vec<u8>,
     /// The disk at each snapshot.
@@ -135,7 +144,7 @@ impl Expectations {
         let counts = check(file, self.shape)?;
         let view = View::open(file, &self.below)?;
         if self.has_extension {
-            check_header(file, self.shape)?;
+            check_header(file, self.shape, self.stored_allocation)?;
         }
         self.check_snapshots(&view)?;
         let disk = view.read_disk(view.active)?;

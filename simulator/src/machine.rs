@@ -57,6 +57,7 @@ impl Machine {
                 lazy_refcounts: false,
                 crowded: false,
                 leaks: false,
+                allocation: None,
             };
             let prepared = prepare(&wanted, script, next_value, random);
             below = judge::resolve(&prepared.active, &below);
@@ -75,6 +76,7 @@ impl Machine {
             lazy_refcounts: config.lazy_refcounts,
             crowded: config.crowded,
             leaks: config.leaks,
+            allocation: config.stored_allocation,
         };
         let prepared = prepare(&wanted, script, next_value, random);
         files.push((

@@ -35,6 +35,8 @@ pub struct Wanted {
     pub crowded: bool,
     /// Some free clusters have a refcount.
     pub leaks: bool,
+    /// The header says that this is the policy for space.
+    pub allocation: Option<u8>,
 }
 
 /// What a unit of a prepared disk holds: a value of its own, or whatever lies below.
@@ -602,6 +604,9 @@ impl Builder<'_> {
             header.extend(0_u64.to_be_bytes());
         }
         push_extension(&mut header, UNKNOWN_EXTENSION, b"keep me as I am");
+        if let Some(policy) = self.wanted.allocation {
+            push_extension(&mut header, ALLOCATION_EXTENSION, &allocation_data(policy));
+        }
         if let Some((name, format)) = &self.wanted.backing {
             push_extension(&mut header, 0xe279_2aca, format.as_bytes());
             header.extend([0; 8]);
@@ -622,6 +627,14 @@ const CROWD_MAX: u64 = 1 << 15;
 
 /// A header extension that no reader knows and every writer preserves.
 pub const UNKNOWN_EXTENSION: u32 = 0x5155_4945;
+
+/// The header extension that says how the image likes its space.
+pub const ALLOCATION_EXTENSION: u32 = 0xb5c8_1f6d;
+
+/// What it holds.
+pub fn allocation_data(policy: u8) -> [u8; 8] {
+    [1, policy, 0, 0, 0, 0, 0, 0]
+}
 
 fn push_extension(header: &mut Vec<u8>, kind: u32, data: &[u8]) {
     header.extend(kind.to_be_bytes());

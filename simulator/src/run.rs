@@ -30,6 +30,7 @@ pub enum Rule {
     O2,
     O3,
     O4,
+    O7,
 }
 
 /// How seeds are run.
@@ -131,6 +132,7 @@ impl<'a> Run<'a> {
             shape: config.shape,
             script,
             has_extension: machine.has_extension,
+            stored_allocation: config.stored_allocation,
             below: machine.below,
             snapshots: machine.snapshots,
         };
@@ -199,12 +201,14 @@ impl<'a> Run<'a> {
                 ..CacheOptions::default()
             },
             discard: self.config.discard,
+            allocation: self.config.allocation,
             #[cfg(feature = "broken-order")]
             broken: self.options.broken.map(|rule| match rule {
                 Rule::O1 => gaur_engine::BrokenRule::O1,
                 Rule::O2 => gaur_engine::BrokenRule::O2,
                 Rule::O3 => gaur_engine::BrokenRule::O3,
                 Rule::O4 => gaur_engine::BrokenRule::O4,
+                Rule::O7 => gaur_engine::BrokenRule::O7,
             }),
             ..OpenOptions::default()
         }
@@ -325,6 +329,7 @@ impl<'a> Run<'a> {
         self.model = load.model.borrow().clone();
         self.next_value = load.next_value.get();
         self.stats += *load.stats.borrow();
+        self.stats.holes += image.holes().holes;
         match end? {
             End::Close => close(scheduler, queues, mishaps),
             end => Ok(end),

@@ -27,6 +27,16 @@ pub const ZERO_FLAG: u64 = 1;
 pub const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
 
 impl Shape {
+    /// The same with subclusters, in clusters of this size.
+    pub fn with_subclusters(self, cluster_bits: u32) -> Shape {
+        Shape {
+            version: 3,
+            cluster_bits,
+            extended: true,
+            ..self
+        }
+    }
+
     /// Bytes of a cluster.
     pub fn cluster_bytes(self) -> u64 {
         1 << self.cluster_bits

@@ -30,6 +30,8 @@ pub struct Stats {
     pub l1_moves: u64,
     /// Times an epoch moved the refcount table.
     pub reftable_moves: u64,
+    /// Holes made inside clusters.
+    pub holes: u64,
     /// Steps of the scheduler.
     pub steps: u64,
 }
@@ -48,6 +50,7 @@ impl AddAssign for Stats {
         self.faults += other.faults;
         self.l1_moves += other.l1_moves;
         self.reftable_moves += other.reftable_moves;
+        self.holes += other.holes;
         self.steps += other.steps;
     }
 }
@@ -58,7 +61,7 @@ impl fmt::Display for Stats {
             out,
             "{} seeds, {} crash points ({} reopened by the engine, {} judged by qemu-img), \
              {} kills, {} closes, {} epochs, {} requests, {} faults, {} failed requests, \
-             {} L1 tables moved, {} refcount tables moved, {} steps",
+             {} L1 tables moved, {} refcount tables moved, {} holes, {} steps",
             self.seeds,
             self.crash_points,
             self.reopened,
@@ -71,6 +74,7 @@ impl fmt::Display for Stats {
             self.errors,
             self.l1_moves,
             self.reftable_moves,
+            self.holes,
             self.steps
         )
     }

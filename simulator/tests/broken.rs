@@ -36,3 +36,8 @@ fn broken_o3_is_noticed() {
 fn broken_o4_is_noticed() {
     is_noticed(Rule::O4);
 }
+
+#[test]
+fn broken_o7_is_noticed() {
+    is_noticed(Rule::O7);
+}

@@ -20,6 +20,7 @@ fn wanted(config: &Config) -> Wanted {
         lazy_refcounts: config.lazy_refcounts,
         crowded: config.crowded,
         leaks: config.leaks,
+        allocation: config.stored_allocation,
     }
 }
 

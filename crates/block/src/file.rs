@@ -99,6 +99,17 @@ pub trait File {
         may_unmap: bool,
     ) -> impl Future<Output = Result<(), Errno>>;
 
+    /// Takes the host's space for a range below the end of the file and changes no byte of it: what
+    /// is a hole reads as zeros still, and a later write there finds its space taken, in one piece
+    /// where the host can. A host that would have to write answers [`Errno::EOPNOTSUPP`].
+    fn allocate_at(
+        &self,
+        _offset_bytes: u64,
+        _len_bytes: u64,
+    ) -> impl Future<Output = Result<(), Errno>> {
+        core::future::ready(Err(Errno::EOPNOTSUPP))
+    }
+
     /// Gives the space of a range back, a hint. When [`FileLimits::discard_zeroes`] holds and this
     /// returns `Ok`, the range reads as zeros.
     fn discard_at(

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering}
 use gaur_block::{Errno, File, FileId, FileLimits};
 use gaur_format::geometry::Geometry;
 use gaur_format::header::{CompressionType, Header};
-use gaur_format::{Corruption, limit, refcount, snapshot};
+use gaur_format::{AllocationPolicy, Corruption, limit, refcount, snapshot};
 use parking_lot::{Mutex, RwLock};
 
 use crate::cache_options::{CacheOptions, CacheSizes};
@@ -25,7 +25,7 @@ use crate::metadata::maps::Maps;
 use crate::options::{Format, OpenOptions};
 use crate::queue::Queue;
 use crate::sector_locks::SectorLocks;
-use crate::statistics::CacheStatistics;
+use crate::statistics::{CacheStatistics, HoleStatistics};
 use crate::waiters::{AsyncLock, KeyLocks};
 
 /// An open image: the shared half. Make a [`Queue`] per thread to do input and output.
@@ -86,6 +86,7 @@ pub(crate) struct Writer {
     /// The header says what it must say while somebody writes who does not maintain bitmaps.
     pub(crate) announced: AtomicBool,
     pub(crate) limits: FileLimits,
+    pub(crate) allocation: AllocationPolicy,
 }
 
 impl Layer {
@@ -143,8 +144,9 @@ impl Image {
                 CacheOptions::default()
             };
             let (layer, made) = assemble_layer(part, cache, writable)?;
-            if made.is_some() {
-                writer = made;
+            if let Some(mut made) = made {
+                made.allocation = options.allocation.unwrap_or(made.allocation);
+                writer = Some(made);
             }
             layers.push(layer);
         }
@@ -204,6 +206,19 @@ impl Image {
         if let Some(writer) = &self.writer {
             writer.alloc.lock().blocks.clean();
         }
+    }
+
+    /// What was given back to the host inside clusters since the image was opened.
+    pub fn holes(&self) -> HoleStatistics {
+        let writer = self.writer.as_ref();
+        writer.map_or_else(HoleStatistics::default, |writer| {
+            writer.alloc.lock().holes.made
+        })
+    }
+
+    /// What is done with the host's space; `None` for an image that is not written to.
+    pub fn allocation(&self) -> Option<AllocationPolicy> {
+        Some(self.writer.as_ref()?.allocation)
     }
 
     /// Whether writes are refused.
@@ -339,6 +354,7 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         pressed: AtomicBool::new(false),
         announced: AtomicBool::new(false),
         limits: part.limits,
+        allocation: header.allocation().unwrap_or_default(),
     }
 }
 

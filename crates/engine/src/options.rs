@@ -1,5 +1,7 @@
 //! How an image is opened.
 
+use gaur_format::AllocationPolicy;
+
 use crate::cache_options::CacheOptions;
 
 /// What the bytes of a file mean.
@@ -49,6 +51,8 @@ pub enum BrokenRule {
     O3,
     /// A flush returns before everything that completed before it is durable.
     O4,
+    /// Space is given back although the guest has data there again.
+    O7,
 }
 
 /// How an image is opened. Made from [`Default`] and changed field by field.
@@ -73,6 +77,8 @@ pub struct OpenOptions {
     pub cache: CacheOptions,
     /// Freed space is given back to the host file.
     pub discard: bool,
+    /// What is done with the host's space; `None` as the image says, else compact.
+    pub allocation: Option<AllocationPolicy>,
     /// Break one rule of the write order, for tests of the tests.
     #[cfg(feature = "broken-order")]
     pub broken: Option<BrokenRule>,
@@ -90,6 +96,7 @@ impl Default for OpenOptions {
             backing: true,
             cache: CacheOptions::default(),
             discard: true,
+            allocation: None,
             #[cfg(feature = "broken-order")]
             broken: None,
         }

@@ -198,10 +198,13 @@ impl<F: File> Device for Queue<F> {
             .first()
             .and_then(|layer| layer.qcow2.as_ref());
         let (preferred, discard) = match geometry {
-            Some(qcow2) => (
-                qcow2.geometry.subcluster_size().max(4096) as u32,
-                qcow2.geometry.cluster_size() as u32,
-            ),
+            Some(Qcow2 { geometry, .. }) => {
+                let writer = self.image.writer.as_ref();
+                let discard = writer.map_or(geometry.cluster_size(), |writer| {
+                    writer.discard_unit(geometry)
+                });
+                (geometry.subcluster_size().max(4096) as u32, discard as u32)
+            }
             None => (4096, 4096),
         };
         DeviceLimits {

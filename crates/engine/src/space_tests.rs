@@ -1,7 +1,11 @@
-//! What new space costs: fresh space is not filled, copy-on-write is one write, and neither ever shows
-//! bytes that are no guest's.
+//! Space: what new space costs, what is given back, and that neither ever shows bytes that are no
+//! guest's.
+
+use std::pin::pin;
+use std::task::{Context, Waker};
 
 use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
+use gaur_format::AllocationPolicy;
 use gaur_format::plan::CreateOptions;
 
 use crate::chain::open;
@@ -27,7 +31,6 @@ impl Disk {
 
     /// With a backing file that holds this.
     fn on(extended_l2: bool, backing: Option<TestFile>) -> Disk {
-        let file = TestFile::new(Vec::new(), cached_limits());
         let options = CreateOptions {
             size_bytes: 1 << 20,
             extended_l2,
@@ -35,25 +38,41 @@ impl Disk {
             backing_format: backing.is_some().then(|| "raw".to_owned()),
             ..CreateOptions::default()
         };
-        block_on(create(&file, &options)).unwrap();
+        Disk::made(&options, backing)
+    }
+
+    /// With subclusters, and a policy that the image says.
+    fn with_policy(allocation: AllocationPolicy) -> Disk {
+        let options = CreateOptions {
+            size_bytes: 1 << 20,
+            extended_l2: true,
+            allocation: Some(allocation),
+            ..CreateOptions::default()
+        };
+        Disk::made(&options, None)
+    }
+
+    fn made(options: &CreateOptions, backing: Option<TestFile>) -> Disk {
+        let file = TestFile::new(Vec::new(), cached_limits());
+        block_on(create(&file, options)).unwrap();
         let mut host = TestHost::default();
         host.add("disk", file.clone());
         if let Some(backing) = backing {
             host.add("base", backing);
         }
-        Disk::open(host, file)
+        Disk::open(host, file, &OpenOptions::default())
     }
 
-    fn open(host: TestHost, file: TestFile) -> Disk {
-        let opened = block_on(open(&host, "disk", &OpenOptions::default())).unwrap();
+    fn open(host: TestHost, file: TestFile, options: &OpenOptions) -> Disk {
+        let opened = block_on(open(&host, "disk", options)).unwrap();
         let queue = opened.image.queue(opened.files);
         Disk { host, file, queue }
     }
 
     /// The same image, opened again by the next process.
-    fn reopen(self) -> Disk {
+    fn reopen(self, options: &OpenOptions) -> Disk {
         drop(self.queue);
-        Disk::open(self.host, self.file)
+        Disk::open(self.host, self.file, options)
     }
 
     fn try_write(&self, offset_bytes: u64, len: u64, byte: u8) -> Result<(), Errno> {
@@ -72,6 +91,35 @@ impl Disk {
 
     fn submit(&self, request: Request) {
         block_on(self.queue.submit(Tag(0), request, Payload::None)).unwrap();
+    }
+
+    fn discard(&self, offset_bytes: u64, len_bytes: u64) {
+        self.submit(Request::Discard {
+            offset_bytes,
+            len_bytes,
+        });
+    }
+
+    fn flush(&self) {
+        self.submit(Request::Flush);
+    }
+
+    /// Host ranges given back by `action`: offset from the start of `host`, and length.
+    fn given_back(&self, host: u64, action: impl FnOnce(&Disk)) -> Vec<(u64, u64)> {
+        self.file.forget_events();
+        action(self);
+        let events = self.file.events();
+        let discards = events.iter().filter_map(|event| match event {
+            Event::Discard { offset, len } => Some((offset.wrapping_sub(host), *len)),
+            _ => None,
+        });
+        discards.collect()
+    }
+
+    /// Where the guest's bytes at `offset_bytes` are in the file.
+    fn host_of(&self, offset_bytes: u64) -> u64 {
+        let extent = block_on(self.queue.map(offset_bytes, 1)).unwrap();
+        extent.host_offset.unwrap()
     }
 
     fn read(&self, offset_bytes: u64, len: u64) -> Vec<u8> {
@@ -133,7 +181,7 @@ fn space_of_an_earlier_process_is_filled() {
     disk.write(0, 512, 1);
     block_on(disk.queue.flush_all()).unwrap();
     // Killed: something may be left in the space that the file had gained.
-    let disk = disk.reopen();
+    let disk = disk.reopen(&OpenOptions::default());
     disk.write(8 * CLUSTER, 512, 1);
     let write = |disk: &Disk| disk.write(SUBCLUSTER, 512, 2);
     assert_eq!(disk.transfers(write).1, [SUBCLUSTER as usize]);
@@ -158,14 +206,10 @@ fn bytes_of_a_write_that_failed_never_show() {
 #[test]
 fn bytes_in_a_cluster_that_was_given_back_never_show() {
     for (extended, discard) in [(false, false), (false, true), (true, false), (true, true)] {
-        let mut disk = Disk::new(extended);
-        drop(disk.queue);
-        let options = OpenOptions {
+        let disk = Disk::new(extended).reopen(&OpenOptions {
             discard,
             ..OpenOptions::default()
-        };
-        let opened = block_on(open(&disk.host, "disk", &options)).unwrap();
-        disk.queue = opened.image.queue(opened.files);
+        });
         disk.write(0, 512, 1);
         disk.file.tear_writes(Some(60 << 10));
         assert_eq!(disk.try_write(CLUSTER, CLUSTER, 0xee), Err(Errno::EIO));
@@ -271,4 +315,214 @@ fn no_write_extends_the_file() {
         (16 * CLUSTER..30 * CLUSTER).contains(&used),
         "{used} bytes are left"
     );
+}
+
+#[test]
+fn compact_gives_discarded_subclusters_back_after_a_flush() {
+    for may_unmap in [None, Some(true)] {
+        let disk = Disk::new(true);
+        disk.write(0, CLUSTER, 7);
+        let host = disk.host_of(0);
+        let discarded = disk.given_back(host, |disk| match may_unmap {
+            // The edges are not whole subclusters and stay.
+            None => disk.discard(16 * 1024 - 100, 8 * 1024 + 200),
+            Some(may_unmap) => disk.submit(Request::WriteZeroes {
+                offset_bytes: 16 * 1024,
+                len_bytes: 8 * 1024,
+                fua: false,
+                may_unmap,
+            }),
+        });
+        assert_eq!(discarded, [], "the mapping is not durable yet");
+        assert_alone(&disk.read(16 * 1024, 9 * 1024), 8 * 1024..9 * 1024, 7);
+        let flushed = disk.given_back(host, Disk::flush);
+        assert_eq!(flushed, [(16 * 1024, 8 * 1024)]);
+        assert_eq!(disk.host_of(0), host, "the cluster stays");
+        assert_eq!(disk.read(16 * 1024 - 512, 512), [7; 512]);
+        assert_eq!(disk.given_back(host, Disk::flush), []);
+        assert_eq!(disk.queue.image().holes().bytes, 8 * 1024);
+    }
+}
+
+#[test]
+fn halves_of_a_block_go_together() {
+    let disk = Disk::new(true);
+    disk.write(0, CLUSTER, 7);
+    let host = disk.host_of(0);
+    let half = |disk: &Disk| {
+        disk.discard(SUBCLUSTER, SUBCLUSTER);
+        disk.flush();
+    };
+    assert_eq!(disk.given_back(host, half), []);
+    let other = |disk: &Disk| {
+        disk.discard(0, SUBCLUSTER);
+        disk.flush();
+    };
+    assert_eq!(disk.given_back(host, other), [(0, 4096)]);
+}
+
+#[test]
+fn a_subcluster_that_was_written_again_is_no_hole() {
+    let disk = Disk::new(true);
+    disk.write(0, CLUSTER, 7);
+    let host = disk.host_of(0);
+    disk.discard(4096, 5 * 4096);
+    disk.write(3 * 4096, 4096, 8);
+    let flushed = disk.given_back(host, Disk::flush);
+    assert_eq!(flushed, [(4096, 2 * 4096), (4 * 4096, 2 * 4096)]);
+    assert_eq!(disk.read(3 * 4096, 4096), [8; 4096]);
+}
+
+#[test]
+fn a_cluster_goes_with_its_last_subcluster() {
+    let disk = Disk::new(true);
+    disk.write(0, CLUSTER, 7);
+    let host = disk.host_of(0);
+    disk.discard(0, CLUSTER / 2);
+    disk.discard(CLUSTER / 2, CLUSTER / 2);
+    let flushed = disk.given_back(host, Disk::flush);
+    assert_eq!(flushed, [(0, CLUSTER)], "once, as a whole");
+    let extent = block_on(disk.queue.map(0, CLUSTER)).unwrap();
+    assert_eq!(extent.host_offset, None);
+}
+
+/// Whoever has begun to read from a subcluster reads it to the end.
+#[test]
+fn space_is_given_back_when_nobody_uses_it_any_more() {
+    let disk = Disk::new(true);
+    disk.write(0, CLUSTER, 7);
+    let host = disk.host_of(0);
+    let _ = disk.file.clone().with_jitter(1, 1000);
+    let mut memory = vec![0; 4096];
+    let payload = Payload::Read(Target::Memory(&mut memory));
+    let request = Request::Read { offset_bytes: 4096 };
+    {
+        let mut reading = pin!(disk.queue.submit(Tag(1), request, payload));
+        let context = &mut Context::from_waker(Waker::noop());
+        assert!(reading.as_mut().poll(context).is_pending());
+        let _ = disk.file.clone().with_jitter(1, 0);
+        disk.discard(4096, 4096);
+        assert_eq!(disk.given_back(host, Disk::flush), []);
+        block_on(reading).unwrap();
+    }
+    assert_eq!(memory, [7; 4096]);
+    assert_eq!(disk.given_back(host, Disk::flush), [(4096, 4096)]);
+}
+
+/// Space that was left behind in clusters of the past goes when the guest trims its disk.
+#[test]
+fn a_discard_gives_back_what_had_no_data_before() {
+    let disk = Disk::new(true);
+    disk.write(0, 4096, 7);
+    let host = disk.host_of(0);
+    let trim = |disk: &Disk| {
+        disk.discard(4096, CLUSTER - 4096);
+        disk.flush();
+    };
+    assert_eq!(disk.given_back(host, trim), [(4096, CLUSTER - 4096)]);
+}
+
+#[test]
+fn clusters_without_subclusters_go_whole_or_not_at_all() {
+    let disk = Disk::new(false);
+    disk.write(0, 2 * CLUSTER, 7);
+    let host = disk.host_of(0);
+    let trim = |disk: &Disk| {
+        disk.discard(4096, 2 * CLUSTER - 4096);
+        disk.flush();
+    };
+    assert_eq!(disk.given_back(host, trim), [(CLUSTER, CLUSTER)]);
+}
+
+#[test]
+fn contiguous_takes_space_ahead_and_keeps_clusters_whole() {
+    let disk = Disk::with_policy(AllocationPolicy::Contiguous);
+    let end = disk.file.bytes().len() as u64;
+    disk.write(0, 512, 7);
+    let grown = disk.file.bytes().len() as u64;
+    let taken = |disk: &Disk| -> Vec<(u64, u64)> {
+        let events = disk.file.events();
+        let taken = events.iter().filter_map(|event| match event {
+            Event::Allocate { offset, len } => Some((*offset, *len)),
+            _ => None,
+        });
+        taken.collect()
+    };
+    assert_eq!(taken(&disk), [(end, grown - end)]);
+    let write = |disk: &Disk| disk.write(CLUSTER + 512, 512, 7);
+    assert_eq!(
+        disk.transfers(write).1,
+        [512],
+        "what is taken is zeros still"
+    );
+    assert_eq!(taken(&disk), [], "taken once");
+
+    // Parts of clusters are not given back, whole clusters are.
+    disk.write(0, 2 * CLUSTER, 7);
+    let host = disk.host_of(0);
+    let trim = |disk: &Disk| {
+        disk.discard(4096, 2 * CLUSTER - 4096);
+        disk.flush();
+    };
+    assert_eq!(disk.given_back(host, trim), [(CLUSTER, CLUSTER)]);
+    assert_eq!(disk.read(4096, 4096), [7; 4096]);
+    disk.submit(Request::WriteZeroes {
+        offset_bytes: 8192,
+        len_bytes: 8192,
+        fua: false,
+        may_unmap: true,
+    });
+    assert_eq!(disk.given_back(host, Disk::flush), []);
+    assert_eq!(disk.read(8192, 8192), [0; 8192]);
+
+    // Space that was given back is taken again before it is used again.
+    disk.file.forget_events();
+    for cluster in 1..16 {
+        disk.write(cluster * CLUSTER, 4096, 9);
+    }
+    assert_eq!(taken(&disk), [(host + CLUSTER, CLUSTER)]);
+}
+
+#[test]
+fn the_policy_of_an_image_can_be_overridden() {
+    use AllocationPolicy::{Compact, Contiguous};
+    for (stored, given, found) in [
+        (None, None, Compact),
+        (None, Some(Contiguous), Contiguous),
+        (Some(Contiguous), None, Contiguous),
+        (Some(Contiguous), Some(Compact), Compact),
+        (Some(Compact), None, Compact),
+    ] {
+        let disk = match stored {
+            None => Disk::new(true),
+            Some(policy) => Disk::with_policy(policy),
+        };
+        let disk = disk.reopen(&OpenOptions {
+            allocation: given,
+            ..OpenOptions::default()
+        });
+        assert_eq!(disk.queue.image().allocation(), Some(found));
+        let unit = if found == Compact {
+            SUBCLUSTER
+        } else {
+            CLUSTER
+        };
+        assert_eq!(u64::from(disk.queue.limits().discard_block), unit);
+    }
+}
+
+#[test]
+fn nothing_is_given_back_when_it_was_not_to_be() {
+    let disk = Disk::new(true).reopen(&OpenOptions {
+        discard: false,
+        ..OpenOptions::default()
+    });
+    disk.write(0, CLUSTER, 7);
+    let host = disk.host_of(0);
+    let trim = |disk: &Disk| {
+        disk.discard(4096, 8192);
+        disk.flush();
+    };
+    assert_eq!(disk.given_back(host, trim), []);
+    assert_eq!(disk.read(4096, 8192), [0; 8192]);
 }

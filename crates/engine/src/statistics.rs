@@ -1,5 +1,14 @@
 //! What an open image tells of itself.
 
+/// What was given back to the host without freeing a cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HoleStatistics {
+    /// Holes made inside clusters.
+    pub holes: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+}
+
 /// How a metadata cache is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStatistics {

@@ -13,7 +13,7 @@ use gaur_block::{Errno, File, Source, Target};
 use gaur_format::addr::{ClusterIndex, HostOffset};
 use gaur_format::header::field;
 use gaur_format::l1::L1Ref;
-use gaur_format::{limit, refcount};
+use gaur_format::{AllocationPolicy, limit, refcount};
 
 use crate::align;
 use crate::image::{Qcow2, Writer};
@@ -200,9 +200,30 @@ impl<F: File> Queue<F> {
                 Ok(()) => goal,
                 Err(_) => file.set_len(need).await.map(|()| need)?,
             };
+            self.take_ahead(writer, now, need, end).await;
         }
         writer.alloc.lock().physical_end = end;
         Ok(())
+    }
+
+    /// Takes the host's space for what the file has grown by, from `start` to `end`, under the
+    /// policy *contiguous*; or at least up to `need`. It is no error if that cannot be: clusters then
+    /// take their space when they are used, as far as there is some.
+    async fn take_ahead(&self, writer: &Writer, start: u64, need: u64, end: u64) {
+        if writer.allocation != AllocationPolicy::Contiguous {
+            return;
+        }
+        let file = self.top_file();
+        for upto in [end, need] {
+            match file.allocate_at(start, upto - start).await {
+                Ok(()) => {
+                    writer.alloc.lock().backed_end = upto;
+                    return;
+                }
+                Err(Errno::EOPNOTSUPP) => return,
+                Err(_) => {}
+            }
+        }
     }
 
     /// Makes refcount block `index`, and a few after it when clusters are small, in the clusters

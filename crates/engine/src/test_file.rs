@@ -102,6 +102,7 @@ pub(crate) enum Event {
     Read { offset: u64, len: usize },
     Write { offset: u64, len: usize },
     Zero { offset: u64, len: u64 },
+    Allocate { offset: u64, len: u64 },
     Discard { offset: u64, len: u64 },
     SetLen(u64),
     Flush,
@@ -391,6 +392,11 @@ impl File for TestFile {
             return Err(Errno::EOPNOTSUPP);
         }
         self.request(Event::Zero { offset, len }, |state| state.zero(offset, len))
+            .await
+    }
+
+    async fn allocate_at(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.request(Event::Allocate { offset, len }, |_| Ok(()))
             .await
     }
 

@@ -6,6 +6,7 @@
 //! only after a pass has made the new mapping durable (O3).
 
 use gaur_block::{Errno, File, Source};
+use gaur_format::AllocationPolicy;
 use gaur_format::addr::{GuestOffset, HostOffset};
 use gaur_format::l2::L2Entry;
 
@@ -183,6 +184,10 @@ impl<F: File> Queue<F> {
         if self.image.breaks(crate::options::BrokenRule::O2) {
             piece.commit();
             return self.fill_piece(&mut piece, data).await;
+        }
+        if let Some((offset, len)) = piece.space_to_take() {
+            // Best effort: where there is no space for whole clusters there may be some for this.
+            let _ = self.top_file().allocate_at(offset, len).await;
         }
         self.fill_piece(&mut piece, data).await?;
         piece.commit();
@@ -487,6 +492,14 @@ pub(crate) fn reference_of(
 }
 
 impl Piece<'_> {
+    /// Under the policy *contiguous*: the host range of new clusters whose space was not taken ahead.
+    fn space_to_take(&self) -> Option<(u64, u64)> {
+        let contiguous = self.writer.allocation == AllocationPolicy::Contiguous;
+        let size = self.qcow2.geometry.cluster_size();
+        let wanted = contiguous && self.run.len > 0 && !self.run.backed;
+        wanted.then_some((self.run.start * size, self.run.len * size))
+    }
+
     /// Makes the new mapping visible. The disk learns of it from a writeback pass.
     fn commit(&mut self) {
         let geometry = &self.qcow2.geometry;

@@ -103,13 +103,22 @@ impl<F: File> Queue<F> {
         let Some((qcow2, _)) = self.top() else {
             return self.barrier().await;
         };
-        let frees = std::mem::take(&mut writer.alloc.lock().unmapped);
+        let (frees, holes) = {
+            let mut alloc = writer.alloc.lock();
+            let holes = std::mem::take(&mut alloc.holes.unmapped);
+            (std::mem::take(&mut alloc.unmapped), holes)
+        };
         let maps = self.stage_maps(qcow2);
         let counts = self.stage_counts(writer);
         self.write_in_order(&maps, &counts).await?;
         self.staged_are_written(qcow2, writer, &maps, &counts);
-        writer.alloc.lock().durable.extend(frees);
+        {
+            let mut alloc = writer.alloc.lock();
+            alloc.durable.extend(frees);
+            alloc.holes.durable.extend(holes);
+        }
         self.release(writer).await;
+        self.punch_holes(qcow2, writer).await;
         Ok(())
     }
 

@@ -1,19 +1,22 @@
 //! Write zeroes and discard: change mappings, write as little as possible.
 //!
-//! Whole subclusters become zero by their mapping; the rest is written. A discard touches whole
-//! clusters only and makes them read as zeros; where the format cannot say so (version 2 over a
-//! backing file) it does nothing.
+//! Whole subclusters become zero by their mapping; the rest is written. A discard makes whole
+//! subclusters read as zeros, or whole clusters under the policy *contiguous*, and leaves the rest
+//! alone; where the format cannot say so (version 2 over a backing file) it does nothing. Under the
+//! policy *compact* the space of subclusters that lose their data becomes a hole (`punch`).
 //!
 //! Crash rule: as for writes; what a mapping no longer refers to is given back by the pass that
 //! made the removal durable (O3).
 
 use gaur_block::{Errno, File, Source};
+use gaur_format::AllocationPolicy;
 use gaur_format::addr::GuestOffset;
-use gaur_format::geometry::Version;
+use gaur_format::geometry::{Geometry, Version};
 use gaur_format::l2::L2Entry;
 
 use crate::image::{Image, Qcow2, Writer};
 use crate::metadata::alloc::Free;
+use crate::metadata::holes::{Hole, empty_blocks};
 use crate::metadata::maps::{Located, Maps};
 use crate::queue::Queue;
 use crate::read::Place;
@@ -47,6 +50,8 @@ struct UnmapRange {
     start: u64,
     end: u64,
     unit: u64,
+    /// What counts as a unit when it lies across the end of the image.
+    last_unit: u64,
 }
 
 impl UnmapRange {
@@ -56,6 +61,7 @@ impl UnmapRange {
             start,
             end,
             unit: 1,
+            last_unit: 1,
         }
     }
 }
@@ -77,23 +83,24 @@ impl<F: File> Queue<F> {
         let unit = geometry.subcluster_size();
         let end = offset + len;
         let first = offset.next_multiple_of(unit);
-        if first >= self.last_unit(end, unit) {
+        let range = UnmapRange {
+            start: first,
+            end,
+            unit,
+            last_unit: unit,
+        };
+        if first >= self.last_unit(range) {
             return self.zero_by_writing(qcow2, writer, offset, len).await;
         }
         self.zero_by_writing(qcow2, writer, offset, first - offset)
             .await?;
         let mode = if may_unmap { Mode::Unmap } else { Mode::Keep };
-        let range = UnmapRange {
-            start: first,
-            end,
-            unit,
-        };
         let last = self.unmap(qcow2, writer, range, mode).await?;
         let tail = end.saturating_sub(last);
         self.zero_by_writing(qcow2, writer, last, tail).await
     }
 
-    /// Gives back the whole clusters of a range inside the image.
+    /// Gives back the whole clusters or subclusters of a range inside the image.
     pub(crate) async fn discard(
         &self,
         qcow2: &Qcow2,
@@ -101,12 +108,12 @@ impl<F: File> Queue<F> {
         offset: u64,
         len: u64,
     ) -> Result<(), Errno> {
-        let unit = qcow2.geometry.cluster_size();
-        let end = offset + len;
+        let unit = writer.discard_unit(&qcow2.geometry);
         let range = UnmapRange {
             start: offset.next_multiple_of(unit),
-            end,
+            end: offset + len,
             unit,
+            last_unit: qcow2.geometry.cluster_size(),
         };
         self.unmap(qcow2, writer, range, Mode::Discard).await?;
         Ok(())
@@ -114,11 +121,12 @@ impl<F: File> Queue<F> {
 
     /// Where the last whole unit ends of a range that ends at `end`. What lies beyond the end of the
     /// image goes with it, as long as that is the end: an image that grows meanwhile has data there.
-    fn last_unit(&self, end: u64, unit: u64) -> u64 {
+    fn last_unit(&self, range: UnmapRange) -> u64 {
+        let end = range.end;
         if end == self.image.size_bytes() {
-            end.next_multiple_of(unit)
+            end.next_multiple_of(range.last_unit)
         } else {
-            end - end % unit
+            end - end % range.unit
         }
     }
 
@@ -155,7 +163,7 @@ impl<F: File> Queue<F> {
         mode: Mode,
     ) -> Result<u64, Errno> {
         let mut at = range.start;
-        while at < self.last_unit(range.end, range.unit) {
+        while at < self.last_unit(range) {
             match self.unmap_step(qcow2, writer, at, range, mode)? {
                 Step::Done(len) => at += len,
                 Step::Need(need) => self.resolve(qcow2, writer, need).await?,
@@ -246,7 +254,7 @@ impl<F: File> Queue<F> {
         let ticket = writer.claims.ticket(at);
         let claims = writer.claims.lock(at);
         // Looked at under the lock: a write to where the image has grown to comes after it.
-        let end = self.last_unit(range.end, range.unit);
+        let end = self.last_unit(range);
         if at >= end {
             return Ok(Step::Done(0));
         }
@@ -308,6 +316,16 @@ impl<F: File> Queue<F> {
     }
 }
 
+impl Writer {
+    /// Discards work in units of this many bytes.
+    pub(crate) fn discard_unit(&self, geometry: &Geometry) -> u64 {
+        match self.allocation {
+            AllocationPolicy::Compact => geometry.subcluster_size(),
+            AllocationPolicy::Contiguous => geometry.cluster_size(),
+        }
+    }
+}
+
 /// Changes the entries of one slice, under the lock of its claims.
 struct Unmapper<'a> {
     image: &'a Image,
@@ -339,6 +357,8 @@ impl Unmapper<'_> {
                 _ => break,
             };
             match self.change(entry, at, upto) {
+                // Space that an earlier writer left there.
+                Change::None if self.mode == Mode::Discard => self.note_hole(entry, at, upto),
                 Change::None => {}
                 Change::Entry(new, gone) => {
                     maps.update(at, |_| new);
@@ -347,7 +367,9 @@ impl Unmapper<'_> {
                         Some(kept) if data_of(entry) & !data_of(new) != 0 => {
                             // What the guest had there stays behind in its cluster.
                             self.writer.fresh.write().soil(kept.start, kept.len);
+                            self.note_hole(new, at, upto);
                         }
+                        Some(_) if self.mode == Mode::Discard => self.note_hole(new, at, upto),
                         _ => {}
                     }
                 }
@@ -361,6 +383,37 @@ impl Unmapper<'_> {
             return Step::Done(0);
         }
         Step::Done(at - start)
+    }
+
+    /// Notes the space of guest bytes `at..upto`, which have no data any more, under *compact*.
+    fn note_hole(&self, entry: L2Entry, at: u64, upto: u64) {
+        let L2Entry::Cluster {
+            host: Some(host),
+            copied: true,
+            alloc,
+            ..
+        } = entry
+        else {
+            return;
+        };
+        let given_back = self.image.options.discard && self.writer.limits.discard_zeroes;
+        let wanted = matches!(self.mode, Mode::Unmap | Mode::Discard) && given_back;
+        if !wanted || self.writer.allocation != AllocationPolicy::Compact {
+            return;
+        }
+        let geometry = &self.qcow2.geometry;
+        let offset = geometry.offset_in_cluster(GuestOffset(at));
+        let cluster = at - offset;
+        if let Some((start, end)) = empty_blocks(alloc, offset, upto - cluster, geometry) {
+            let hole = Hole {
+                guest: cluster + start,
+                host: host.0 + start,
+                len: end - start,
+            };
+            let mut alloc = self.writer.alloc.lock();
+            alloc.holes.add(hole, geometry);
+            self.writer.note_pressure(&alloc);
+        }
     }
 
     fn change(&self, entry: L2Entry, at: u64, upto: u64) -> Change {
@@ -380,6 +433,9 @@ impl Unmapper<'_> {
             return self.change_v2(entry, backed);
         }
         let (host, copied, alloc, zero) = match entry {
+            L2Entry::Compressed(_) if mask != all && self.mode == Mode::Discard => {
+                return Change::None;
+            }
             L2Entry::Compressed(_) if mask != all => return Change::Write,
             L2Entry::Compressed(_) => return Change::Entry(plain_zero(all), true),
             L2Entry::Cluster {
@@ -389,7 +445,8 @@ impl Unmapper<'_> {
                 zero,
             } => (host, copied, alloc, zero),
         };
-        if host.is_none() && !backed {
+        // Zeros already. A cluster without any data is given up below.
+        if alloc & mask == 0 && !backed && (host.is_none() || alloc != 0) {
             return Change::None;
         }
         let (alloc, zero_now) = (alloc & !mask, zero | mask);

@@ -98,6 +98,10 @@ impl File for BlockingFile {
         whole::write_zeroes_at(&self.inline, offset_bytes, len_bytes, may_unmap).await
     }
 
+    async fn allocate_at(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
+        whole::allocate_at(&self.inline, offset_bytes, len_bytes).await
+    }
+
     async fn discard_at(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
         whole::discard_at(&self.inline, offset_bytes, len_bytes).await
     }

@@ -233,6 +233,19 @@ pub(crate) async fn discard_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Result
     }
 }
 
+pub(crate) async fn allocate_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Result<(), Errno> {
+    check_writable(raw.file())?;
+    check_range(offset, len)?;
+    // A block device has its space, and what `fallocate` does there is to write zeros.
+    if len == 0 || raw.file().is_block_device() {
+        return Ok(());
+    }
+    match raw.fallocate(ALLOCATE, offset, len).await {
+        Err(errno) if is_unsupported(errno) => Err(Errno::EOPNOTSUPP),
+        result => result,
+    }
+}
+
 pub(crate) async fn set_len<R: Raw>(raw: &R, len_bytes: u64) -> Result<(), Errno> {
     check_writable(raw.file())?;
     check_range(len_bytes, 0)?;

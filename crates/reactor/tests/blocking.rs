@@ -106,6 +106,7 @@ fn a_read_only_file_refuses_every_change() {
         assert_eq!(file.write_vectored_at(0, &[]).await, Err(Errno::EROFS));
         assert_eq!(file.write_zeroes_at(0, 1, true).await, Err(Errno::EROFS));
         assert_eq!(file.discard_at(0, 1).await, Err(Errno::EROFS));
+        assert_eq!(file.allocate_at(0, 1).await, Err(Errno::EROFS));
         assert_eq!(file.set_len(0).await, Err(Errno::EROFS));
         assert_eq!(contract::read(&file, 0, 4096).await, [1; 4096]);
     });

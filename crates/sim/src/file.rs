@@ -155,6 +155,18 @@ impl File for SimFile {
         }
     }
 
+    async fn allocate_at(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
+        self.check_write(0)?;
+        if !self.disk.borrow().profile.write_zeroes {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let end = offset_bytes.saturating_add(len_bytes);
+        Operation::allocate(&self.disk, offset_bytes..end)
+            .run(&self.handle)
+            .await
+            .map(drop)
+    }
+
     async fn discard_at(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
         self.check_write(0)?;
         let zeroes = self.disk.borrow().profile.discard_zeroes;

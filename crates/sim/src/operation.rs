@@ -102,6 +102,8 @@ enum Kind {
     Change(Rc<Change>),
     Flush(Moment),
     SetLen(u64),
+    /// Takes space; no byte changes.
+    Allocate(Range<u64>),
 }
 
 /// A request in flight; the file's future and the scheduler share it.
@@ -129,6 +131,10 @@ impl Operation {
 
     pub(crate) fn set_len(disk: &Rc<RefCell<Disk>>, len_bytes: u64) -> Rc<Operation> {
         Operation::new(disk, Kind::SetLen(len_bytes))
+    }
+
+    pub(crate) fn allocate(disk: &Rc<RefCell<Disk>>, range: Range<u64>) -> Rc<Operation> {
+        Operation::new(disk, Kind::Allocate(range))
     }
 
     pub(crate) fn change(disk: &Rc<RefCell<Disk>>, range: Range<u64>, fill: Fill) -> Rc<Operation> {
@@ -183,6 +189,7 @@ impl Operation {
             Kind::Change(change) => change.range.start ^ (change.range.end << 20) ^ (1 << 62),
             Kind::Flush(mark) => *mark ^ (1 << 63),
             Kind::SetLen(len_bytes) => *len_bytes ^ (3 << 62),
+            Kind::Allocate(range) => range.start ^ (range.end << 20) ^ (1 << 61),
         }
     }
 
@@ -194,6 +201,10 @@ impl Operation {
             Kind::Change(change) => apply(&mut disk, change, random),
             Kind::Flush(mark) => Some(flush(&mut disk, *mark, random)),
             Kind::SetLen(len_bytes) => Some(set_len(&mut disk, *len_bytes, random)),
+            Kind::Allocate(_) if disk.strikes(FaultKind::NoSpace, random) => {
+                Some(Err(Errno::ENOSPC))
+            }
+            Kind::Allocate(_) => Some(Ok(Vec::new())),
         }
     }
 }
@@ -229,6 +240,7 @@ impl Pending for Operation {
             Kind::Change(change) => format!("{name} {} #{}", change.describe(), change.request),
             Kind::Flush(mark) => format!("{name} flush @{mark}"),
             Kind::SetLen(len_bytes) => format!("{name} set length {len_bytes}"),
+            Kind::Allocate(range) => format!("{name} allocate {}..{}", range.start, range.end),
         }
     }
 }

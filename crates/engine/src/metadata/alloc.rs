@@ -17,6 +17,7 @@ use gaur_format::refcount;
 
 use super::cache::SliceCache;
 use super::grace::Grace;
+use super::holes::{Hole, Holes};
 
 /// A run of clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub(crate) struct Run {
     pub(crate) len: u64,
     /// Every byte reads as zero and nothing was ever written there.
     pub(crate) fresh: bool,
+    /// The host's space was taken ahead.
+    pub(crate) backed: bool,
 }
 
 /// References to give back: each cluster of the run loses one.
@@ -80,6 +83,8 @@ pub(crate) struct Alloc {
     pub(crate) physical_end: u64,
     /// Length of the file when it was opened.
     pub(crate) opened_end: u64,
+    /// Of what the file gained since, the host's space up to here was taken ahead.
+    pub(crate) backed_end: u64,
     /// Number of clusters there can be at most (a block device).
     pub(crate) capacity: Option<u64>,
     /// References removed in memory since the last writeback pass began.
@@ -91,6 +96,8 @@ pub(crate) struct Alloc {
     pub(crate) draining_epoch: u64,
     /// References that nobody uses any more and that are to be counted down.
     pub(crate) releasable: Vec<Free>,
+    /// Discarded space inside clusters that stay; it drains along with the references.
+    pub(crate) holes: Holes,
 }
 
 /// A queue without space of its own reserves this many bytes at once.
@@ -150,12 +157,14 @@ impl Alloc {
             scan_end: bump,
             physical_end: file_len,
             opened_end: file_len,
+            backed_end: 0,
             capacity,
             unmapped: Vec::new(),
             durable: Vec::new(),
             draining: Vec::new(),
             draining_epoch: 0,
             releasable: Vec::new(),
+            holes: Holes::default(),
         }
     }
 
@@ -294,6 +303,7 @@ impl Alloc {
             start: self.bump,
             len: want,
             fresh: self.capacity.is_none(),
+            backed: false,
         };
         // One refcount block at a time: the run then lies where one block counts it.
         let entries = self.geometry.refcount_block_entries();
@@ -310,7 +320,13 @@ impl Alloc {
             return Err(AllocError::Failed(Errno::ENOSPC));
         }
         self.bump = run.start + run.len;
+        run.backed = self.is_backed(self.bump);
         self.reserve(queue, run)
+    }
+
+    /// Whether the host's space for fresh clusters below `end` was taken ahead.
+    fn is_backed(&self, end: u64) -> bool {
+        end * self.geometry.cluster_size() <= self.backed_end
     }
 
     fn reserve(&mut self, queue: usize, run: Run) -> Result<(), AllocError> {
@@ -335,7 +351,7 @@ impl Alloc {
             self.free.push(Run {
                 start,
                 len: end - start,
-                fresh: false,
+                ..Run::EMPTY
             });
             return Ok(true);
         };
@@ -356,7 +372,7 @@ impl Alloc {
                 self.free.push(Run {
                     start: cluster,
                     len: unused,
-                    fresh: false,
+                    ..Run::EMPTY
                 });
                 found = true;
             }
@@ -369,18 +385,23 @@ impl Alloc {
     /// Moves references on from "durably gone" to "nobody uses them", as far as the requests that
     /// may use them have ended.
     pub(crate) fn drain(&mut self, grace: &Grace) {
-        if !self.draining.is_empty() && grace.drained(self.draining_epoch) {
+        let holes = &mut self.holes;
+        let nothing = |free: &[Free], holes: &[Hole]| free.is_empty() && holes.is_empty();
+        if !nothing(&self.draining, &holes.draining) && grace.drained(self.draining_epoch) {
             self.releasable.append(&mut self.draining);
+            holes.ready.append(&mut holes.draining);
         }
-        if !self.draining.is_empty() || self.durable.is_empty() {
+        if !nothing(&self.draining, &holes.draining) || nothing(&self.durable, &holes.durable) {
             return;
         }
         let Some(epoch) = grace.turn() else { return };
         if grace.drained(epoch) {
             self.releasable.append(&mut self.durable);
+            holes.ready.append(&mut holes.durable);
         } else {
             self.draining_epoch = epoch;
-            self.draining = std::mem::take(&mut self.durable);
+            self.draining.append(&mut self.durable);
+            holes.draining.append(&mut holes.durable);
         }
     }
 
@@ -392,7 +413,7 @@ impl Alloc {
             &self.draining,
             &self.releasable,
         ];
-        lists.iter().any(|list| !list.is_empty())
+        lists.iter().any(|list| !list.is_empty()) || !self.holes.is_empty()
     }
 
     /// Takes one reference from each cluster of `free`, as far as the counts are cached, and adds
@@ -441,7 +462,8 @@ impl Alloc {
 
     /// Whether writing back is due.
     pub(crate) fn pressed(&self) -> bool {
-        self.blocks.pressure() || self.unmapped.len() > UNMAPPED_MAX
+        let given_up = self.unmapped.len() > UNMAPPED_MAX || self.holes.pressure();
+        self.blocks.pressure() || given_up
     }
 
     /// Takes back clusters that were taken and never used: nothing ever referred to them, so they
@@ -456,7 +478,7 @@ impl Alloc {
             let one = Run {
                 start: cluster,
                 len: 1,
-                fresh: run.fresh,
+                ..run
             };
             match cached {
                 Some((bytes, within)) => {
@@ -482,7 +504,7 @@ impl Alloc {
         if run.start >= self.scan_end || run.start + run.len <= self.scan {
             if let Some(last) = self.free.last_mut()
                 && last.start + last.len == run.start
-                && last.fresh == run.fresh
+                && (last.fresh, last.backed) == (run.fresh, run.backed)
             {
                 last.len += run.len;
                 return;
@@ -515,8 +537,13 @@ impl Alloc {
         self.unreserve(queue);
         let start = self.bump;
         self.bump = end;
-        let fresh = self.capacity.is_none();
-        self.reserve(queue, Run { start, len, fresh })?;
+        let run = Run {
+            start,
+            len,
+            fresh: self.capacity.is_none(),
+            backed: self.is_backed(end),
+        };
+        self.reserve(queue, run)?;
         Ok(start)
     }
 
@@ -558,6 +585,7 @@ impl Run {
         start: 0,
         len: 0,
         fresh: false,
+        backed: false,
     };
 }
 
@@ -568,7 +596,7 @@ fn join(runs: &mut Vec<Run>, cluster: u64) {
         _ => runs.push(Run {
             start: cluster,
             len: 1,
-            fresh: false,
+            ..Run::EMPTY
         }),
     }
 }

@@ -10,6 +10,7 @@ pub(crate) mod claims;
 pub(crate) mod cluster_set;
 pub(crate) mod fresh;
 pub(crate) mod grace;
+pub(crate) mod holes;
 pub(crate) mod l1_table;
 pub(crate) mod l2_cache;
 pub(crate) mod l2_shard;

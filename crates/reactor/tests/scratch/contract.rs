@@ -158,4 +158,13 @@ pub async fn ends<F: File>(file: &F, unit: usize) {
     let hole = file.extent_at((1 << 20) - 4096).await.unwrap();
     assert_eq!((hole.len, hole.data), (4096, false));
     assert_eq!(file.extent_at(1 << 20).await, Err(Errno::EINVAL));
+
+    // Taking space changes neither the length nor a byte.
+    match file.allocate_at(unit as u64, (2 << 20) - unit as u64).await {
+        Ok(()) => {}
+        Err(errno) => assert_eq!(errno, Errno::EOPNOTSUPP),
+    }
+    assert_eq!(file.len().await, Ok(1 << 20));
+    let expected = [&bytes[..2 * unit + 77], &vec![0; (1 << 20) - 2 * unit - 77]].concat();
+    assert!(read(file, 0, 1 << 20).await == expected);
 }

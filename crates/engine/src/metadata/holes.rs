@@ -1,0 +1,182 @@
+//! Host space inside clusters that the guest has discarded: subclusters that lost their data while
+//! others of their cluster kept theirs.
+//!
+//! A hole goes the way that a freed cluster goes (`alloc`): its mapping changes in memory, a
+//! writeback pass makes that durable, the requests that may still be using it end, and then it is
+//! given back to the host. Its cluster stays where it is and the guest may write there at any time,
+//! so whoever gives it back claims its guest range and looks again.
+//!
+//! The list is bounded: what does not fit is forgotten, and stays allocated on the host.
+
+use gaur_format::addr::GuestOffset;
+use gaur_format::geometry::Geometry;
+
+use crate::statistics::HoleStatistics;
+
+/// A run of bytes in one cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hole {
+    /// Guest offset of the first byte.
+    pub(crate) guest: u64,
+    /// Host offset of the first byte.
+    pub(crate) host: u64,
+    /// Length in bytes.
+    pub(crate) len: u64,
+}
+
+/// Holes on their way to the host.
+#[derive(Debug, Default)]
+pub(crate) struct Holes {
+    /// Made in memory since the last writeback pass began.
+    pub(crate) unmapped: Vec<Hole>,
+    /// Their mapping is durable.
+    pub(crate) durable: Vec<Hole>,
+    /// Of those, the ones that wait for requests that may be using them.
+    pub(crate) draining: Vec<Hole>,
+    /// To be given back.
+    pub(crate) ready: Vec<Hole>,
+    /// What was given back.
+    pub(crate) made: HoleStatistics,
+}
+
+/// Space is given back in blocks of at least this many bytes: file systems have such blocks, and a
+/// hole in a part of one is made by writing zeros.
+const BLOCK_BYTES_MIN: u64 = 4096;
+/// Most holes that wait.
+const HOLES_MAX: usize = 1 << 14;
+
+impl Holes {
+    /// Notes a hole; one that continues the last in its cluster lengthens it.
+    pub(crate) fn add(&mut self, hole: Hole, geometry: &Geometry) {
+        if let Some(last) = self.unmapped.last_mut()
+            && last.guest + last.len == hole.guest
+            && last.host + last.len == hole.host
+            && geometry.offset_in_cluster(GuestOffset(hole.guest)) != 0
+        {
+            last.len += hole.len;
+            return;
+        }
+        if self.len() < HOLES_MAX {
+            self.unmapped.push(hole);
+        }
+    }
+
+    /// Whether so many wait for a pass that one is due.
+    pub(crate) fn pressure(&self) -> bool {
+        self.unmapped.len() > HOLES_MAX / 4
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn len(&self) -> usize {
+        self.unmapped.len() + self.durable.len() + self.draining.len() + self.ready.len()
+    }
+}
+
+/// The first run of blocks that touch bytes `from..end` of a cluster and in which no subcluster has
+/// data; `alloc` are those that do. Offsets count from the start of the cluster.
+pub(crate) fn empty_blocks(
+    alloc: u32,
+    from: u64,
+    end: u64,
+    geometry: &Geometry,
+) -> Option<(u64, u64)> {
+    let sub = geometry.subcluster_size();
+    let block = sub.max(BLOCK_BYTES_MIN);
+    let is_empty = |start: u64| {
+        let upto = (start + block).min(geometry.cluster_size());
+        (start / sub..upto / sub).all(|index| alloc & (1 << index) == 0)
+    };
+    let mut start = from - from % block;
+    while start < end && !is_empty(start) {
+        start += block;
+    }
+    let mut upto = start;
+    while upto < end && is_empty(upto) {
+        upto += block;
+    }
+    (start < upto).then_some((start, upto))
+}
+
+#[cfg(test)]
+mod tests {
+    use gaur_format::Version;
+
+    use super::*;
+
+    const KIB: u64 = 1024;
+
+    fn geometry(cluster_bits: u32) -> Geometry {
+        Geometry::new(Version::V3, cluster_bits, true, 4).unwrap()
+    }
+
+    #[test]
+    fn small_subclusters_are_given_back_together_with_their_neighbours() {
+        // Subclusters of 2 KiB, two to a block.
+        let geometry = geometry(16);
+        let blocks = |alloc, from, end| empty_blocks(alloc, from * KIB, end * KIB, &geometry);
+        assert_eq!(blocks(0b0010, 0, 2), None, "the other half has data");
+        assert_eq!(blocks(0, 0, 2), Some((0, 4 * KIB)));
+        assert_eq!(blocks(0b0001, 2, 8), Some((4 * KIB, 8 * KIB)));
+        assert_eq!(blocks(0b1000_0000, 2, 14), Some((0, 12 * KIB)));
+        assert_eq!(blocks(0, 62, 64), Some((60 * KIB, 64 * KIB)));
+        // What was written again in the middle splits a hole.
+        assert_eq!(blocks(0b1_0000, 0, 16), Some((0, 8 * KIB)));
+        assert_eq!(blocks(0b1_0000, 8, 16), Some((12 * KIB, 16 * KIB)));
+        assert_eq!(blocks(u32::MAX, 0, 64), None);
+    }
+
+    #[test]
+    fn large_subclusters_are_blocks() {
+        // Subclusters of 64 KiB.
+        let geometry = geometry(21);
+        let blocks = |alloc, from, end| empty_blocks(alloc, from * KIB, end * KIB, &geometry);
+        assert_eq!(blocks(0b101, 64, 128), Some((64 * KIB, 128 * KIB)));
+        assert_eq!(blocks(0b101, 0, 64), None);
+        assert_eq!(blocks(0, 1984, 2048), Some((1984 * KIB, 2048 * KIB)));
+    }
+
+    #[test]
+    fn holes_in_a_row_become_one_and_clusters_stay_apart() {
+        let geometry = geometry(16);
+        let mut holes = Holes::default();
+        let hole = |guest, host| Hole {
+            guest: guest * KIB,
+            host: host * KIB,
+            len: 4 * KIB,
+        };
+        for (guest, host) in [(56, 656), (60, 660), (64, 664), (68, 668), (72, 999)] {
+            holes.add(hole(guest, host), &geometry);
+        }
+        let found: Vec<(u64, u64)> = holes
+            .unmapped
+            .iter()
+            .map(|hole| (hole.guest / KIB, hole.len / KIB))
+            .collect();
+        assert_eq!(found, [(56, 8), (64, 8), (72, 4)]);
+    }
+
+    #[test]
+    fn the_list_is_bounded() {
+        let geometry = geometry(16);
+        let mut holes = Holes::default();
+        for number in 0..2 * HOLES_MAX as u64 {
+            let guest = number << 20;
+            holes.add(
+                Hole {
+                    guest,
+                    host: guest,
+                    len: 4096,
+                },
+                &geometry,
+            );
+            if number == 100 {
+                holes.durable.append(&mut holes.unmapped);
+            }
+        }
+        assert!(holes.pressure());
+        assert_eq!(holes.len(), HOLES_MAX);
+    }
+}

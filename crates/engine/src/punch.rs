@@ -1,0 +1,129 @@
+//! Giving space inside clusters back to the host, as the policy *compact* wants it.
+//!
+//! Rule O7: a hole is made only where nobody has data. Its mapping has been durable since the pass
+//! before, and the requests that may have been using it have ended; but its cluster is still there,
+//! and the guest may have written to it again. So its guest range is claimed, which keeps writes
+//! that would allocate there waiting, and the mapping is looked at once more.
+
+use gaur_block::{Errno, File};
+use gaur_format::addr::GuestOffset;
+use gaur_format::l2::L2Entry;
+
+use crate::align;
+use crate::image::{Qcow2, Writer};
+use crate::metadata::claims::Claims;
+use crate::metadata::holes::{Hole, empty_blocks};
+use crate::metadata::maps::{Located, Maps};
+use crate::queue::Queue;
+
+/// A claimed guest range; given up when dropped.
+struct Claim<'a> {
+    claims: &'a Claims,
+    start: u64,
+    id: u64,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.claims.remove(self.start, self.id);
+    }
+}
+
+/// What a second look at a hole shows.
+enum Look<'a> {
+    /// These subclusters of its cluster have data, and nobody else may change that.
+    Claimed { alloc: u32, _claim: Claim<'a> },
+    /// Somebody is writing there.
+    Busy,
+    /// Its cluster is no longer there.
+    Gone,
+    /// The L2 slice at this host offset has to be loaded.
+    Miss(u64),
+}
+
+impl<F: File> Queue<F> {
+    /// Gives the holes that are ready back to the host. Where somebody is writing, they wait for a
+    /// later pass.
+    pub(crate) async fn punch_holes(&self, qcow2: &Qcow2, writer: &Writer) {
+        let ready = std::mem::take(&mut writer.alloc.lock().holes.ready);
+        for hole in ready {
+            // It is a hint: what the host cannot or will not do stays allocated.
+            if let Err(Errno::EAGAIN) = self.punch_hole(qcow2, writer, hole).await {
+                writer.alloc.lock().holes.ready.push(hole);
+            }
+        }
+    }
+
+    /// [`Errno::EAGAIN`] while somebody is writing there.
+    async fn punch_hole(&self, qcow2: &Qcow2, writer: &Writer, hole: Hole) -> Result<(), Errno> {
+        #[cfg(feature = "broken-order")]
+        if self.image.breaks(crate::options::BrokenRule::O7) {
+            let range = hole.host..hole.host + hole.len;
+            return align::discard(self.top_file(), &self.image.locks, range).await;
+        }
+        loop {
+            let (alloc, _claim) = match self.look_again(qcow2, writer, hole) {
+                Look::Claimed { alloc, _claim } => (alloc, _claim),
+                Look::Busy => return Err(Errno::EAGAIN),
+                Look::Gone => return Ok(()),
+                Look::Miss(slice) => {
+                    self.load_slice(0, qcow2, slice).await?;
+                    continue;
+                }
+            };
+            let offset = qcow2.geometry.offset_in_cluster(GuestOffset(hole.guest));
+            let (mut from, end) = (offset, offset + hole.len);
+            while let Some((start, upto)) = empty_blocks(alloc, from, end, &qcow2.geometry) {
+                let range = hole.host - offset + start..hole.host - offset + upto;
+                align::discard(self.top_file(), &self.image.locks, range).await?;
+                let made = &mut writer.alloc.lock().holes.made;
+                made.holes += 1;
+                made.bytes += upto - start;
+                from = upto;
+            }
+            return Ok(());
+        }
+    }
+
+    fn look_again<'a>(&self, qcow2: &Qcow2, writer: &'a Writer, hole: Hole) -> Look<'a> {
+        let mut claims = writer.claims.lock(hole.guest);
+        if claims.free_prefix(hole.guest, hole.guest + hole.len) < hole.len {
+            return Look::Busy;
+        }
+        match located(&qcow2.maps, hole) {
+            Err(look) => look,
+            Ok(alloc) => Look::Claimed {
+                alloc,
+                _claim: Claim {
+                    claims: &writer.claims,
+                    start: hole.guest,
+                    id: claims.insert(hole.guest, hole.guest + hole.len),
+                },
+            },
+        }
+    }
+}
+
+/// The subclusters with data of the cluster that the hole was made in, if it is the same still.
+fn located(maps: &Maps, hole: Hole) -> Result<u32, Look<'static>> {
+    match maps.locate(hole.guest) {
+        Ok(Located::Miss(slice)) => Err(Look::Miss(slice)),
+        Ok(Located::Entry {
+            entry:
+                L2Entry::Cluster {
+                    host: Some(host),
+                    copied: true,
+                    alloc,
+                    ..
+                },
+            table_copied: true,
+            ..
+        }) => {
+            let offset = maps.geometry.offset_in_cluster(GuestOffset(hole.guest));
+            let same = host.0 + offset == hole.host;
+            if same { Ok(alloc) } else { Err(Look::Gone) }
+        }
+        // A damaged entry is reported by whoever needs it.
+        _ => Err(Look::Gone),
+    }
+}
