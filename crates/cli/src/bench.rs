@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use gaur_engine::{Format, OpenOptions};
+use gaur_engine::{AllocationPolicy, Format, OpenOptions};
 use gaur_reactor::{Config, Driver, ReactorFile, Threads, ThreadsConfig, block_on};
 
 use crate::cache_cleaner::CacheCleaner;
@@ -23,7 +23,7 @@ use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::image_spec::{Aio, ImageSpec};
 use crate::json;
-use crate::open::{CacheMode, Output, format_parser};
+use crate::open::{CacheMode, Output, allocation_parser, format_parser};
 use crate::shared_image::SharedImage;
 use crate::size::{human, parse_size};
 use lane::{Failed, Tally};
@@ -109,6 +109,9 @@ pub struct Args {
     /// Stop after this time
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     runtime: Option<Duration>,
+    /// What to do with the host's space, whatever the image says
+    #[arg(long, value_name = "POLICY", value_parser = allocation_parser())]
+    allocation: Option<AllocationPolicy>,
     /// Output format
     #[arg(long, value_name = "OUTPUT", value_enum, default_value = "human")]
     output: Output,
@@ -279,6 +282,7 @@ fn open_options(args: &Args) -> OpenOptions {
         read_only: !writes(args),
         direct: args.cache.direct(),
         force_share: args.force_share,
+        allocation: args.allocation,
         ..OpenOptions::default()
     }
 }

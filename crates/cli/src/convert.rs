@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use gaur_block::File;
-use gaur_engine::{Format, OpenOptions};
+use gaur_engine::{AllocationPolicy, Format, OpenOptions};
 
 use crate::copy::Copy;
 use crate::failure::Failure;
@@ -11,7 +11,7 @@ use crate::guest::Guest;
 use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
 use crate::new_image::{self, NewImage};
-use crate::open::{self, CacheMode, format_parser};
+use crate::open::{self, CacheMode, allocation_parser, format_parser};
 use crate::options::OptionList;
 use crate::progress::Progress;
 use crate::shared_image::SharedImage;
@@ -77,6 +77,9 @@ pub struct Args {
         default_value = "writeback"
     )]
     source_cache: CacheMode,
+    /// What to do with the target's space on the host, whatever the target says
+    #[arg(long, value_name = "POLICY", value_parser = allocation_parser())]
+    allocation: Option<AllocationPolicy>,
     /// Allow writes out of order: faster on some disks, the target may be less tidy
     #[arg(short = 'W', long)]
     oob_writes: bool,
@@ -235,6 +238,7 @@ fn open_target(
 ) -> Result<Copy, Failure> {
     let options = OpenOptions {
         direct: args.target_cache.direct(),
+        allocation: args.allocation,
         ..OpenOptions::default()
     };
     let opened = SharedImage::open(target, &options)?;

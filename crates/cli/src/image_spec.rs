@@ -205,6 +205,10 @@ impl ImageSpec {
     pub fn open(&self, base: &OpenOptions) -> Result<Opened<BlockingFile>, Failure> {
         let opened = open::open(&self.path, &self.open_options(base)?)?;
         let top = opened.image.layers().first().map(|layer| layer.format());
+        if top == Some(Format::Raw) && base.allocation.is_some() {
+            let message = "--allocation is for qcow2, but the image is raw";
+            return Err(Failure::about(&self.path, message));
+        }
         if let (Some(Format::Raw), Some(key)) = (top, &self.changes.only_for_qcow2) {
             let message = format!("option '{key}' is for qcow2, but the image is raw");
             return Err(Failure::about(&self.path, message));

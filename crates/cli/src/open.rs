@@ -2,7 +2,7 @@
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gaur_block::{Errno, OpenError};
-use gaur_engine::{ErrorKind, Format, OpenOptions, Opened};
+use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions, Opened};
 use gaur_reactor::{BlockingFile, BlockingHost, block_on};
 
 use crate::failure::Failure;
@@ -11,6 +11,12 @@ use crate::failure::Failure;
 pub fn format_parser() -> impl TypedValueParser<Value = Format> {
     PossibleValuesParser::new(["qcow2", "raw"])
         .map(|name| Format::from_name(&name).unwrap_or(Format::Raw))
+}
+
+/// Reads the name of a policy for space.
+pub fn allocation_parser() -> impl TypedValueParser<Value = AllocationPolicy> {
+    PossibleValuesParser::new(["compact", "contiguous"])
+        .map(|name| AllocationPolicy::from_name(&name).unwrap_or_default())
 }
 
 /// How a verb prints what it found.

@@ -2,13 +2,13 @@
 
 use std::io::Write;
 
-use gaur_engine::{Format, OpenOptions};
+use gaur_engine::{AllocationPolicy, Format, OpenOptions};
 
 use crate::failure::Failure;
 use crate::guest::Guest;
 use crate::image_spec::ImageSpec;
 use crate::notice::say;
-use crate::open::format_parser;
+use crate::open::{allocation_parser, format_parser};
 use crate::size::{NewSize, SIZE_MAX, parse_new_size};
 
 /// Change the size of an image
@@ -26,6 +26,9 @@ pub struct Args {
     /// Allocation of new space; only off is supported
     #[arg(long, value_name = "MODE", value_enum, default_value = "off")]
     preallocation: Preallocation,
+    /// What to do with the host's space, whatever the image says
+    #[arg(long, value_name = "POLICY", value_parser = allocation_parser())]
+    allocation: Option<AllocationPolicy>,
     /// Print only errors
     #[arg(short, long)]
     quiet: bool,
@@ -55,7 +58,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if args.preallocation != Preallocation::Off {
         return Err(fail("preallocation while resizing is not supported yet"));
     }
-    let opened = spec.open(&OpenOptions::default())?;
+    let options = OpenOptions {
+        allocation: args.allocation,
+        ..OpenOptions::default()
+    };
+    let opened = spec.open(&options)?;
     let old = opened.image.size_bytes();
     let probed_raw = spec.format().is_none()
         && opened

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gaur_engine::{Format, OpenOptions};
+use gaur_engine::{AllocationPolicy, Format, OpenOptions};
 use gaur_export::nbd::{self, Export, Listen, Listener, Outcome, Place, Stop};
 use gaur_reactor::{BlockingFile, ReactorFile, Signal, Signals, block_on};
 
@@ -20,7 +20,7 @@ use crate::host_kind::HostKind;
 use crate::image_spec::{Aio, ImageSpec};
 use crate::new_image::{self, NewImage};
 use crate::notice::say;
-use crate::open::{CacheMode, format_parser};
+use crate::open::{CacheMode, allocation_parser, format_parser};
 use crate::options::OptionList;
 use crate::shared_image::SharedImage;
 use crate::size::{human, parse_size};
@@ -76,6 +76,9 @@ pub struct Args {
     /// What a client's discard does
     #[arg(long, value_name = "MODE", value_enum, default_value = "unmap")]
     discard: Discard,
+    /// What to do with the host's space, whatever the image says
+    #[arg(long, value_name = "POLICY", value_parser = allocation_parser())]
+    allocation: Option<AllocationPolicy>,
     /// Serving threads (one a processor by default; no more than clients)
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroU16>,
@@ -253,6 +256,7 @@ fn open_image(args: &Args, name: String, spec: &ImageSpec) -> Result<Served, Fai
         read_only,
         direct: args.cache.direct(),
         discard: args.discard == Discard::Unmap,
+        allocation: args.allocation,
         ..OpenOptions::default()
     };
     let image = SharedImage::open(spec, &options)?;
