@@ -1,6 +1,6 @@
 //! How a verb fails: one line for the user and an exit code for the script.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
 use gaur_block::Errno;
 use gaur_engine::ImageError;
@@ -124,21 +124,28 @@ fn lower_first(text: &str) -> String {
 impl fmt::Display for Failure {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(subject) = &self.subject {
-            // One line, whatever the name of the file is.
-            for letter in subject.chars() {
-                match letter.is_control() {
-                    true => write!(out, "{}", letter.escape_debug())?,
-                    false => write!(out, "{letter}")?,
-                }
-            }
+            write_line(out, subject)?;
             out.write_str(": ")?;
         }
-        out.write_str(&self.message)?;
-        match &self.hint {
-            Some(hint) => write!(out, " ({hint})"),
-            None => Ok(()),
+        write_line(out, &self.message)?;
+        if let Some(hint) = &self.hint {
+            out.write_str(" (")?;
+            write_line(out, hint)?;
+            out.write_str(")")?;
+        }
+        Ok(())
+    }
+}
+
+/// Names of files and values of options may contain anything, and an error is one line.
+fn write_line(out: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    for letter in text.chars() {
+        match letter.is_control() {
+            true => write!(out, "{}", letter.escape_debug())?,
+            false => out.write_char(letter)?,
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -149,6 +156,9 @@ mod tests {
     fn a_failure_is_one_line_even_when_the_file_name_is_not() {
         let failure = Failure::about("a\nb", "is a directory").hint("name a file");
         assert_eq!(failure.to_string(), "a\\nb: is a directory (name a file)");
+        let failure = Failure::new("option 'a\u{1b}[1m\nb' is unknown");
+        let text = failure.to_string();
+        assert_eq!(text, "option 'a\\u{1b}[1m\\nb' is unknown");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use gaur_engine::{CacheOptions, Format, OpenOptions, Opened};
+use gaur_engine::{AllocationPolicy, CacheOptions, Format, OpenOptions, Opened};
 use gaur_reactor::BlockingFile;
 
 use crate::failure::Failure;
@@ -33,6 +33,7 @@ struct Changes {
     backing_direct: Option<bool>,
     no_flush: Option<bool>,
     discard: Option<bool>,
+    allocation: Option<AllocationPolicy>,
     ignore_discards: Option<bool>,
     without_backing: bool,
     cache: CacheOptions,
@@ -74,7 +75,8 @@ const UNSUPPORTED: [&str; 9] = [
 ];
 
 /// Options that only qcow2 has, or what they start with.
-const ONLY_FOR_QCOW2: [&str; 9] = [
+const ONLY_FOR_QCOW2: [&str; 10] = [
+    "allocation",
     "backing",
     "cache-",
     "discard-no-unref",
@@ -187,6 +189,7 @@ impl ImageSpec {
             backing: base.backing && !changes.without_backing,
             cache: changes.cache,
             discard: changes.discard.unwrap_or(base.discard),
+            allocation: changes.allocation.or(base.allocation),
             ..base.clone()
         };
         if changes.aio == Some(Aio::Native) && !options.direct {
@@ -343,6 +346,10 @@ impl Reader {
             l2_entry_bytes: keys.take_size("l2-cache-entry-size")?,
             refcount_bytes: keys.take_size("refcount-cache-size")?,
         };
+        let policies = open::ALLOCATION_POLICIES;
+        let place = keys.take_choice("allocation", &policies)?;
+        let name = place.and_then(|place| policies.get(place));
+        changes.allocation = name.and_then(|name| AllocationPolicy::from_name(name));
         changes.clean_interval_seconds = keys.take_number("cache-clean-interval")?;
         match keys.take("backing") {
             None => {}
@@ -430,12 +437,14 @@ mod tests {
     fn both_forms_say_the_same() {
         let string = spec(
             "driver=qcow2,file.driver=file,file.filename=a,,b.qcow2,l2-cache-size=64k,\
+             allocation=contiguous,\
              l2-cache-entry-size=4k,refcount-cache-size=1M,cache-clean-interval=7,\
              file.cache.direct=on,file.aio=native,file.locking=off,discard=ignore,backing=",
         );
         let json = spec(
             r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"a,b.qcow2",
                "cache":{"direct":true},"aio":"native","locking":"off"},"l2-cache-size":65536,
+               "allocation":"contiguous",
                "l2-cache-entry-size":"4k","refcount-cache-size":1048576,
                "cache-clean-interval":7,"discard":"off","backing":null}"#,
         );
@@ -449,6 +458,7 @@ mod tests {
             let options = spec.open_options(&writing()).expect("consistent options");
             assert!(options.direct && !options.lock && !options.discard && !options.backing);
             assert_eq!(options.backing_direct, Some(false));
+            assert_eq!(options.allocation, Some(AllocationPolicy::Contiguous));
             let cache = CacheOptions {
                 total_bytes: None,
                 l2_bytes: Some(65536),

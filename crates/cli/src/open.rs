@@ -13,9 +13,15 @@ pub fn format_parser() -> impl TypedValueParser<Value = Format> {
         .map(|name| Format::from_name(&name).unwrap_or(Format::Raw))
 }
 
+/// Names of the policies for space.
+pub const ALLOCATION_POLICIES: [&str; 2] = [
+    AllocationPolicy::Compact.name(),
+    AllocationPolicy::Contiguous.name(),
+];
+
 /// Reads the name of a policy for space.
 pub fn allocation_parser() -> impl TypedValueParser<Value = AllocationPolicy> {
-    PossibleValuesParser::new(["compact", "contiguous"])
+    PossibleValuesParser::new(ALLOCATION_POLICIES)
         .map(|name| AllocationPolicy::from_name(&name).unwrap_or_default())
 }
 
