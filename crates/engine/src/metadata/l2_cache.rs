@@ -16,6 +16,7 @@ use crate::statistics::CacheStatistics;
 #[derive(Debug)]
 pub(crate) struct L2Cache {
     slice_bytes: u64,
+    cluster_bits: u32,
     parts: Vec<Part>,
     /// Some part wants to be written back.
     pressed: AtomicBool,
@@ -48,6 +49,7 @@ impl L2Cache {
         };
         L2Cache {
             slice_bytes,
+            cluster_bits: shape.cluster_bits,
             parts: (0..count).map(|_| part()).collect(),
             pressed: AtomicBool::new(false),
             order: Mutex::default(),
@@ -67,7 +69,11 @@ impl L2Cache {
 
     #[inline]
     fn part(&self, slice: u64) -> &RwLock<Shard> {
-        let number = slice / self.slice_bytes;
+        // The slices of a table go to parts in turn. Where a table begins is mixed in: all tables may
+        // begin at offsets with the same low bits.
+        let table = slice >> self.cluster_bits;
+        let start = table.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
+        let number = (slice / self.slice_bytes).wrapping_add(start);
         let mask = self.parts.len() - 1;
         // There is at least one part, and their number is a power of two.
         &self.parts[number as usize & mask].0
@@ -122,7 +128,7 @@ impl L2Cache {
         }
     }
 
-    /// Whether writing back is due: most of some part is dirty, or its budget is exceeded.
+    /// Whether writing back is due: nearly all of some part is dirty, or its budget is exceeded.
     #[inline]
     pub(crate) fn pressed(&self) -> bool {
         self.pressed.load(Ordering::Relaxed)

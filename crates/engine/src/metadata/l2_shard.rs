@@ -1,10 +1,10 @@
 //! A part of the L2 cache: slices of any form in one piece of memory.
 //!
-//! The memory is a ring. New slices go in at its tail; room is made at its head, where the oldest
-//! slice is evicted, or moved to the tail if somebody used it since it came by last, or changed it
-//! and the disk does not have it yet. So nothing is allocated or freed while slices come and go, no
-//! space is lost to fragments, and what is held is known to the byte. A slice that nobody changed any
-//! more is packed on its way from head to tail.
+//! The memory is a ring. New slices go in at its tail; room is made at its head, by moving the oldest
+//! slice to the tail, over what is void. When slices fill the ring, the oldest is evicted instead,
+//! unless somebody used it since it came by last, or changed it and the disk does not have it yet; one
+//! that stays is packed on its way, if nobody is changing it. So nothing is allocated or freed while
+//! slices come and go, no space is lost to fragments, and what is held is known to the byte.
 //!
 //! Lookups need shared access only: usage and pins are atomic. If nothing at all can be evicted the
 //! ring grows past its budget until [`Shard::settle`].
@@ -30,6 +30,8 @@ pub(crate) struct Shard {
     tail: usize,
     /// Words between head and tail.
     used: usize,
+    /// Of those, the words that hold slices.
+    live: usize,
     index: PlaceIndex,
     /// A slice in raw form, on its way in or out.
     scratch: Vec<u64>,
@@ -104,6 +106,7 @@ impl Shard {
             head: 0,
             tail: 0,
             used: 0,
+            live: 0,
             index: PlaceIndex::default(),
             scratch: Vec::new(),
             packing: Vec::new(),
@@ -203,6 +206,7 @@ impl Shard {
                 writing: false,
             };
             self.index.insert(place);
+            self.live += len;
         }
         self.scratch = raw;
         few
@@ -265,6 +269,7 @@ impl Shard {
             self.dirty_words = self.dirty_words + len - old_len;
         }
         (place.at, place.len, place.form) = (at as u32, len as u32, plan.form);
+        self.live = self.live + len - old_len;
         self.words[old] = void(old_len);
     }
 
@@ -275,6 +280,7 @@ impl Shard {
             if place.dirty || place.writing {
                 self.dirty_words -= place.len as usize;
             }
+            self.live -= place.len as usize;
             self.words[place.at as usize] = void(place.len as usize);
         }
     }
@@ -287,7 +293,7 @@ impl Shard {
     /// Whether most of the memory is dirty, or the budget is exceeded.
     pub(crate) fn pressed(&self) -> bool {
         let over = self.capacity > self.nominal(self.index.bytes());
-        self.dirty_words > self.capacity / 4 * 3 || (over && self.dirty > 0)
+        self.dirty_words > self.capacity / 8 * 7 || (over && self.dirty > 0)
     }
 
     /// Adds the offsets of all dirty slices to `list`.
@@ -355,6 +361,7 @@ impl Shard {
             if !place.busy() && !std::mem::take(place.used.get_mut()) {
                 self.index.remove(first);
                 self.words[at] = void(len);
+                self.live -= len;
             }
             at += len;
         }
@@ -392,8 +399,7 @@ impl Shard {
         let nominal = self.nominal(grown);
         if grown * 4 > self.budget_bytes {
             // Memory is better spent on slices than on knowing where they are.
-            let live = self.live_words();
-            self.rebuild(live - live / 8, self.capacity);
+            self.rebuild(self.live - self.live / 8, self.capacity);
         }
         if self.index.len() < self.index.capacity() {
             return;
@@ -408,6 +414,8 @@ impl Shard {
     fn room(&mut self, len: usize) -> usize {
         // Every item may come by twice: once used, once not.
         let mut patience = 2 * self.used;
+        // With a little space void, what has to be moved for a new slice is a few times its length.
+        let most = self.capacity - self.capacity / 8;
         loop {
             if self.used == 0 {
                 (self.head, self.tail) = (0, 0);
@@ -427,7 +435,7 @@ impl Shard {
                 self.rebuild(enough, enough);
             } else if wrapped {
                 let before = self.head;
-                self.pass_head();
+                self.pass_head(self.live + len > most);
                 patience = patience.saturating_sub(self.head - before);
             } else {
                 let rest = self.capacity - self.tail;
@@ -444,8 +452,8 @@ impl Shard {
         }
     }
 
-    /// Evicts the oldest item or moves it to the tail. The tail is before the head.
-    fn pass_head(&mut self) {
+    /// Moves the oldest item to the tail, or evicts it if space is short. The tail is before the head.
+    fn pass_head(&mut self, short: bool) {
         let first = self.words[self.head];
         if first & VOID != 0 {
             let len = (first >> VOID_SHIFT) as usize;
@@ -460,15 +468,17 @@ impl Shard {
             return;
         };
         let len = place.len as usize;
-        if !place.busy() && !std::mem::take(place.used.get_mut()) {
+        let short = short && !place.busy();
+        if short && !std::mem::take(place.used.get_mut()) {
             self.index.remove(first);
+            self.live -= len;
             self.head += len;
             self.used -= len;
             return;
         }
         let gap = self.head - self.tail;
         let mut moved = len;
-        if place.form != Form::Runs && !place.busy() {
+        if short && place.form != Form::Runs {
             let (free, rest) = self.words.split_at_mut(self.head);
             self.packing.resize(self.shape.raw_words(), 0);
             self.shape
@@ -492,6 +502,7 @@ impl Shard {
         self.head += len;
         self.tail += moved;
         self.used -= len - moved;
+        self.live -= len - moved;
     }
 
     /// Gives the ring memory up to word `end`.
@@ -508,7 +519,7 @@ impl Shard {
     /// gives the ring `capacity` words, or as many as slices need that cannot be evicted.
     fn rebuild(&mut self, live: usize, capacity: usize) {
         self.words.rotate_left(self.head);
-        let mut excess = self.live_words().saturating_sub(live);
+        let mut excess = self.live.saturating_sub(live);
         let (mut from, mut to) = (0, 0);
         while from < self.used {
             let first = self.words[from];
@@ -537,16 +548,12 @@ impl Shard {
             from += len;
             to += len;
         }
-        (self.head, self.tail, self.used) = (0, to, to);
+        (self.head, self.tail, self.used, self.live) = (0, to, to, to);
         self.capacity = capacity.max(to);
         if self.words.len() > self.capacity {
             self.words.truncate(self.capacity);
             self.words.shrink_to_fit();
         }
-    }
-
-    fn live_words(&self) -> usize {
-        self.index.iter().map(|place| place.len as usize).sum()
     }
 }
 
