@@ -38,13 +38,18 @@ impl<F: File> Queue<F> {
         writer: &Writer,
         index: u64,
     ) -> Result<(), Errno> {
+        let made = |table: Option<L1Ref>| table.is_some_and(|table| table.copied);
+        // Many may want the same table; only the first has something to do.
+        if matches!(qcow2.maps.table(index), Ok(table) if made(table)) {
+            return Ok(());
+        }
         let _making = writer.tables.lock().await;
         let old = {
             let maps = &qcow2.maps;
             maps.table(index)
                 .map_err(|what| self.image.corruption(0, what))?
         };
-        if old.is_some_and(|table| table.copied) {
+        if made(old) {
             return Ok(());
         }
         let run = self.take_clusters(qcow2, writer, 1).await?;
@@ -149,6 +154,9 @@ impl<F: File> Queue<F> {
         match need {
             AllocNeed::Slice(slice) => self.load_refcounts(writer, slice).await,
             AllocNeed::Grow(bytes) => {
+                if writer.alloc.lock().physical_end >= bytes {
+                    return Ok(());
+                }
                 let _held = writer.structure.lock().await;
                 self.grow_file(writer, bytes).await
             }

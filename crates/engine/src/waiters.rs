@@ -70,38 +70,20 @@ impl Waiters {
     }
 }
 
-/// A lock that a task may hold while it waits for input and output.
+/// A lock that a task may hold while it waits for input and output. Whoever gives it up wakes one of
+/// those that wait.
 #[derive(Debug, Default)]
-pub(crate) struct AsyncLock {
-    held: Mutex<bool>,
-    waiters: Waiters,
-}
+pub(crate) struct AsyncLock(futures_util::lock::Mutex<()>);
 
 impl AsyncLock {
     /// Waits until nobody holds the lock and takes it.
     pub(crate) async fn lock(&self) -> AsyncGuard<'_> {
-        loop {
-            let ticket = self.waiters.ticket();
-            if !std::mem::replace(&mut *self.held.lock(), true) {
-                return AsyncGuard { lock: self };
-            }
-            self.waiters.wait(ticket).await;
-        }
+        self.0.lock().await
     }
 }
 
 /// Holds an [`AsyncLock`].
-#[derive(Debug)]
-pub(crate) struct AsyncGuard<'a> {
-    lock: &'a AsyncLock,
-}
-
-impl Drop for AsyncGuard<'_> {
-    fn drop(&mut self) {
-        *self.lock.held.lock() = false;
-        self.lock.waiters.notify();
-    }
-}
+pub(crate) type AsyncGuard<'a> = futures_util::lock::MutexGuard<'a, ()>;
 
 /// Locks on single numbers: host offsets being loaded, L1 entries being given a table.
 #[derive(Debug, Default)]
