@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use gaur_engine::Format;
+use gaur_format::AllocationPolicy;
 use gaur_format::check::{Check, Report, Step};
 
 use crate::check_report::ImageCheck;
@@ -12,6 +13,7 @@ use crate::image_spec::ImageSpec;
 use crate::json;
 use crate::notice::say;
 use crate::open::{self, CacheMode, Output, format_parser};
+use crate::reclaimable;
 
 /// Check the consistency of an image
 ///
@@ -85,6 +87,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         filename: spec.given().to_owned(),
         format: Format::Qcow2.name(),
         fragmented_clusters: report.fragmented_clusters,
+        reclaimable_bytes: reclaimable(&file, &report)?,
     };
     match args.output {
         Output::Json => json::write(out, &check)?,
@@ -107,6 +110,19 @@ fn check(file: &ImageFile) -> Result<Report, Failure> {
             Step::Done(report) => return Ok(report),
         }
     }
+}
+
+/// What the policy *compact* would have given back, of an image that asks for it and is sound.
+fn reclaimable(file: &ImageFile, report: &Report) -> Result<u64, Failure> {
+    if report.corruptions + report.check_errors > 0 {
+        return Ok(0);
+    }
+    let header = file.header()?;
+    if header.allocation() != Some(AllocationPolicy::Compact) {
+        return Ok(0);
+    }
+    reclaimable::bytes(file, &header)
+        .map_err(|errno| Failure::system(file.name(), "cannot look for holes", errno))
 }
 
 /// What is wrong in detail, where it does not mix with what programs read.

@@ -5,6 +5,7 @@ use std::io::Write;
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::size::human;
 
 /// The counts of a check. What is zero is left out of the JSON, apart from the errors.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -37,6 +38,9 @@ pub struct ImageCheck {
     /// Guest clusters whose data does not follow that of the one before.
     #[serde(skip_serializing_if = "is_zero")]
     pub fragmented_clusters: u64,
+    /// Bytes of the file that the image's policy would have given back; Gaur's own.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub reclaimable_bytes: u64,
 }
 
 #[allow(
@@ -114,6 +118,14 @@ impl ImageCheck {
         if self.image_end_offset > 0 {
             writeln!(out, "Image end offset: {}", self.image_end_offset)?;
         }
+        if self.reclaimable_bytes > 0 {
+            let bytes = self.reclaimable_bytes;
+            let size = human(bytes);
+            writeln!(
+                out,
+                "{size} ({bytes} bytes) of its space hold no data; a discard by the guest gives them back"
+            )?;
+        }
         Ok(())
     }
 }
@@ -141,6 +153,20 @@ mod tests {
             "No errors were found on the image.\n\
              17/16384 = 0.10% allocated, 0.00% fragmented, 0.00% compressed clusters\n\
              Image end offset: 1703936\n"
+        );
+        assert_eq!(check.exit_code(), 0);
+    }
+
+    #[test]
+    fn space_without_data_is_told_and_no_fault() {
+        let check = ImageCheck {
+            reclaimable_bytes: 3 << 19,
+            ..ImageCheck::default()
+        };
+        assert_eq!(
+            print(&check),
+            "No errors were found on the image.\n\
+             1.5 MiB (1572864 bytes) of its space hold no data; a discard by the guest gives them back\n"
         );
         assert_eq!(check.exit_code(), 0);
     }

@@ -1,7 +1,7 @@
 //! The file of an image, for verbs that look at its metadata and not at the guest's data: they work
 //! on images that cannot be opened whole (encrypted ones, a backing file that is gone).
 
-use gaur_block::{Access, Errno, File, Target};
+use gaur_block::{Access, Errno, Extent, File, Target};
 use gaur_engine::{Format, OpenOptions};
 use gaur_format::header::MAGIC;
 use gaur_format::{Header, limit};
@@ -53,6 +53,11 @@ impl ImageFile {
     /// The file itself.
     pub fn open_file(&self) -> &OpenFile {
         self.file.open_file()
+    }
+
+    /// The run of data or hole at an offset below its length.
+    pub fn extent_at(&self, offset: u64) -> Result<Extent, Errno> {
+        block_on(self.file.extent_at(offset))
     }
 
     /// The format its first bytes show.

@@ -34,6 +34,7 @@ mod notice;
 mod open;
 mod options;
 mod progress;
+mod reclaimable;
 mod resize;
 mod serve;
 mod shared_image;

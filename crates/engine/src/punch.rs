@@ -7,12 +7,13 @@
 
 use gaur_block::{Errno, File};
 use gaur_format::addr::GuestOffset;
+use gaur_format::allocation::empty_blocks;
 use gaur_format::l2::L2Entry;
 
 use crate::align;
 use crate::image::{Qcow2, Writer};
 use crate::metadata::claims::Claims;
-use crate::metadata::holes::{Hole, empty_blocks};
+use crate::metadata::holes::Hole;
 use crate::metadata::maps::{Located, Maps};
 use crate::queue::Queue;
 

@@ -9,14 +9,14 @@
 //! made the removal durable (O3).
 
 use gaur_block::{Errno, File, Source};
-use gaur_format::AllocationPolicy;
 use gaur_format::addr::GuestOffset;
+use gaur_format::allocation::{AllocationPolicy, empty_blocks};
 use gaur_format::geometry::{Geometry, Version};
 use gaur_format::l2::L2Entry;
 
 use crate::image::{Image, Qcow2, Writer};
 use crate::metadata::alloc::Free;
-use crate::metadata::holes::{Hole, empty_blocks};
+use crate::metadata::holes::Hole;
 use crate::metadata::maps::{Located, Maps};
 use crate::queue::Queue;
 use crate::read::Place;

@@ -129,3 +129,29 @@ fn an_unknown_policy_counts_as_none() {
     assert_eq!(dir.read("disk.qcow2")[at + 9], 77);
     dir.check_clean("disk.qcow2");
 }
+
+/// QEMU zeroes subclusters and keeps their space; the policy would have given it back.
+#[test]
+fn check_tells_of_space_without_data() {
+    let dir = WorkDir::new();
+    for (options, expected) in [
+        ("extended_l2=on,allocation=compact", Some(28 * 1024)),
+        ("extended_l2=on,allocation=contiguous", None),
+        ("extended_l2=on", None),
+        ("allocation=compact", None),
+    ] {
+        dir.gaur(&["create", "-q", "-o", options, "disk.qcow2", "64M"])
+            .ok();
+        let zeroes = ["write -P 1 0 128k", "write -z 16k 24k", "write -z 66k 6k"];
+        dir.qemu_io("disk.qcow2", &zeroes);
+        let args = ["check", "--output=json", "disk.qcow2"];
+        let (mut ours, theirs) = (dir.gaur(&args).json(), dir.qemu_img(&args).json());
+        let counts = ours.as_object_mut().expect("counts");
+        let found = counts.remove("reclaimable-bytes");
+        assert_eq!(found, expected.map(Value::from), "{options}");
+        assert_eq!(ours, theirs, "{options}");
+        let text = dir.gaur(&["check", "disk.qcow2"]).ok();
+        let told = text.contains("\n28 KiB (28672 bytes) of its space hold no data");
+        assert_eq!(told, expected.is_some(), "{options}: {text}");
+    }
+}

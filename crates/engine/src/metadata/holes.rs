@@ -39,9 +39,6 @@ pub(crate) struct Holes {
     pub(crate) made: HoleStatistics,
 }
 
-/// Space is given back in blocks of at least this many bytes: file systems have such blocks, and a
-/// hole in a part of one is made by writing zeros.
-const BLOCK_BYTES_MIN: u64 = 4096;
 /// Most holes that wait.
 const HOLES_MAX: usize = 1 << 14;
 
@@ -75,31 +72,6 @@ impl Holes {
     }
 }
 
-/// The first run of blocks that touch bytes `from..end` of a cluster and in which no subcluster has
-/// data; `alloc` are those that do. Offsets count from the start of the cluster.
-pub(crate) fn empty_blocks(
-    alloc: u32,
-    from: u64,
-    end: u64,
-    geometry: &Geometry,
-) -> Option<(u64, u64)> {
-    let sub = geometry.subcluster_size();
-    let block = sub.max(BLOCK_BYTES_MIN);
-    let is_empty = |start: u64| {
-        let upto = (start + block).min(geometry.cluster_size());
-        (start / sub..upto / sub).all(|index| alloc & (1 << index) == 0)
-    };
-    let mut start = from - from % block;
-    while start < end && !is_empty(start) {
-        start += block;
-    }
-    let mut upto = start;
-    while upto < end && is_empty(upto) {
-        upto += block;
-    }
-    (start < upto).then_some((start, upto))
-}
-
 #[cfg(test)]
 mod tests {
     use gaur_format::Version;
@@ -110,32 +82,6 @@ mod tests {
 
     fn geometry(cluster_bits: u32) -> Geometry {
         Geometry::new(Version::V3, cluster_bits, true, 4).unwrap()
-    }
-
-    #[test]
-    fn small_subclusters_are_given_back_together_with_their_neighbours() {
-        // Subclusters of 2 KiB, two to a block.
-        let geometry = geometry(16);
-        let blocks = |alloc, from, end| empty_blocks(alloc, from * KIB, end * KIB, &geometry);
-        assert_eq!(blocks(0b0010, 0, 2), None, "the other half has data");
-        assert_eq!(blocks(0, 0, 2), Some((0, 4 * KIB)));
-        assert_eq!(blocks(0b0001, 2, 8), Some((4 * KIB, 8 * KIB)));
-        assert_eq!(blocks(0b1000_0000, 2, 14), Some((0, 12 * KIB)));
-        assert_eq!(blocks(0, 62, 64), Some((60 * KIB, 64 * KIB)));
-        // What was written again in the middle splits a hole.
-        assert_eq!(blocks(0b1_0000, 0, 16), Some((0, 8 * KIB)));
-        assert_eq!(blocks(0b1_0000, 8, 16), Some((12 * KIB, 16 * KIB)));
-        assert_eq!(blocks(u32::MAX, 0, 64), None);
-    }
-
-    #[test]
-    fn large_subclusters_are_blocks() {
-        // Subclusters of 64 KiB.
-        let geometry = geometry(21);
-        let blocks = |alloc, from, end| empty_blocks(alloc, from * KIB, end * KIB, &geometry);
-        assert_eq!(blocks(0b101, 64, 128), Some((64 * KIB, 128 * KIB)));
-        assert_eq!(blocks(0b101, 0, 64), None);
-        assert_eq!(blocks(0, 1984, 2048), Some((1984 * KIB, 2048 * KIB)));
     }
 
     #[test]
