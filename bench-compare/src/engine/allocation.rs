@@ -12,7 +12,7 @@ use crate::engine::images::{Scratch, Shape, create_full_raw, short_size};
 use crate::engine::load::Load;
 use crate::engine::record::{Cell, Direction, Unit, Verdict};
 use crate::engine::suite::{DISK, Progress, Suite};
-use crate::engine::turns::{Contestant, both};
+use crate::engine::turns::{Contestant, Duel, Qemu};
 
 /// Cluster sizes of the tables, as powers of two: 16 KiB to 2 MiB.
 pub const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 14..=21;
@@ -40,13 +40,13 @@ pub fn overlay(suite: &Suite, progress: &mut Progress) -> Result<()> {
     };
     shape.create_full(&base)?;
     shape.verify_full(&base)?;
-    every_cluster_size(suite, progress, &scratch, Some(&base), 1 << 30)
+    every_cluster_size(suite, progress, &scratch, Some(&base), 512 << 20)
 }
 
 /// Random writes to an empty image without backing image.
 pub fn empty(suite: &Suite, progress: &mut Progress) -> Result<()> {
     let scratch = Scratch::new(&suite.memory)?;
-    every_cluster_size(suite, progress, &scratch, None, 4 << 30)?;
+    every_cluster_size(suite, progress, &scratch, None, 1 << 30)?;
     let cells = &progress.table().cells;
     let ours: Vec<f64> = cells.iter().map(|cell| cell.median("gaur")).collect();
     let (slowest, fastest) = crate::statistics::range(&ours);
@@ -138,23 +138,21 @@ fn measure(
             ("requests", &requests.to_string()),
         ],
     );
-    let prepare = || shape.create(image);
+    let duel = Duel {
+        load: &load,
+        prepare: &|| shape.create(image),
+        // All clusters that are met, and tables.
+        memory_bytes: requests * unit.max(4096) + (16 << 20),
+    };
     let raw_load = raw.map(|raw| Load::scattered(raw, "raw", DISK, REQUESTS_MAX).writes());
     let mut others = Vec::new();
     if let Some(raw_load) = &raw_load {
-        let mut qemu = crate::engine::turns::Qemu::try_all(|aio| raw_load.by_qemu(aio))?;
+        let mut qemu = Qemu::try_all(|aio| raw_load.by_qemu(aio))?;
         let by_qemu = move || qemu.run(|aio| raw_load.by_qemu(aio));
         others.push(Contestant::new("raw by qemu", by_qemu));
         others.push(Contestant::new("raw by gaur", || suite.gaur(raw_load)));
     }
-    both(
-        &mut cell,
-        suite.rounds,
-        &load,
-        &prepare,
-        || suite.gaur(&load),
-        others,
-    )?;
+    duel.run(&mut cell, suite.rounds, || suite.gaur(&load), others)?;
     std::fs::remove_file(image)?;
     cell.expect_ratio("gaur", "qemu", EVERY_CELL);
     Ok(cell)

@@ -13,7 +13,7 @@ use crate::engine::load::{L2Cache, Load};
 use crate::engine::record::{Cell, Direction, Unit, Verdict};
 use crate::engine::stride::Slices;
 use crate::engine::suite::{DISK, Progress, Suite};
-use crate::engine::turns::{Contestant, both};
+use crate::engine::turns::{Contestant, Duel};
 
 const CLUSTER_BYTES: u64 = 64 << 10;
 
@@ -98,15 +98,8 @@ fn measure(
         ],
     );
     let random = Contestant::new("gaur, random", || suite.gaur_random(&load));
-    let prepare = || Ok(());
-    both(
-        &mut cell,
-        suite.rounds,
-        &load,
-        &prepare,
-        || suite.gaur(&load),
-        vec![random],
-    )?;
+    let duel = Duel::on_a_kept_image(&load);
+    duel.run(&mut cell, suite.rounds, || suite.gaur(&load), vec![random])?;
     Ok(cell)
 }
 

@@ -8,7 +8,7 @@ use crate::engine::images::{Scratch, Shape, create_full_raw};
 use crate::engine::load::{Aio, DEPTH, L2Cache, Load, REQUEST_BYTES, Run};
 use crate::engine::record::{Cell, Unit};
 use crate::engine::suite::{DISK, Progress, Suite};
-use crate::engine::turns::{Contestant, both, settle};
+use crate::engine::turns::{Contestant, Duel, settle};
 use crate::{fio, nbd};
 
 const CLUSTER_BYTES: u64 = 64 << 10;
@@ -85,15 +85,8 @@ fn measure(suite: &Suite, progress: &mut Progress, scratch: &Scratch, place: &Pl
             Contestant::new("gaur, random", || suite.gaur_random(&load)),
             Contestant::new("fio, raw file", by_fio),
         ];
-        let prepare = || Ok(());
-        both(
-            &mut cell,
-            suite.rounds,
-            &load,
-            &prepare,
-            || suite.gaur(&load),
-            others,
-        )?;
+        let duel = Duel::on_a_kept_image(&load);
+        duel.run(&mut cell, suite.rounds, || suite.gaur(&load), others)?;
         if let Some(bound) = place.over_qemu {
             cell.expect_ratio("gaur", "qemu", bound);
             cell.expect_ratio("gaur", "qemu, io_uring", bound);

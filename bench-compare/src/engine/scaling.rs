@@ -11,7 +11,7 @@ use crate::engine::images::{Scratch, Shape, create_full_raw};
 use crate::engine::load::{Beyond, Load, Run};
 use crate::engine::record::{Cell, Unit};
 use crate::engine::suite::{DISK, Progress, Suite};
-use crate::engine::turns::{Contestant, settle, take_turns};
+use crate::engine::turns::{Contestant, settle, take_turns, warm_memory};
 
 const READS: u64 = 1_000_000;
 const WRITES: u64 = 65_536;
@@ -64,7 +64,10 @@ pub fn two_threads(suite: &Suite, progress: &mut Progress) -> Result<()> {
         ("allocating writes", false),
         ("allocating writes, subclusters", true),
     ] {
-        let prepare = || shape(subclusters).create(&image);
+        let prepare = || {
+            shape(subclusters).create(&image)?;
+            warm_memory(&image, suite.requests(WRITES) * 4096 + (16 << 20))
+        };
         let load = load_of_writes(suite, &image);
         let bound = Some(ALLOCATING_WRITES);
         progress.push(measure(suite, name, &load, &prepare, bound)?);

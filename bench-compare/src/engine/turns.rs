@@ -2,6 +2,7 @@
 //! and the figure to look at is the median of the ratios of neighbours.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -105,35 +106,65 @@ impl Qemu {
     }
 }
 
-/// Measures a load of both programs, the image made anew by `prepare` before each run, with others
-/// beside them.
-pub fn both<'a>(
-    cell: &mut Cell,
-    rounds: usize,
-    load: &'a Load,
-    prepare: &'a dyn Fn() -> Result<()>,
-    ours: impl FnMut() -> Result<Run> + 'a,
-    others: Vec<Contestant<'a>>,
-) -> Result<()> {
-    let by_qemu = |aio| {
-        prepare()?;
-        settle(load.image)?;
-        load.by_qemu(aio)
-    };
-    let mut qemu = Qemu::try_all(by_qemu)?;
-    let mut ours = ours;
-    {
-        let gaur = Contestant::new("gaur", || {
-            prepare()?;
-            settle(load.image)?;
-            ours()
-        });
-        let mut contestants = vec![gaur, Contestant::new("qemu", || qemu.run(by_qemu))];
-        contestants.extend(others);
-        take_turns(cell, rounds, &mut contestants)?;
+/// A load that both programs make.
+pub struct Duel<'a> {
+    /// The load.
+    pub load: &'a Load<'a>,
+    /// Makes the image anew before each run.
+    pub prepare: &'a dyn Fn() -> Result<()>,
+    /// Memory that a run takes from the kernel, if the image is in memory.
+    pub memory_bytes: u64,
+}
+
+impl<'l> Duel<'l> {
+    /// A load that leaves the image as it was.
+    pub fn on_a_kept_image(load: &'l Load<'l>) -> Duel<'l> {
+        Duel {
+            load,
+            prepare: &|| Ok(()),
+            memory_bytes: 0,
+        }
     }
-    cell.notes.extend(qemu.notes());
-    Ok(())
+
+    /// Measures both, with others beside them. `ours` is one run of Gaur on an image that is ready.
+    pub fn run<'a>(
+        &'a self,
+        cell: &mut Cell,
+        rounds: usize,
+        mut ours: impl FnMut() -> Result<Run> + 'a,
+        others: Vec<Contestant<'a>>,
+    ) -> Result<()> {
+        // Which way is fastest shows in a short run.
+        let short = Load {
+            requests: self.load.requests.div_ceil(4),
+            ..self.load.clone()
+        };
+        let mut qemu = Qemu::try_all(|aio| {
+            (self.prepare)()?;
+            short.by_qemu(aio)
+        })?;
+        let by_qemu = |aio| {
+            self.make_ready()?;
+            self.load.by_qemu(aio)
+        };
+        {
+            let gaur = Contestant::new("gaur", || {
+                self.make_ready()?;
+                ours()
+            });
+            let mut contestants = vec![gaur, Contestant::new("qemu", || qemu.run(by_qemu))];
+            contestants.extend(others);
+            take_turns(cell, rounds, &mut contestants)?;
+        }
+        cell.notes.extend(qemu.notes());
+        Ok(())
+    }
+
+    fn make_ready(&self) -> Result<()> {
+        (self.prepare)()?;
+        settle(self.load.image)?;
+        warm_memory(self.load.image, self.memory_bytes)
+    }
 }
 
 /// Has the file system write what it still holds, so that nobody pays for what was done before.
@@ -142,6 +173,21 @@ pub fn settle(path: &Path) -> Result<()> {
     if !status.success() {
         bail!("sync -f {}: {status}", path.display());
     }
+    Ok(())
+}
+
+/// Has the kernel find that much memory and let go of it again, so that the next run gets pages that are
+/// there. A virtual machine gives pages that were free for a while back to its host, and getting one
+/// again costs several times what a run does with it; that would hit whoever comes first.
+pub fn warm_memory(image: &Path, len_bytes: u64) -> Result<()> {
+    const WRITE_BYTES: u64 = 2 << 20;
+    let path = image.with_extension("warm");
+    let file = std::fs::File::create(&path)?;
+    let bytes = vec![0xA5; WRITE_BYTES as usize];
+    for at in 0..len_bytes.div_ceil(WRITE_BYTES) {
+        file.write_all_at(&bytes, at * WRITE_BYTES)?;
+    }
+    std::fs::remove_file(&path)?;
     Ok(())
 }
 
