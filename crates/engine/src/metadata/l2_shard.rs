@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use super::packed::{Entry, Form, Shape};
+use super::packed::{Entry, Form, OnDisk, Shape};
 use super::place_index::PlaceIndex;
 use crate::statistics::CacheStatistics;
 
@@ -33,10 +33,8 @@ pub(crate) struct Shard {
     /// Of those, the words that hold slices.
     live: usize,
     index: PlaceIndex,
-    /// A slice in raw form, on its way in or out.
+    /// A slice in raw form, for a moment.
     scratch: Vec<u64>,
-    /// A slice in raw form, on its way from head to tail.
-    packing: Vec<u64>,
     dirty: usize,
     dirty_words: usize,
     hits: AtomicU64,
@@ -54,6 +52,8 @@ pub(crate) struct Place {
     pub(crate) pins: AtomicU32,
     pub(crate) used: AtomicBool,
     pub(crate) form: Form,
+    /// It is in its smallest form.
+    pub(crate) tight: bool,
     pub(crate) dirty: bool,
     pub(crate) writing: bool,
 }
@@ -74,7 +74,7 @@ const STEP_WORDS: usize = 2048;
 /// Runs are few if they take this many times less memory than the entries.
 const FEW: usize = 16;
 /// Raw slices a ring has room for, whatever its budget.
-const RAW_SLICES_MIN: usize = 4;
+const RAW_SLICES_MIN: usize = 2;
 
 impl View<'_> {
     /// Entry `index`.
@@ -109,7 +109,6 @@ impl Shard {
             live: 0,
             index: PlaceIndex::default(),
             scratch: Vec::new(),
-            packing: Vec::new(),
             dirty: 0,
             dirty_words: 0,
             hits: AtomicU64::new(0),
@@ -121,11 +120,19 @@ impl Shard {
 
     /// Words of the ring when the index takes `index_bytes`; more while the index grows.
     fn nominal(&self, index_bytes: usize) -> usize {
-        let scratch = 2 * self.shape.raw_words() * 8;
+        let scratch = self.scratch.capacity() * 8;
         let left = self
             .budget_bytes
             .saturating_sub(index_bytes * 3 / 2 + scratch);
         (left / 8).max(RAW_SLICES_MIN * (self.shape.raw_words() + 1))
+    }
+
+    /// Most bytes that are held: the budget, or what a few slices need if that is more.
+    fn bound_bytes(&self) -> usize {
+        let scratch = self.shape.raw_words() * 8;
+        let ring = RAW_SLICES_MIN * (self.shape.raw_words() + 1) * 8;
+        let index = 2 * PlaceIndex::default().bytes_grown();
+        self.budget_bytes.max(ring + scratch + index)
     }
 
     /// The slice at host offset `offset`, if cached.
@@ -182,12 +189,9 @@ impl Shard {
         if self.index.get(offset).is_some() {
             return false;
         }
-        let mut raw = std::mem::take(&mut self.scratch);
-        raw.clear();
-        raw.extend(bytes.chunks_exact(8).map(be_u64));
-        raw.resize(self.shape.raw_words(), 0);
+        let raw = OnDisk(bytes);
         let plan = self.shape.plan(&raw);
-        let few = plan.form == Form::Runs && plan.words * FEW <= raw.len();
+        let few = plan.form == Form::Runs && plan.words * FEW <= self.shape.raw_words();
         if !optional || few {
             let len = plan.words + 1;
             self.reserve_index();
@@ -202,13 +206,13 @@ impl Shard {
                 pins: AtomicU32::new(0),
                 used: AtomicBool::new(!optional),
                 form: plan.form,
+                tight: true,
                 dirty: false,
                 writing: false,
             };
             self.index.insert(place);
             self.live += len;
         }
-        self.scratch = raw;
         few
     }
 
@@ -232,6 +236,7 @@ impl Shard {
         let Some(place) = self.index.get_mut(offset) else {
             return false;
         };
+        place.tight = false;
         if !place.dirty {
             place.dirty = true;
             self.dirty += 1;
@@ -245,20 +250,20 @@ impl Shard {
         let Some(place) = self.index.get(offset) else {
             return;
         };
-        let mut raw = std::mem::take(&mut self.scratch);
-        raw.resize(self.shape.raw_words(), 0);
-        let view = self.view(place);
-        self.shape.unpack(view.form, view.body, &mut raw);
-        self.shape.set_raw(&mut raw, index, entry);
-        let plan = self.shape.plan_changing(&raw);
-        let len = plan.words + 1;
         // Making room must not evict it.
         place.pins.fetch_add(1, Ordering::Relaxed);
+        self.get_scratch();
+        self.unpack(offset);
+        self.shape.set_raw(&mut self.scratch, index, entry);
+        let plan = self.shape.plan_changing(&self.scratch[..]);
+        let len = plan.words + 1;
         let at = self.room(len);
         self.words[at] = offset;
-        self.shape
-            .pack(&plan, &raw, &mut self.words[at + 1..at + len]);
-        self.scratch = raw;
+        // The scratch memory may have served others meanwhile.
+        self.unpack(offset);
+        self.shape.set_raw(&mut self.scratch, index, entry);
+        let out = &mut self.words[at + 1..at + len];
+        self.shape.pack(&plan, &self.scratch[..], out);
         let Some(place) = self.index.get_mut(offset) else {
             debug_assert!(false, "a pinned slice stays");
             return;
@@ -271,6 +276,27 @@ impl Shard {
         (place.at, place.len, place.form) = (at as u32, len as u32, plan.form);
         self.live = self.live + len - old_len;
         self.words[old] = void(old_len);
+    }
+
+    /// Gets the scratch memory, at the expense of the ring. Who only reads does without.
+    fn get_scratch(&mut self) {
+        if self.scratch.is_empty() {
+            self.scratch.reserve_exact(self.shape.raw_words());
+            self.scratch.resize(self.shape.raw_words(), 0);
+            let nominal = self.nominal(self.index.bytes());
+            if nominal < self.capacity {
+                self.rebuild(nominal, nominal);
+            }
+        }
+    }
+
+    /// Writes the slice to the scratch memory.
+    fn unpack(&mut self, offset: u64) {
+        if let Some(place) = self.index.get(offset) {
+            let (start, end) = (place.at as usize + 1, (place.at + place.len) as usize);
+            let body = self.words.get(start..end).unwrap_or(&[]);
+            self.shape.unpack(place.form, body, &mut self.scratch);
+        }
     }
 
     /// Forgets the slice, dirty or not.
@@ -307,6 +333,7 @@ impl Shard {
     /// Calls `stage` with the slice, if it is dirty, as it is on disk. It is clean afterwards, but
     /// stays until [`Shard::written`].
     pub(crate) fn stage(&mut self, offset: u64, bytes: &mut [u8]) -> bool {
+        self.get_scratch();
         let Some(place) = self.index.get_mut(offset) else {
             return false;
         };
@@ -321,7 +348,6 @@ impl Shard {
         if place.form == Form::Raw {
             put_words(body, bytes);
         } else {
-            self.scratch.resize(self.shape.raw_words(), 0);
             self.shape.unpack(place.form, body, &mut self.scratch);
             put_words(&self.scratch, bytes);
         }
@@ -366,7 +392,7 @@ impl Shard {
             at += len;
         }
         self.index.shrink();
-        (self.scratch, self.packing) = (Vec::new(), Vec::new());
+        self.scratch = Vec::new();
         let nominal = self.nominal(self.index.bytes());
         self.rebuild(nominal, nominal);
         self.words.truncate(self.tail);
@@ -375,12 +401,11 @@ impl Shard {
 
     /// Adds how this part is doing.
     pub(crate) fn add_statistics(&self, sum: &mut CacheStatistics) {
-        let scratch = self.scratch.capacity() + self.packing.capacity();
-        let held = (self.words.capacity() + scratch) * 8;
+        let held = (self.words.capacity() + self.scratch.capacity()) * 8;
         let slices = self.index.len() as u64;
         sum.hits += self.hits.load(Ordering::Relaxed);
         sum.misses += self.misses.load(Ordering::Relaxed);
-        sum.budget_bytes += self.budget_bytes as u64;
+        sum.budget_bytes += self.bound_bytes() as u64;
         sum.held_bytes += (held + self.index.bytes()) as u64;
         sum.covered_bytes += slices * self.shape.raw_words() as u64 * 8;
         sum.slices += slices;
@@ -478,16 +503,16 @@ impl Shard {
         }
         let gap = self.head - self.tail;
         let mut moved = len;
-        if short && place.form != Form::Runs {
+        if short && !place.tight && !self.scratch.is_empty() {
+            place.tight = true;
             let (free, rest) = self.words.split_at_mut(self.head);
-            self.packing.resize(self.shape.raw_words(), 0);
             self.shape
-                .unpack(place.form, &rest[1..len], &mut self.packing);
-            let plan = self.shape.plan(&self.packing);
+                .unpack(place.form, &rest[1..len], &mut self.scratch);
+            let plan = self.shape.plan(&self.scratch[..]);
             // A little less is not worth being reshaped at the next change.
             if plan.words < len / 4 * 3 && plan.words < gap {
                 let out = &mut free[self.tail + 1..self.tail + 1 + plan.words];
-                self.shape.pack(&plan, &self.packing, out);
+                self.shape.pack(&plan, &self.scratch[..], out);
                 free[self.tail] = first;
                 place.form = plan.form;
                 moved = plan.words + 1;
@@ -568,14 +593,9 @@ fn put_words(words: &[u64], bytes: &mut [u8]) {
     }
 }
 
-fn be_u64(bytes: &[u8]) -> u64 {
-    bytes
-        .first_chunk::<8>()
-        .map_or(0, |bytes| u64::from_be_bytes(*bytes))
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::packed::Words;
     use super::*;
 
     const SHAPE: Shape = Shape {
@@ -610,7 +630,7 @@ mod tests {
     }
 
     fn word_of(bytes: &[u8], index: usize) -> u64 {
-        be_u64(&bytes[index * 8..])
+        OnDisk(bytes).word(index)
     }
 
     fn held(shard: &Shard) -> CacheStatistics {

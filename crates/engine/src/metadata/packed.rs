@@ -51,8 +51,34 @@ const BASE_MASK: u64 = (1 << WIDTH_SHIFT) - 1;
 const PACKED_WORDS: usize = 2;
 /// Bits that numbers have to spare in a slice that is being changed.
 const HEADROOM_BITS: u32 = 2;
-/// Numbers, counted down from the largest, that stand for entries without a cluster.
-const SPECIAL: [u64; 2] = [0, ZERO];
+/// Entries below this are without a cluster, and a packed slice has numbers for them, counted down
+/// from the largest: unallocated, and zeros.
+const SPECIAL: u64 = ZERO + 1;
+
+/// The words of a slice in raw form, in memory or as on disk.
+pub(crate) trait Words {
+    /// Word `at`, which is less than the number of words of the slice.
+    fn word(&self, at: usize) -> u64;
+}
+
+impl Words for [u64] {
+    #[inline]
+    fn word(&self, at: usize) -> u64 {
+        word(self, at)
+    }
+}
+
+/// A slice as it is on disk.
+pub(crate) struct OnDisk<'a>(pub(crate) &'a [u8]);
+
+impl Words for OnDisk<'_> {
+    #[inline]
+    fn word(&self, at: usize) -> u64 {
+        let bytes = self.0.get(at * 8..at * 8 + 8);
+        let bytes = bytes.and_then(|bytes| bytes.first_chunk::<8>());
+        bytes.map_or(0, |bytes| u64::from_be_bytes(*bytes))
+    }
+}
 
 /// What packing a slice would need.
 #[derive(Clone, Copy, Debug)]
@@ -97,11 +123,11 @@ impl Shape {
     }
 
     #[inline]
-    fn get_raw(&self, body: &[u64], index: usize) -> Entry {
+    fn get_raw(&self, body: &(impl Words + ?Sized), index: usize) -> Entry {
         if self.extended {
-            (word(body, 2 * index), word(body, 2 * index + 1))
+            (body.word(2 * index), body.word(2 * index + 1))
         } else {
-            (word(body, index), 0)
+            (body.word(index), 0)
         }
     }
 
@@ -143,9 +169,10 @@ impl Shape {
         }
         let mask = ones(width as u32);
         number &= mask;
-        let first = match SPECIAL.get((mask - number) as usize) {
-            Some(special) => *special,
-            None => ((head & BASE_MASK) + number) << self.cluster_bits | word(body, 1),
+        let first = if mask - number < SPECIAL {
+            mask - number
+        } else {
+            ((head & BASE_MASK) + number) << self.cluster_bits | word(body, 1)
         };
         let bitmap = match (self.extended, head & UNIFORM != 0) {
             (false, _) => 0,
@@ -195,7 +222,7 @@ impl Shape {
                 let number = (offset >> self.cluster_bits).wrapping_sub(head & BASE_MASK);
                 let same = first & !OFFSET_MASK == word(body, 1) && first & COMPRESSED == 0;
                 let aligned = offset & ((1 << self.cluster_bits) - 1) == 0;
-                if !same || !aligned || number > ones(width) - SPECIAL.len() as u64 {
+                if !same || !aligned || number > ones(width) - SPECIAL {
                     return false;
                 }
                 number
@@ -253,9 +280,10 @@ impl Shape {
                 number |= word(body, at + 1) << (u64::BITS - shift);
             }
             number &= mask;
-            entry[0] = match SPECIAL.get((mask - number) as usize) {
-                Some(special) => *special,
-                None => (base + number) << self.cluster_bits | flags,
+            entry[0] = if mask - number < SPECIAL {
+                mask - number
+            } else {
+                (base + number) << self.cluster_bits | flags
             };
             if let Some(bitmap) = entry.get_mut(1) {
                 *bitmap = word(body, bitmaps + index * stride);
@@ -265,7 +293,7 @@ impl Shape {
     }
 
     /// The smallest form of a slice given in raw form.
-    pub(crate) fn plan(&self, raw: &[u64]) -> Plan {
+    pub(crate) fn plan(&self, raw: &(impl Words + ?Sized)) -> Plan {
         let none = Plan {
             form: Form::Raw,
             words: self.raw_words(),
@@ -274,9 +302,10 @@ impl Shape {
             width: 0,
             uniform: false,
         };
-        let runs = self.count_runs(raw) * self.run_words();
         let packed = self.plan_packed(raw, 0).unwrap_or(none);
-        if runs <= packed.words.min(none.words - 1) {
+        let most = packed.words.min(none.words - 1);
+        let runs = self.count_runs(raw, most / self.run_words()) * self.run_words();
+        if runs <= most {
             let form = Form::Runs;
             return Plan {
                 form,
@@ -314,14 +343,23 @@ impl Shape {
         }
     }
 
-    fn count_runs(&self, raw: &[u64]) -> usize {
+    /// Number of runs, or any larger number than `most` if there are more.
+    fn count_runs(&self, raw: &(impl Words + ?Sized), most: usize) -> usize {
         let mut runs = 0;
-        self.each_run(raw, |_, _, _| runs += 1);
+        self.each_run(raw, |_, _, _| {
+            runs += 1;
+            runs <= most
+        });
         runs
     }
 
-    /// Calls `visit` with the first index of every run, whether it steps, and its first entry.
-    fn each_run(&self, raw: &[u64], mut visit: impl FnMut(usize, bool, Entry)) {
+    /// Calls `visit` with the first index of every run, whether it steps, and its first entry, until
+    /// that returns `false`.
+    fn each_run(
+        &self,
+        raw: &(impl Words + ?Sized),
+        mut visit: impl FnMut(usize, bool, Entry) -> bool,
+    ) {
         let mut start = 0;
         while start < self.entries {
             let first = self.get_raw(raw, start);
@@ -344,37 +382,38 @@ impl Shape {
                 steps = Some(step);
                 len += 1;
             }
-            visit(start, steps == Some(true), first);
+            if !visit(start, steps == Some(true), first) {
+                return;
+            }
             start += len;
         }
     }
 
-    fn plan_packed(&self, raw: &[u64], headroom: u32) -> Option<Plan> {
-        let mut flags = None;
-        let mut bitmap = None;
-        let mut uniform = true;
-        let (mut low, mut high) = (u64::MAX, 0);
-        for index in 0..self.entries {
-            let (first, bits) = self.get_raw(raw, index);
-            uniform &= *bitmap.get_or_insert(bits) == bits;
-            if SPECIAL.contains(&first) {
-                continue;
+    fn plan_packed(&self, raw: &(impl Words + ?Sized), headroom: u32) -> Option<Plan> {
+        let firsts = || (0..self.entries).map(|index| self.get_raw(raw, index).0);
+        let flags = firsts().find(|first| *first >= SPECIAL);
+        let flags = flags.map_or(0, |first| first & !OFFSET_MASK);
+        // Bits in which a cluster's entry may differ from another's.
+        let number_bits = OFFSET_MASK & !((1 << self.cluster_bits) - 1);
+        let (mut low, mut high, mut odd) = (u64::MAX, 0, flags & COMPRESSED);
+        for first in firsts() {
+            if first >= SPECIAL {
+                odd |= (first ^ flags) & !number_bits;
+                let number = first & number_bits;
+                (low, high) = (low.min(number), high.max(number));
             }
-            let offset = first & OFFSET_MASK;
-            let aligned = offset & ((1 << self.cluster_bits) - 1) == 0;
-            if first & COMPRESSED != 0 || !aligned {
-                return None;
-            }
-            if *flags.get_or_insert(first & !OFFSET_MASK) != first & !OFFSET_MASK {
-                return None;
-            }
-            let cluster = offset >> self.cluster_bits;
-            (low, high) = (low.min(cluster), high.max(cluster));
         }
+        if odd != 0 {
+            return None;
+        }
+        let bitmap = self.get_raw(raw, 0).1;
+        let uniform =
+            !self.extended || (0..self.entries).all(|index| self.get_raw(raw, index).1 == bitmap);
+        let (low, high) = (low >> self.cluster_bits, high >> self.cluster_bits);
         // A slice that will be changed may get any cluster.
         let base = if headroom > 0 { 0 } else { low.min(high) };
         // Numbers up to `high - base`, and above them the special ones.
-        let largest = high - base + SPECIAL.len() as u64;
+        let largest = high - base + SPECIAL;
         let width = u64::BITS - largest.leading_zeros() + headroom;
         let bitmaps = match (self.extended, uniform) {
             (false, _) => 0,
@@ -386,59 +425,77 @@ impl Shape {
             form: Form::Packed,
             words: PACKED_WORDS + numbers + bitmaps,
             base,
-            flags: flags.unwrap_or(0),
+            flags,
             width,
             uniform,
         })
     }
 
     /// Writes a slice given in raw form to `body` as planned; `body` is as long as the plan says.
-    pub(crate) fn pack(&self, plan: &Plan, raw: &[u64], body: &mut [u64]) {
+    pub(crate) fn pack(&self, plan: &Plan, raw: &(impl Words + ?Sized), body: &mut [u64]) {
         match plan.form {
-            Form::Raw => body.copy_from_slice(&raw[..plan.words]),
+            Form::Raw => {
+                for (at, out) in body.iter_mut().enumerate() {
+                    *out = raw.word(at);
+                }
+            }
             Form::Runs => self.pack_runs(raw, body),
             Form::Packed => self.pack_numbers(plan, raw, body),
         }
     }
 
-    fn pack_runs(&self, raw: &[u64], body: &mut [u64]) {
+    fn pack_runs(&self, raw: &(impl Words + ?Sized), body: &mut [u64]) {
         let mut items = body.chunks_exact_mut(self.run_words());
         self.each_run(raw, |start, steps, (first, bitmap)| {
-            if let Some(item) = items.next() {
-                item[0] = start as u64 | if steps { STEP } else { 0 };
-                item[1] = first;
-                if let Some(out) = item.get_mut(2) {
-                    *out = bitmap;
-                }
+            let Some(item) = items.next() else {
+                return false;
+            };
+            item[0] = start as u64 | if steps { STEP } else { 0 };
+            item[1] = first;
+            if let Some(out) = item.get_mut(2) {
+                *out = bitmap;
             }
+            true
         });
     }
 
-    fn pack_numbers(&self, plan: &Plan, raw: &[u64], body: &mut [u64]) {
-        body.fill(0);
+    fn pack_numbers(&self, plan: &Plan, raw: &(impl Words + ?Sized), body: &mut [u64]) {
         let width = plan.width as usize;
         let uniform = if plan.uniform { UNIFORM } else { 0 };
         body[0] = plan.base | (width as u64) << WIDTH_SHIFT | uniform;
         body[1] = plan.flags;
-        let bitmaps = PACKED_WORDS + (self.entries * width).div_ceil(64);
+        let (numbers, bitmaps) =
+            body[PACKED_WORDS..].split_at_mut((self.entries * width).div_ceil(64));
+        let mut out = numbers.iter_mut();
+        let (mut word, mut bits) = (0, 0);
         for index in 0..self.entries {
-            let (first, bitmap) = self.get_raw(raw, index);
+            let (first, _) = self.get_raw(raw, index);
             let number = match special(first, plan.width) {
                 Some(number) => number,
                 None => ((first & OFFSET_MASK) >> self.cluster_bits) - plan.base,
             };
-            put_bits(body, index, plan.width, number);
-            if self.extended && (index == 0 || !plan.uniform) {
-                body[bitmaps + index] = bitmap;
+            word |= number << bits;
+            bits += plan.width;
+            if bits >= u64::BITS {
+                if let Some(out) = out.next() {
+                    *out = word;
+                }
+                bits -= u64::BITS;
+                word = number.checked_shr(plan.width - bits).unwrap_or(0);
             }
+        }
+        if let Some(out) = out.next() {
+            *out = word;
+        }
+        for (index, out) in bitmaps.iter_mut().enumerate() {
+            *out = self.get_raw(raw, index).1;
         }
     }
 }
 
 /// The number that stands for an entry without a cluster.
 fn special(first: u64, width: u32) -> Option<u64> {
-    let at = SPECIAL.iter().position(|special| *special == first)?;
-    Some(ones(width) - at as u64)
+    (first < SPECIAL).then(|| ones(width) - first)
 }
 
 /// Writes number `index` of a packed slice.
@@ -488,9 +545,9 @@ mod tests {
         for index in 0..shape.entries {
             shape.set_raw(&mut raw, index, entry(index));
         }
-        let plan = shape.plan(&raw);
+        let plan = shape.plan(&raw[..]);
         let mut body = vec![0xdead_beef; plan.words];
-        shape.pack(&plan, &raw, &mut body);
+        shape.pack(&plan, &raw[..], &mut body);
         for index in 0..shape.entries {
             assert_eq!(
                 shape.get(plan.form, &body, index),
@@ -568,7 +625,7 @@ mod tests {
             let plan = shape.plan_changing(&raw);
             assert_eq!(plan.form, Form::Packed);
             let mut body = vec![0; plan.words];
-            shape.pack(&plan, &raw, &mut body);
+            shape.pack(&plan, &raw[..], &mut body);
             for step in 0..5000 {
                 let index = scattered(step) as usize % shape.entries;
                 let entry = match scattered(step + 7) % 8 {
@@ -590,7 +647,7 @@ mod tests {
                 let fits = simple && number >> bits < 8000;
                 assert_eq!(
                     shape.get(plan.form, &body, index) == entry,
-                    fits || { shape.get_raw(&raw, index) == entry }
+                    fits || { shape.get_raw(&raw[..], index) == entry }
                 );
             }
             let mut unpacked = vec![1; shape.raw_words()];
