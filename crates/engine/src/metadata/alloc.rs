@@ -94,6 +94,8 @@ pub(crate) struct Alloc {
     /// Of those, the ones that wait for `draining_epoch` to drain.
     pub(crate) draining: Vec<Free>,
     pub(crate) draining_epoch: u64,
+    /// Free clusters whose space is being punched.
+    punching: Vec<Run>,
     /// References that nobody uses any more and that are to be counted down.
     pub(crate) releasable: Vec<Free>,
     /// Discarded space inside clusters that stay; it drains along with the references.
@@ -163,6 +165,7 @@ impl Alloc {
             durable: Vec::new(),
             draining: Vec::new(),
             draining_epoch: 0,
+            punching: Vec::new(),
             releasable: Vec::new(),
             holes: Holes::default(),
         }
@@ -367,6 +370,7 @@ impl Alloc {
             let left = end - cluster;
             let unused = (at..at + left)
                 .take_while(|at| refcount::get(bytes, order, *at) == 0)
+                .take_while(|at| !punching(&self.punching, start + at - within))
                 .count() as u64;
             if unused > 0 {
                 self.free.push(Run {
@@ -445,6 +449,9 @@ impl Alloc {
                     debug_assert!(set.is_ok(), "a smaller count fits");
                 }
                 if now == 1 {
+                    // Free from now on, but its space is about to be punched: nobody may find it by
+                    // its count before that is over.
+                    join(&mut self.punching, free.start + step);
                     join(zeroed, free.start + step);
                 }
             }
@@ -495,11 +502,35 @@ impl Alloc {
         }
     }
 
+    /// The space of these clusters has been punched, if it was to be.
+    fn punched(&mut self, run: Run) {
+        let end = run.start + run.len;
+        let mut rest = Vec::new();
+        self.punching.retain_mut(|other| {
+            let other_end = other.start + other.len;
+            if other_end <= run.start || end <= other.start {
+                return true;
+            }
+            for (from, upto) in [(other.start, run.start), (end, other_end)] {
+                if from < upto {
+                    rest.push(Run {
+                        start: from,
+                        len: upto - from,
+                        ..*other
+                    });
+                }
+            }
+            false
+        });
+        self.punching.append(&mut rest);
+    }
+
     /// Puts free clusters where later allocations find them.
     pub(crate) fn give_back(&mut self, run: Run) {
         if run.len == 0 {
             return;
         }
+        self.punched(run);
         // A run that was not scanned yet will be found by the scan.
         if run.start >= self.scan_end || run.start + run.len <= self.scan {
             if let Some(last) = self.free.last_mut()
@@ -587,6 +618,12 @@ impl Run {
         fresh: false,
         backed: false,
     };
+}
+
+/// Whether `cluster` is in one of the runs.
+fn punching(runs: &[Run], cluster: u64) -> bool {
+    runs.iter()
+        .any(|run| run.start <= cluster && cluster - run.start < run.len)
 }
 
 /// Adds one cluster to a list of runs.

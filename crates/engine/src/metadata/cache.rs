@@ -116,9 +116,9 @@ impl SliceCache {
         self.dirty
     }
 
-    /// Whether writing back is due: half of the budget is dirty, or the budget is exceeded.
+    /// Whether writing back is due: most of the budget is dirty, or the budget is exceeded.
     pub(crate) fn pressure(&self) -> bool {
-        self.dirty * 2 > self.capacity || (self.slots.len() > self.capacity && self.dirty > 0)
+        self.dirty * 8 > self.capacity * 7 || (self.slots.len() > self.capacity && self.dirty > 0)
     }
 
     /// Hands every dirty slice, in host order, to `stage`; each is clean afterwards, but stays
