@@ -304,7 +304,7 @@ impl<'a> Planner<'a> {
                 Fill::Nothing
             },
         );
-        maps.slices.pin(slice);
+        self.pin(maps, slice)?;
         Ok(Piece {
             image: self.image,
             qcow2: self.qcow2,
@@ -343,7 +343,14 @@ impl<'a> Planner<'a> {
         while count < free && self.needs_new(maps, slice, start + count * size) {
             count += 1;
         }
-        let run = self.take(maps, count)?;
+        self.pin(maps, slice)?;
+        let run = match self.take(maps, count) {
+            Ok(run) => run,
+            Err(obstacle) => {
+                maps.slices.unpin(slice);
+                return Err(obstacle);
+            }
+        };
         let last_cluster = start + (run.len - 1) * size;
         let end = (self.at + self.len).min(last_cluster + size);
         let last = if run.len == 1 {
@@ -361,7 +368,6 @@ impl<'a> Planner<'a> {
                 fill
             }
         };
-        maps.slices.pin(slice);
         Ok(Piece {
             image: self.image,
             qcow2: self.qcow2,
@@ -378,6 +384,15 @@ impl<'a> Planner<'a> {
             started: false,
             committed: false,
         })
+    }
+
+    /// Keeps the slice until the piece is over. The lock of the claims keeps its entries as they were
+    /// found, but not the slice in the cache: other threads may have needed its place since.
+    fn pin(&self, maps: &Maps, slice: u64) -> Result<(), Obstacle> {
+        match maps.slices.pin(slice) {
+            true => Ok(()),
+            false => Err(Obstacle::Need(Need::Slice(slice))),
+        }
     }
 
     fn needs_new(&self, maps: &Maps, slice: u64, at: u64) -> bool {

@@ -347,6 +347,16 @@ enum Change {
 
 impl Unmapper<'_> {
     fn run(&self, maps: &Maps, range: (u64, u64), frees: &mut Vec<Free>) -> Step {
+        if !maps.slices.pin(self.slice) {
+            // Other threads needed its place since it was found.
+            return Step::Need(Need::Slice(self.slice));
+        }
+        let step = self.run_pinned(maps, range, frees);
+        maps.slices.unpin(self.slice);
+        step
+    }
+
+    fn run_pinned(&self, maps: &Maps, range: (u64, u64), frees: &mut Vec<Free>) -> Step {
         let size = self.qcow2.geometry.cluster_size();
         let (start, end) = range;
         let mut at = start;

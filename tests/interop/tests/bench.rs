@@ -112,6 +112,27 @@ fn a_mixed_load_leaves_a_clean_image() {
     }
 }
 
+/// Threads that need each other's place in a cache next to nothing once lost mappings: a slice that
+/// was found was evicted before it was pinned.
+#[test]
+fn no_write_is_lost_when_slices_come_and_go() {
+    let scratch = Scratch::new("bench-evict");
+    let raw = scratch.zeros("twin.raw", 100 << 20);
+    let load = ["--random", "-w", "-c", "40000", "-d", "16", "-s", "3000"];
+    let load = [&["bench", "-q", "--threads=4", "--pattern=7"], &load[..]].concat();
+    gaur(&[&load[..], &["-f", "raw", &raw]].concat()).ok();
+    for round in 0..3 {
+        let image = scratch.path(&format!("disk{round}.qcow2"));
+        let create = ["create", "-q", "-f", "qcow2", "-o", "cluster_size=4k"];
+        qemu_img(&[&create[..], &[&image, "100M"]].concat()).ok();
+        let small = "l2-cache-size=16k,l2-cache-entry-size=512,refcount-cache-size=16k";
+        let options = format!("driver=qcow2,file.filename={image},{small}");
+        gaur(&[&load[..], &["--image-opts", &options]].concat()).ok();
+        assert_clean(&image);
+        assert_same_view(("qcow2", &image), ("raw", &raw));
+    }
+}
+
 #[test]
 fn what_is_refused_by_one_is_refused_by_the_other() {
     let scratch = Scratch::new("bench-refused");

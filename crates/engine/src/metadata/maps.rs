@@ -203,8 +203,7 @@ impl Maps {
     }
 
     /// Puts what `change` makes of it in place of the entry of the cluster that holds `guest`, in one
-    /// step. The slice is cached (the caller pinned it, or found it under the lock of its claims) and
-    /// the table is the active image's own.
+    /// step. The slice is cached (the caller pinned it) and the table is the active image's own.
     pub(crate) fn update(&self, guest: u64, change: impl FnOnce(L2Entry) -> L2Entry) {
         let offset = GuestOffset(guest);
         let Ok(Some(table)) = self.table(self.geometry.l1_index(offset)) else {
