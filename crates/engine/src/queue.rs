@@ -16,6 +16,7 @@ use crate::metadata::grace::{Inside, Member};
 use crate::pool::Pool;
 use crate::read::Decompressed;
 use crate::tables::LocalRun;
+use crate::writeback::Staging;
 
 /// A queue of an image, for one thread. Requests may be in flight at once; they are ordered only as
 /// far as the caller waits for one before it submits the next.
@@ -28,6 +29,8 @@ pub struct Queue<F: File> {
     pub(crate) member: Option<Member>,
     /// Clusters it may use without asking the allocator.
     pub(crate) local: LocalRun,
+    /// Lists of passes that are over.
+    pub(crate) staging: RefCell<Vec<Staging<F>>>,
     pub(crate) decompressor: Decompressor,
     pub(crate) decompressed: RefCell<Vec<Decompressed<F>>>,
 }
@@ -45,6 +48,7 @@ impl<F: File> Queue<F> {
             id,
             member,
             local: LocalRun(Cell::new(Run::EMPTY)),
+            staging: RefCell::default(),
             decompressor: Decompressor::default(),
             decompressed: RefCell::default(),
         }

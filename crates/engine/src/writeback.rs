@@ -25,7 +25,7 @@ use crate::queue::Queue;
 const STAGE_BYTES: usize = 128 << 10;
 
 /// Copies of dirty metadata on their way to the disk.
-struct Staging<F: File> {
+pub(crate) struct Staging<F: File> {
     buffers: Vec<PoolBuffer<F>>,
     used: usize,
     writes: Vec<StagedWrite>,
@@ -112,6 +112,8 @@ impl<F: File> Queue<F> {
         let counts = self.stage_counts(writer);
         self.write_in_order(&maps, &counts).await?;
         self.staged_are_written(qcow2, writer, &maps, &counts);
+        self.keep_staging(maps);
+        self.keep_staging(counts);
         {
             let mut alloc = writer.alloc.lock();
             alloc.durable.extend(frees);
@@ -152,8 +154,21 @@ impl<F: File> Queue<F> {
         self.barrier().await
     }
 
+    /// Lists that an earlier pass of this queue left, so that passes need no new memory.
+    fn take_staging(&self) -> Staging<F> {
+        let kept = self.staging.borrow_mut().pop();
+        kept.unwrap_or_else(Staging::new)
+    }
+
+    fn keep_staging(&self, mut staging: Staging<F>) {
+        staging.buffers.clear();
+        staging.writes.clear();
+        staging.used = 0;
+        self.staging.borrow_mut().push(staging);
+    }
+
     fn stage_maps(&self, qcow2: &Qcow2) -> Staging<F> {
-        let mut staging = Staging::new();
+        let mut staging = self.take_staging();
         let maps = &qcow2.maps;
         let slice_bytes = maps.slices.slice_bytes() as usize;
         maps.slices
@@ -164,7 +179,7 @@ impl<F: File> Queue<F> {
     }
 
     fn stage_counts(&self, writer: &Writer) -> Staging<F> {
-        let mut staging = Staging::new();
+        let mut staging = self.take_staging();
         let mut alloc = writer.alloc.lock();
         writer.pressed.store(false, Ordering::Relaxed);
         alloc

@@ -9,7 +9,7 @@ mod scratch;
 
 use counting::{Counting, allocations};
 use gaur_block::{Access, Device, Host, Payload, Request, Source, Tag, Target};
-use gaur_engine::{OpenOptions, create, open};
+use gaur_engine::{CacheOptions, OpenOptions, create, open};
 use gaur_format::plan::CreateOptions;
 use gaur_reactor::{
     Config, CreateFile, Driver, OpenFile, Reactor, ReactorFile, ReactorHost, buffer,
@@ -108,5 +108,74 @@ fn requests_to_a_warm_queue_allocate_nothing() {
         reactor
             .block_on(ReactorHost.open(&name, access))
             .expect("the lock is free again");
+    }
+}
+
+/// With a cache of a part of the tables, slices come and go, and passes write them back, all the time.
+async fn a_small_cache_allocates_nothing(name: &str, extended_l2: bool) {
+    const CLUSTERS: u64 = 16 << 10;
+    let options = CreateFile {
+        direct: false,
+        lock: true,
+        truncate_existing: true,
+    };
+    let file = OpenFile::create(name, options).expect("create");
+    let plan = CreateOptions {
+        size_bytes: CLUSTERS * CLUSTER,
+        extended_l2,
+        ..CreateOptions::default()
+    };
+    create(&ReactorFile::new(file), &plan).await.expect("qcow2");
+    let budget = 32 << 10;
+    let options = OpenOptions {
+        cache: CacheOptions {
+            l2_bytes: Some(budget),
+            refcount_bytes: Some(16 << 10),
+            ..CacheOptions::default()
+        },
+        ..OpenOptions::default()
+    };
+    let opened = open(&ReactorHost, name, &options).await.expect("open");
+    let queue = opened.image.queue(opened.files);
+    let mut memory = buffer(4096);
+    memory.fill(7);
+    // An odd stride visits every cluster once, far from the one before.
+    let cluster = |step: u64| step * 6_257 % CLUSTERS * CLUSTER;
+    for step in 0..CLUSTERS / 2 {
+        write(&queue, cluster(step), &memory).await;
+        read(&queue, cluster(step), &mut memory).await;
+    }
+    let before = allocations();
+    for step in CLUSTERS / 2..CLUSTERS {
+        write(&queue, cluster(step), &memory).await;
+    }
+    let allocated = allocations() - before;
+    assert!(
+        allocated * 100 < CLUSTERS,
+        "{allocated} by writes that allocate"
+    );
+    let before = allocations();
+    for step in 0..CLUSTERS {
+        read(&queue, cluster(step), &mut memory).await;
+    }
+    assert_eq!(allocations() - before, 0, "reads that miss");
+    assert!(memory.iter().all(|byte| *byte == 7));
+    let statistics = queue.image().layers()[0].l2_cache().expect("qcow2");
+    assert!(statistics.misses * 4 > CLUSTERS, "{statistics:?}");
+    assert!(statistics.held_bytes <= budget, "{statistics:?}");
+    queue.close().await.expect("close");
+}
+
+#[test]
+fn a_cache_of_a_part_of_the_tables_allocates_nothing() {
+    let scratch = Scratch::in_memory();
+    let reactor = Reactor::new(&Config {
+        driver: Driver::Ring,
+        ..Config::default()
+    })
+    .expect("a machine with io_uring");
+    for (name, extended) in [("standard.qcow2", false), ("extended.qcow2", true)] {
+        let name = scratch.file(name);
+        reactor.block_on(a_small_cache_allocates_nothing(&name, extended));
     }
 }

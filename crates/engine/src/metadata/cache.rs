@@ -22,6 +22,8 @@ pub(crate) struct SliceCache {
     vacant: Vec<u32>,
     hand: usize,
     dirty: usize,
+    /// Dirty slices while they are staged; kept for its memory.
+    order: Vec<(u64, usize)>,
 }
 
 #[derive(Debug)]
@@ -50,6 +52,7 @@ impl SliceCache {
             vacant: Vec::new(),
             hand: 0,
             dirty: 0,
+            order: Vec::new(),
         }
     }
 
@@ -127,20 +130,21 @@ impl SliceCache {
         if self.dirty == 0 {
             return;
         }
-        let mut order: Vec<(u64, usize)> = Vec::with_capacity(self.dirty);
+        let mut order = std::mem::take(&mut self.order);
         for (at, slot) in self.slots.iter().enumerate() {
             if slot.present && slot.dirty {
                 order.push((slot.offset, at));
             }
         }
         order.sort_unstable();
-        for (offset, at) in order {
+        for (offset, at) in order.drain(..) {
             if let Some(slot) = self.slots.get_mut(at) {
                 slot.dirty = false;
                 slot.writing = true;
                 stage(offset, &slot.data);
             }
         }
+        self.order = order;
         self.dirty = 0;
     }
 
