@@ -1,3 +1,4 @@
 //! Benchmarks of the engine alone.
 
+pub mod engine;
 pub mod memory;

@@ -1,4 +1,4 @@
-//! Tables `overlay` and `empty`: random writes of 4 KiB that allocate, per cluster size, without and
+//! Tables `overlay`, `overlay-disk` and `empty`: random writes of 4 KiB that allocate, per cluster size, without and
 //! with subclusters, over a full backing image and over nothing.
 //!
 //! Requests go to places that were not written before, as far as the disk has so many: there are no
@@ -30,7 +30,16 @@ const OF_RAW: f64 = 0.7;
 
 /// Random writes to an empty overlay with a full backing image.
 pub fn overlay(suite: &Suite, progress: &mut Progress) -> Result<()> {
-    let scratch = Scratch::new(&suite.memory)?;
+    overlay_in(suite, progress, &suite.memory, 512 << 20)
+}
+
+/// The same on a disk.
+pub fn overlay_on_disk(suite: &Suite, progress: &mut Progress) -> Result<()> {
+    overlay_in(suite, progress, &suite.disk, 256 << 20)
+}
+
+fn overlay_in(suite: &Suite, progress: &mut Progress, folder: &Path, bytes_max: u64) -> Result<()> {
+    let scratch = Scratch::new(folder)?;
     let base = scratch.path("base.qcow2");
     let shape = Shape {
         cluster_bytes: 64 << 10,
@@ -40,7 +49,7 @@ pub fn overlay(suite: &Suite, progress: &mut Progress) -> Result<()> {
     };
     shape.create_full(&base)?;
     shape.verify_full(&base)?;
-    every_cluster_size(suite, progress, &scratch, Some(&base), 512 << 20)
+    every_cluster_size(suite, progress, &scratch, Some(&base), bytes_max)
 }
 
 /// Random writes to an empty image without backing image.
@@ -142,7 +151,11 @@ fn measure(
         load: &load,
         prepare: &|| shape.create(image),
         // All clusters that are met, and tables.
-        memory_bytes: requests * unit.max(4096) + (16 << 20),
+        memory_bytes: if image.starts_with(&suite.disk) {
+            0
+        } else {
+            requests * unit.max(4096) + (16 << 20)
+        },
     };
     let raw_load = raw.map(|raw| Load::scattered(raw, "raw", DISK, REQUESTS_MAX).writes());
     let mut others = Vec::new();

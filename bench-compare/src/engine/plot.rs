@@ -64,6 +64,14 @@ const RECIPES: &[Recipe] = &[
         logarithmic: true,
     },
     Recipe {
+        table: "overlay-disk",
+        title: "Random 4 KiB writes to an empty overlay on a disk, by cluster size",
+        group: &["cluster"],
+        split: Some(("subcluster", with_or_without)),
+        series: &["gaur", "qemu"],
+        logarithmic: true,
+    },
+    Recipe {
         table: "empty",
         title: "Random 4 KiB writes to an empty image, by cluster size",
         group: &["cluster"],

@@ -1,11 +1,16 @@
 //! Table `scaling`: two threads with a queue each on one image in memory, against one thread.
 //!
-//! Two threads on two processors are slower than twice one thread even where they share nothing, so
-//! the raw file stands beside: what it does not reach is the machine's part.
+//! The targets are for the engine alone, on an image in this process's memory that answers at once:
+//! a file system in memory lets one thread at a time write to a file, whoever asks. How two
+//! `gaur bench` threads do on such a file stands beside, and so does the raw file: what that does not
+//! reach is the machine's part.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
+use gaur_bench::engine;
 
 use crate::engine::images::{Scratch, Shape, create_full_raw};
 use crate::engine::load::{Beyond, Load, Run};
@@ -38,15 +43,10 @@ pub fn two_threads(suite: &Suite, progress: &mut Progress) -> Result<()> {
         format: "raw",
         ..reads(raw.as_path())
     };
+    engine_alone(suite, progress)?;
     progress.push(measure(suite, "reads, raw file", &raw_reads, &kept, None)?);
-    let bound = Some(MAPPED_READS);
-    progress.push(measure(
-        suite,
-        "mapped reads",
-        &reads(&image),
-        &kept,
-        bound,
-    )?);
+    let load = reads(&image);
+    progress.push(measure(suite, "mapped reads", &load, &kept, None)?);
     std::fs::remove_file(&image)?;
 
     let raw_writes = Load {
@@ -69,8 +69,41 @@ pub fn two_threads(suite: &Suite, progress: &mut Progress) -> Result<()> {
             warm_memory(&image, suite.requests(WRITES) * 4096 + (16 << 20))
         };
         let load = load_of_writes(suite, &image);
-        let bound = Some(ALLOCATING_WRITES);
-        progress.push(measure(suite, name, &load, &prepare, bound)?);
+        progress.push(measure(suite, name, &load, &prepare, None)?);
+    }
+    Ok(())
+}
+
+/// The loads of `gaur-bench`, without a host.
+fn engine_alone(suite: &Suite, progress: &mut Progress) -> Result<()> {
+    let time = Duration::from_secs_f64(if suite.quick { 0.5 } else { 2.0 });
+    let loads = [
+        ("mapped reads", engine::Load::Read, Some(MAPPED_READS)),
+        ("mapped writes", engine::Load::Write, None),
+        (
+            "allocating writes in order",
+            engine::Load::AllocateInOrder,
+            Some(ALLOCATING_WRITES),
+        ),
+        (
+            "allocating writes at random",
+            engine::Load::AllocateAtRandom,
+            Some(ALLOCATING_WRITES),
+        ),
+    ];
+    for subclusters in [false, true] {
+        for (name, load, bound) in loads {
+            let run = |threads| -> Result<Run> {
+                let rate = engine::measure(load, subclusters, threads as u64, time);
+                Ok(Run {
+                    iops: rate.map_err(|failure| anyhow!("{name}: {failure}"))?,
+                    details: BTreeMap::new(),
+                })
+            };
+            let with = if subclusters { ", subclusters" } else { "" };
+            let label = format!("{name}{with}; engine alone");
+            progress.push(cell(suite, &label, run, bound)?);
+        }
     }
     Ok(())
 }
@@ -86,15 +119,28 @@ fn measure(
     prepare: &dyn Fn() -> Result<()>,
     bound: Option<f64>,
 ) -> Result<Cell> {
-    let run = |threads| -> Result<Run> {
-        prepare()?;
-        settle(load.image)?;
-        let beyond = Beyond {
-            random_seed: Some(1),
-            threads,
-        };
-        load.by_gaur(&suite.gaur, beyond)
-    };
+    cell(
+        suite,
+        name,
+        |threads| {
+            prepare()?;
+            settle(load.image)?;
+            let beyond = Beyond {
+                random_seed: Some(1),
+                threads,
+            };
+            load.by_gaur(&suite.gaur, beyond)
+        },
+        bound,
+    )
+}
+
+fn cell(
+    suite: &Suite,
+    name: &str,
+    run: impl Fn(usize) -> Result<Run>,
+    bound: Option<f64>,
+) -> Result<Cell> {
     let mut cell = Cell::new(Unit::Iops, &[("requests", name)]);
     let mut contestants = [
         Contestant::new("two threads", || run(2)),

@@ -33,6 +33,7 @@ type Measure = fn(&Suite, &mut Progress) -> Result<()>;
 /// Names and functions of the tables, in the order of the page.
 const TABLES: &[(&str, Measure)] = &[
     ("overlay", allocation::overlay),
+    ("overlay-disk", allocation::overlay_on_disk),
     ("empty", allocation::empty),
     ("growth", growth::random_writes),
     ("mkfs", growth::mkfs),
