@@ -83,7 +83,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         name: "gaur-bench-compare",
-        depends: &["gaur-format"],
+        depends: &["gaur-format", "gaur-bench"],
         tests: &[],
     },
     Rule {
