@@ -45,10 +45,22 @@ pub enum Mishaps {
     None,
     /// Requests fail at random, this often in a thousand, from the start or from open on.
     Random(u32),
+    /// Writes fail at random, this often in a thousand, and nothing else does.
+    Writes(u32),
     /// One request fails.
     Once,
     /// The file system fills up.
     Full,
+}
+
+/// Loads that chance alone would make too rarely.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Special {
+    None,
+    /// Discards of parts of clusters, and writes into them again.
+    Holes,
+    /// The same, and short writes that fail half-way.
+    TornWrites,
 }
 
 /// Everything a seed decides before the run.
@@ -124,12 +136,7 @@ impl Config {
         let random = &mut random;
         // Drawn apart, so that the other seeds are what they were before there were policies.
         let space = &mut Random::new(seed ^ 0x3c6e_f372_fe94_f82b);
-        let holes = space.chance(250);
-        let shape = draw_shape(random);
-        let shape = match holes {
-            true => shape.with_subclusters(space.pick(&[14, 14, 15, 16])),
-            false => shape,
-        };
+        let (special, shape) = draw_special(draw_shape(random), space);
         let unit_bytes = random.pick(&[512, 512, 512, 512, 64, 16]);
         let guest_bytes = draw_size(shape, unit_bytes, random);
         // Large disks in small units take minutes and find nothing that others do not.
@@ -188,10 +195,38 @@ impl Config {
             epochs: random.between(1, 5) as u32,
             mishaps,
         };
-        if holes {
-            config.with_holes(space)
-        } else {
-            config
+        match special {
+            Special::None => config,
+            Special::Holes => config.with_holes(space),
+            Special::TornWrites => config.with_holes(space).with_torn_writes(space),
+        }
+    }
+
+    /// The same with short writes into few fresh clusters, many of which fail half-way: what they
+    /// leave must not come up with the next write beside them. Flushes are rare: metadata that cannot
+    /// be written ends an epoch early.
+    fn with_torn_writes(self, random: &mut Random) -> Config {
+        Config {
+            guest_bytes: self.guest_bytes.min(8 * self.shape.cluster_bytes()),
+            backing: Vec::new(),
+            snapshots: 0,
+            filled_per_mille: 0,
+            hot_per_mille: 1000,
+            longest_units: self.longest_units.min(random.pick(&[2, 6])),
+            fua_per_mille: 0,
+            l2_cache_bytes: 32 << 20,
+            refcount_cache_bytes: 1 << 20,
+            requests: 25,
+            weights: Weights {
+                read: 30,
+                write: 60,
+                zero: 2,
+                discard: 2,
+                flush: 0,
+                ..self.weights
+            },
+            mishaps: Mishaps::Writes(60),
+            ..self
         }
     }
 
@@ -217,6 +252,17 @@ impl Config {
             },
             ..self
         }
+    }
+}
+
+fn draw_special(shape: Shape, random: &mut Random) -> (Special, Shape) {
+    match random.below(100) {
+        0..18 => {
+            let cluster_bits = random.pick(&[14, 14, 15, 16]);
+            (Special::Holes, shape.with_subclusters(cluster_bits))
+        }
+        18..25 => (Special::TornWrites, shape.with_subclusters(16)),
+        _ => (Special::None, shape),
     }
 }
 

@@ -273,6 +273,10 @@ impl<'a> Run<'a> {
                     ..Faults::default()
                 }
             }
+            Mishaps::Writes(per_mille) => Faults {
+                write_per_mille: per_mille,
+                ..Faults::default()
+            },
             Mishaps::Random(per_mille) => Faults {
                 read_per_mille: random.pick(&[0, per_mille]),
                 write_per_mille: random.pick(&[0, per_mille]),

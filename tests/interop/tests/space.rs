@@ -205,6 +205,12 @@ fn the_policy_can_be_told_when_the_image_is_used() {
     };
     // Whole clusters are taken, and parts of them are not given back.
     let taken = run(Some("contiguous"), &touch);
+    let untouched = Op::Expect {
+        offset: BLOCK,
+        len: cluster - BLOCK,
+        pattern: 0,
+    };
+    op::apply("qcow2", &image, &[untouched]);
     assert!(taken >= count * cluster, "{taken}");
     assert!(run(Some("contiguous"), &trim) >= count * cluster);
     // As the image itself has it, they are.
