@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::{sim, tidy, workspace};
+use crate::{model, sim, tidy, workspace};
 
 /// Seeds of the crash simulator: a minute or two.
 const SEEDS: &str = "1000";
@@ -33,6 +33,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     step("crash simulator", || {
         sim::run(&["--seeds".into(), SEEDS.into()])
     })?;
+    step("models", model::run_briefly)?;
     let gaur = build_gaur()?;
     step("tests", || tests(&gaur))
 }

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod ci;
+mod model;
 mod sim;
 mod soak;
 mod tidy;
@@ -30,6 +31,11 @@ const TASKS: &[(&str, Task, &str)] = &[
         "run every check and test, as continuous integration does",
     ),
     ("sim", sim::run, "run seeds of the crash simulator: --help"),
+    (
+        "model",
+        model::run,
+        "run the models of what threads share: --help",
+    ),
     (
         "soak",
         soak::run,

@@ -4,13 +4,12 @@
 //! carries out the next one; the others wait. If the one who carries it out goes away, the image
 //! is poisoned, because nobody knows what of the pass has reached the disk.
 
-use std::sync::atomic::Ordering;
-
 use gaur_block::{Errno, File};
-use parking_lot::Mutex;
 
-use crate::image::{Image, Writer};
+use crate::poison::Poison;
 use crate::queue::Queue;
+use crate::sync::Mutex;
+use crate::sync::atomic::Ordering;
 use crate::waiters::Waiters;
 
 /// Which passes have started and ended.
@@ -29,24 +28,25 @@ struct State {
 
 /// The pass of this caller; poisons the image unless it is ended properly.
 struct Leader<'a> {
-    image: &'a Image,
+    poison: &'a Poison,
     group: &'a FlushGroup,
     pass: u64,
     ended: bool,
 }
 
-impl<F: File> Queue<F> {
-    /// Makes everything that completed before durable.
-    pub(crate) async fn flush_all(&self) -> Result<(), Errno> {
-        let Some(writer) = &self.image.writer else {
-            return self.barrier().await;
-        };
-        let group = &writer.flush;
-        let mine = group.state.lock().started + 1;
+impl FlushGroup {
+    /// Returns when a pass has ended that started after this call; carries it out with `pass` if
+    /// nobody else does. A pass that fails poisons the image, for all who waited for it.
+    pub(crate) async fn flush(
+        &self,
+        poison: &Poison,
+        pass: impl AsyncFn() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mine = self.state.lock().started + 1;
         loop {
-            let ticket = group.waiters.ticket();
+            let ticket = self.waiters.ticket();
             let leads = {
-                let mut state = group.state.lock();
+                let mut state = self.state.lock();
                 if state.done >= mine {
                     break;
                 }
@@ -58,23 +58,37 @@ impl<F: File> Queue<F> {
                 leads.then_some(state.started)
             };
             match leads {
-                None => group.waiters.wait(ticket).await,
-                Some(pass) => {
+                None => self.waiters.wait(ticket).await,
+                Some(number) => {
                     let leader = Leader {
-                        image: &self.image,
-                        group,
-                        pass,
+                        poison,
+                        group: self,
+                        pass: number,
                         ended: false,
                     };
-                    let result = self.pass(writer).await;
+                    let result = match poison.get() {
+                        Some(errno) => Err(errno),
+                        None => pass().await,
+                    };
                     leader.end(result);
                 }
             }
         }
-        match self.image.poisoned() {
+        match poison.get() {
             Some(errno) => Err(errno),
             None => Ok(()),
         }
+    }
+}
+
+impl<F: File> Queue<F> {
+    /// Makes everything that completed before durable.
+    pub(crate) async fn flush_all(&self) -> Result<(), Errno> {
+        let Some(writer) = &self.image.writer else {
+            return self.barrier().await;
+        };
+        let pass = async || self.write_back(writer).await;
+        writer.flush.flush(&self.image.poison, pass).await
     }
 
     /// Writes back when too much of a cache is dirty. Called after a request's own work, so that
@@ -91,19 +105,12 @@ impl<F: File> Queue<F> {
         let _ = self.flush_all().await;
         Ok(())
     }
-
-    async fn pass(&self, writer: &Writer) -> Result<(), Errno> {
-        match self.image.poisoned() {
-            Some(errno) => Err(errno),
-            None => self.write_back(writer).await,
-        }
-    }
 }
 
 impl Leader<'_> {
     fn end(mut self, result: Result<(), Errno>) {
         if let Err(errno) = result {
-            self.image.poison(errno);
+            self.poison.set(errno);
         }
         self.ended = true;
     }
@@ -112,7 +119,7 @@ impl Leader<'_> {
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            self.image.poison(Errno::EIO);
+            self.poison.set(Errno::EIO);
         }
         {
             let mut state = self.group.state.lock();
@@ -122,3 +129,6 @@ impl Drop for Leader<'_> {
         self.group.waiters.notify();
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_model;

@@ -1,8 +1,6 @@
 //! Changes of the header of an open image: always within one sector, so that a power cut leaves
 //! either the old header or the new one (O5).
 
-use std::sync::atomic::Ordering;
-
 use gaur_block::{Errno, File, Source, Target};
 use gaur_format::geometry::Version;
 use gaur_format::header::{Header, field};
@@ -11,6 +9,7 @@ use crate::align;
 use crate::image::Writer;
 use crate::metadata::l1_table::SECTOR_BYTES;
 use crate::queue::Queue;
+use crate::sync::atomic::Ordering;
 
 /// Incompatible feature bit of a corrupt image.
 const CORRUPT: u64 = 1 << 1;

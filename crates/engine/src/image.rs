@@ -3,13 +3,11 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use gaur_block::{Errno, File, FileId, FileLimits};
 use gaur_format::geometry::Geometry;
 use gaur_format::header::{CompressionType, Header};
 use gaur_format::{AllocationPolicy, Corruption, limit, refcount, snapshot};
-use parking_lot::{Mutex, RwLock};
 
 use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
@@ -23,9 +21,12 @@ use crate::metadata::grace::Grace;
 use crate::metadata::l1_table::L1Table;
 use crate::metadata::maps::Maps;
 use crate::options::{Format, OpenOptions};
+use crate::poison::Poison;
 use crate::queue::Queue;
 use crate::sector_locks::SectorLocks;
 use crate::statistics::{CacheStatistics, HoleStatistics};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Mutex, RwLock};
 use crate::waiters::{AsyncLock, KeyLocks};
 
 /// An open image: the shared half. Make a [`Queue`] per thread to do input and output.
@@ -39,7 +40,7 @@ pub struct Image {
     pub(crate) flushing: AsyncLock,
     pub(crate) read_only: bool,
     pub(crate) size_bytes: AtomicU64,
-    poison: AtomicI32,
+    pub(crate) poison: Poison,
     corrupt: AtomicBool,
     queues: AtomicUsize,
 }
@@ -158,7 +159,7 @@ impl Image {
             flushing: AsyncLock::default(),
             read_only,
             size_bytes: AtomicU64::new(size_bytes),
-            poison: AtomicI32::new(0),
+            poison: Poison::default(),
             corrupt: AtomicBool::new(false),
             queues: AtomicUsize::new(0),
         })
@@ -228,17 +229,12 @@ impl Image {
 
     /// The error that made the image refuse writes, if there was one.
     pub fn poisoned(&self) -> Option<Errno> {
-        match self.poison.load(Ordering::Acquire) {
-            0 => None,
-            raw => Some(Errno::from_raw(raw)),
-        }
+        self.poison.get()
     }
 
     /// Refuses all writes from now on. The first error stays.
     pub(crate) fn poison(&self, errno: Errno) {
-        let _ = self
-            .poison
-            .compare_exchange(0, errno.raw(), Ordering::AcqRel, Ordering::Acquire);
+        self.poison.set(errno);
     }
 
     /// An entry of layer `depth` cannot be right: the request fails, and if it is the layer we

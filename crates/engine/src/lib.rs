@@ -30,6 +30,7 @@ mod layer;
 mod map;
 mod metadata;
 mod options;
+mod poison;
 mod pool;
 mod punch;
 mod queue;
@@ -40,6 +41,7 @@ mod sector_locks;
 #[cfg(test)]
 mod space_tests;
 mod statistics;
+mod sync;
 mod tables;
 #[cfg(test)]
 mod test_file;

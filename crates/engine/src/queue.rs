@@ -5,7 +5,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, Status, Tag};
 
@@ -15,6 +14,7 @@ use crate::metadata::alloc::Run;
 use crate::metadata::grace::{Inside, Member};
 use crate::pool::Pool;
 use crate::read::Decompressed;
+use crate::sync::atomic::Ordering;
 use crate::tables::LocalRun;
 use crate::writeback::Staging;
 

@@ -1,7 +1,5 @@
 //! Reading: find what a run of guest bytes is, layer by layer in a loop, and fetch it.
 
-use std::sync::atomic::Ordering;
-
 use gaur_block::{Errno, File, Target};
 use gaur_format::CompressedDescriptor;
 
@@ -10,6 +8,7 @@ use crate::image::Qcow2;
 use crate::metadata::maps::{Kind, Lookup};
 use crate::pool::PoolBuffer;
 use crate::queue::Queue;
+use crate::sync::atomic::Ordering;
 
 /// A run of guest bytes and where it comes from.
 #[derive(Clone, Copy, Debug)]

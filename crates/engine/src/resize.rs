@@ -4,8 +4,6 @@
 //! what it will reach reads as zeros; before it shrinks, what it loses is unmapped. An L1 table
 //! moves the same way: copy, flush, header, flush.
 
-use std::sync::atomic::Ordering;
-
 use gaur_block::{Errno, File, Source};
 use gaur_format::geometry::Version;
 use gaur_format::header::field;
@@ -18,6 +16,7 @@ use crate::image::{Qcow2, Writer};
 use crate::metadata::alloc::{AllocError, AllocNeed, Free};
 use crate::metadata::maps::Located;
 use crate::queue::Queue;
+use crate::sync::atomic::Ordering;
 use crate::tables::{Taken, forget_table};
 
 impl<F: File> Queue<F> {

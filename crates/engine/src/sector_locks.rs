@@ -22,9 +22,10 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 
 const FAST: u64 = 1;
 const SLOW: u64 = 1 << 32;
@@ -90,7 +91,7 @@ impl Table {
 
 impl SectorLocks {
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     /// For a write of whole blocks: goes ahead at once, or `None` when it must take its range.
@@ -304,3 +305,6 @@ mod tests {
         assert!(locks.table().held.is_empty() && locks.table().waiting.is_empty());
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_model;

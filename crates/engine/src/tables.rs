@@ -7,7 +7,6 @@
 //! becomes visible by one header write between two flushes (O5).
 
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
 
 use gaur_block::{Errno, File, Source, Target};
 use gaur_format::addr::{ClusterIndex, HostOffset};
@@ -20,6 +19,7 @@ use crate::image::{Qcow2, Writer};
 use crate::metadata::alloc::{Alloc, AllocError, AllocNeed, Free, Run, grown_len};
 use crate::metadata::maps::Maps;
 use crate::queue::Queue;
+use crate::sync::atomic::Ordering;
 
 /// Entries of a refcount table in one sector.
 const SECTOR_ENTRIES: u64 = 512 / 8;

@@ -4,10 +4,10 @@
 //! then wait on the ticket. Every [`Waiters::notify`] after the ticket was taken ends the wait.
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 
-use parking_lot::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, TaskMutex, TaskMutexGuard};
 
 /// An event with a generation number.
 ///
@@ -73,7 +73,7 @@ impl Waiters {
 /// A lock that a task may hold while it waits for input and output. Whoever gives it up wakes one of
 /// those that wait.
 #[derive(Debug, Default)]
-pub(crate) struct AsyncLock(futures_util::lock::Mutex<()>);
+pub(crate) struct AsyncLock(TaskMutex<()>);
 
 impl AsyncLock {
     /// Waits until nobody holds the lock and takes it.
@@ -83,7 +83,7 @@ impl AsyncLock {
 }
 
 /// Holds an [`AsyncLock`].
-pub(crate) type AsyncGuard<'a> = futures_util::lock::MutexGuard<'a, ()>;
+pub(crate) type AsyncGuard<'a> = TaskMutexGuard<'a, ()>;
 
 /// Locks on single numbers: host offsets being loaded, L1 entries being given a table.
 #[derive(Debug, Default)]
@@ -132,3 +132,6 @@ impl Drop for KeyGuard<'_> {
         self.locks.waiters.notify();
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_model;

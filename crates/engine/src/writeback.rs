@@ -11,8 +11,6 @@
 //! What changes while a pass runs belongs to the next one. Two flushes at most, one if no mapping
 //! changed.
 
-use std::sync::atomic::Ordering;
-
 use gaur_block::{Errno, File, Source};
 
 use crate::align;
@@ -20,6 +18,7 @@ use crate::image::{Qcow2, Writer};
 use crate::metadata::alloc::{AllocNeed, Free, Run};
 use crate::pool::PoolBuffer;
 use crate::queue::Queue;
+use crate::sync::atomic::Ordering;
 
 /// Bytes staged in one buffer.
 const STAGE_BYTES: usize = 128 << 10;

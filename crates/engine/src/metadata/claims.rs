@@ -7,8 +7,7 @@
 //!
 //! Lock order: claims, then maps, then alloc.
 
-use parking_lot::{Mutex, MutexGuard};
-
+use crate::sync::{Mutex, MutexGuard};
 use crate::waiters::{Ticket, Waiters};
 
 /// The claims of one image, in parts by the L2 slice that maps the range: a claim never spans two

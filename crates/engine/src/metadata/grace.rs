@@ -8,9 +8,9 @@
 //! Every queue counts for itself, so that requests of different threads do not meet.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Two alternating epochs with the number of requests inside each.
 #[derive(Debug, Default)]
@@ -125,3 +125,6 @@ mod tests {
         assert!(grace.drained(next));
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_model;

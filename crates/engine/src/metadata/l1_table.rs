@@ -4,23 +4,22 @@
 //! in memory: the table grows by segments, each twice as long as the one before. Whoever changes
 //! entries holds the engine's lock on tables.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use gaur_format::l1::{self, L1Ref};
 use gaur_format::limit;
-use parking_lot::Mutex;
+
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, OnceLock};
 
 /// Bytes of a disk sector: the unit in which the L1 table is written back, and in which a write is
 /// atomic.
 pub(crate) const SECTOR_BYTES: u64 = 512;
 
-/// Entries of the first segment.
-const SEGMENT_ENTRIES: u64 = 512;
+/// Entries of the first segment. In a model every entry costs time.
+const SEGMENT_ENTRIES: u64 = if cfg!(loom) { 2 } else { 512 };
 const SEGMENTS: usize = 14;
 
 const _: () = assert!(
-    (SEGMENT_ENTRIES << SEGMENTS) - SEGMENT_ENTRIES >= limit::L1_BYTES_MAX / 8,
+    cfg!(loom) || (SEGMENT_ENTRIES << SEGMENTS) - SEGMENT_ENTRIES >= limit::L1_BYTES_MAX / 8,
     "the longest table fits"
 );
 
@@ -175,3 +174,6 @@ mod tests {
         assert_eq!(place(512), (1, 0));
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_model;

@@ -4,13 +4,11 @@
 //! are in different parts, so threads that work in different places seldom meet, and a lookup takes
 //! its part's lock shared. The budget is shared out evenly.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use parking_lot::{Mutex, RwLock};
-
 use super::l2_shard::{Shard, View};
 use super::packed::{Entry, Shape};
 use crate::statistics::CacheStatistics;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, RwLock};
 
 /// The cache.
 #[derive(Debug)]
@@ -199,3 +197,6 @@ impl L2Cache {
         sum
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_model;

@@ -3,11 +3,9 @@
 //! The question must cost next to nothing and take no lock, so a table of bits, by a hash of the
 //! cluster's number, answers most of it: a bit that is not set means "no". Bits are never cleared.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use parking_lot::RwLock;
-
 use super::cluster_set::ClusterSet;
+use crate::sync::RwLock;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// The set.
 #[derive(Debug)]
@@ -16,8 +14,9 @@ pub(crate) struct MetadataSet {
     exact: RwLock<ClusterSet>,
 }
 
-/// Words of hints for each cluster known at the start, and at least.
-const HINT_WORDS_MIN: usize = 512;
+/// Fewest words of hints. In a model every word costs time.
+const HINT_WORDS_MIN: usize = if cfg!(loom) { 2 } else { 512 };
+/// Most of them.
 const HINT_WORDS_MAX: usize = 1 << 15;
 
 impl MetadataSet {
@@ -97,3 +96,6 @@ mod tests {
         assert!(!set.contains(1 << 40));
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_model;

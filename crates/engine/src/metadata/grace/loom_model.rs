@@ -1,0 +1,116 @@
+//! Models of the epochs: a cluster is never given to somebody else while a request that may have
+//! found it through its old mapping is inside.
+
+use std::sync::atomic::AtomicUsize;
+
+use loom::thread;
+
+use super::*;
+use crate::sync::atomic::AtomicBool;
+use crate::sync::modelled::{Strength, check, check_weakened};
+
+const GUEST: u64 = 1;
+const NEXT_OWNER: u64 = 2;
+
+/// A host cluster that is mapped, until the mapping is removed and somebody else gets the cluster. It is
+/// mapped without a lock, as L2 tables are.
+struct Cluster {
+    mapped: AtomicBool,
+    bytes: AtomicU64,
+}
+
+impl Cluster {
+    fn new() -> Cluster {
+        Cluster {
+            mapped: AtomicBool::new(true),
+            bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// A write in place: the mapping, and then the bytes.
+    fn write(&self, grace: &Grace, member: &Member) {
+        let _inside = grace.enter(member);
+        if self.mapped.load(Ordering::Acquire) {
+            self.bytes.store(GUEST, Ordering::Relaxed);
+        }
+    }
+
+    /// The mapping goes; when the epoch in which that was has drained, so does the cluster. Says
+    /// whether it came to that.
+    fn give_away(&self, grace: &Grace) -> bool {
+        self.mapped.store(false, Ordering::Release);
+        let Some(epoch) = grace.turn() else {
+            return false;
+        };
+        while !grace.drained(epoch) {
+            thread::yield_now();
+        }
+        self.bytes.store(NEXT_OWNER, Ordering::Relaxed);
+        true
+    }
+
+    fn check(&self, given_away: bool) {
+        if given_away {
+            let bytes = self.bytes.load(Ordering::Relaxed);
+            assert_eq!(bytes, NEXT_OWNER, "a late write hit the next owner");
+        }
+    }
+}
+
+fn a_write_in_place_and_a_pass() {
+    let shared = Arc::new((Grace::default(), Cluster::new()));
+    let writer = thread::spawn({
+        let shared = Arc::clone(&shared);
+        let member = shared.0.join();
+        move || shared.1.write(&shared.0, &member)
+    });
+    let given_away = shared.1.give_away(&shared.0);
+    writer.join().unwrap();
+    shared.1.check(given_away);
+}
+
+#[test]
+fn a_cluster_outlives_the_requests_that_found_it() {
+    check(a_write_in_place_and_a_pass);
+}
+
+#[test]
+#[should_panic = "a late write hit the next owner"]
+fn the_epochs_need_sequential_consistency() {
+    check_weakened(Strength::AcquireRelease, a_write_in_place_and_a_pass);
+}
+
+/// Two clusters given away one after the other, so that both counters come into use again, and two
+/// queues of which one comes when the passes are under way, and leaves.
+#[test]
+fn queues_come_and_go_while_the_epoch_turns() {
+    let given_away = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&given_away);
+    check(move || {
+        let shared = Arc::new((Grace::default(), [Cluster::new(), Cluster::new()]));
+        let staying = thread::spawn({
+            let shared = Arc::clone(&shared);
+            let member = shared.0.join();
+            move || {
+                shared.1[0].write(&shared.0, &member);
+                shared.1[1].write(&shared.0, &member);
+            }
+        });
+        let passing = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let member = shared.0.join();
+                shared.1[0].write(&shared.0, &member);
+                shared.0.leave(&member);
+            }
+        });
+        let given = shared.1.each_ref().map(|one| one.give_away(&shared.0));
+        staying.join().unwrap();
+        passing.join().unwrap();
+        for (cluster, given) in shared.1.iter().zip(given) {
+            cluster.check(given);
+            count.fetch_add(usize::from(given), Ordering::Relaxed);
+        }
+    });
+    assert!(given_away.load(Ordering::Relaxed) > 0);
+}

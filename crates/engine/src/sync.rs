@@ -1,0 +1,17 @@
+//! What threads share state by: locks and atomics, all taken from here.
+//!
+//! In an ordinary build these are the names of the standard library and of `parking_lot`. Under
+//! `cfg(loom)` they are those of the model checker, so that `cargo xtask model` can run the code that
+//! ships through every interleaving; see `docs/testing.md`.
+
+#[cfg(loom)]
+pub(crate) mod modelled;
+
+#[cfg(not(loom))]
+pub(crate) use futures_util::lock::{Mutex as TaskMutex, MutexGuard as TaskMutexGuard};
+#[cfg(loom)]
+pub(crate) use modelled::{Mutex, MutexGuard, OnceLock, RwLock, TaskMutex, TaskMutexGuard, atomic};
+#[cfg(not(loom))]
+pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
+#[cfg(not(loom))]
+pub(crate) use std::sync::{OnceLock, atomic};
