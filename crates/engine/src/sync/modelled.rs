@@ -1,9 +1,9 @@
 //! The primitives as the model checker knows them, with the interfaces of the real ones.
 //!
 //! Two things differ from what loom offers. loom takes `SeqCst` accesses for `AcqRel` ones, which
-//! would report errors that cannot happen; here a `SeqCst` access has a `SeqCst` fence on either side,
-//! which loom does understand. And a [`RwLock`] is a mutex: no reader of the engine does anything
-//! under such a lock that another reader could notice.
+//! would report errors that cannot happen; here such accesses are ordered by a second atomic, see
+//! [`Floor`]. And a [`RwLock`] is a mutex: no reader of the engine does anything under such a lock
+//! that another reader could notice.
 //!
 //! [`check_weakened`] runs a model with weaker orderings than the code asks for. It is how a model
 //! shows that it would notice if they were missing.
@@ -24,14 +24,13 @@ pub(crate) mod atomic {
 
 /// How much of the orderings asked for is granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(test), allow(dead_code, reason = "only models ask for less"))]
 pub(crate) enum Strength {
     /// All of it.
     AsWritten,
     /// `SeqCst` is `AcqRel`.
-    #[cfg(test)]
     AcquireRelease,
     /// Everything is `Relaxed`.
-    #[cfg(test)]
     Relaxed,
 }
 
@@ -40,35 +39,43 @@ thread_local! {
     static STRENGTH: Cell<Strength> = const { Cell::new(Strength::AsWritten) };
 }
 
-/// Which part of an access an ordering is for.
-#[derive(Clone, Copy)]
+/// Orders the `SeqCst` accesses of one atomic: a load sees at least what was the last `SeqCst` store
+/// when it began. Other accesses, and other atomics, are not ordered by it.
+#[derive(Debug, Default)]
+struct Floor(loom::sync::atomic::AtomicUsize);
+
+/// What is done to an atomic.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Access {
     Load,
     Store,
     Both,
 }
 
-/// Makes an access with the ordering that is granted.
-fn with_ordering<T>(asked: Ordering, kind: Access, access: impl FnOnce(Ordering) -> T) -> T {
-    let strongest = match kind {
-        Access::Load => Ordering::Acquire,
-        Access::Store => Ordering::Release,
-        Access::Both => Ordering::AcqRel,
-    };
-    match (STRENGTH.get(), asked) {
-        (Strength::AsWritten, Ordering::SeqCst) => {
-            loom::sync::atomic::fence(Ordering::SeqCst);
-            let result = access(strongest);
-            loom::sync::atomic::fence(Ordering::SeqCst);
-            result
+impl Floor {
+    /// Makes an access with the ordering that is granted.
+    #[track_caller]
+    fn with<T>(&self, asked: Ordering, kind: Access, access: impl FnOnce(Ordering) -> T) -> T {
+        let strength = STRENGTH.get();
+        if strength == Strength::Relaxed {
+            return access(Ordering::Relaxed);
         }
-        (Strength::AsWritten, _) => access(asked),
-        #[cfg(test)]
-        (Strength::AcquireRelease, Ordering::SeqCst) => access(strongest),
-        #[cfg(test)]
-        (Strength::AcquireRelease, _) => access(asked),
-        #[cfg(test)]
-        (Strength::Relaxed, _) => access(Ordering::Relaxed),
+        if asked != Ordering::SeqCst {
+            return access(asked);
+        }
+        let in_order = strength == Strength::AsWritten;
+        if in_order && kind == Access::Load {
+            self.0.fetch_add(0, Ordering::Acquire);
+        }
+        let result = access(match kind {
+            Access::Load => Ordering::Acquire,
+            Access::Store => Ordering::Release,
+            Access::Both => Ordering::AcqRel,
+        });
+        if in_order && kind != Access::Load {
+            self.0.fetch_add(0, Ordering::Release);
+        }
+        result
     }
 }
 
@@ -76,32 +83,37 @@ macro_rules! atomic {
     ($name:ident, $value:ty) => {
         /// The atomic of the same name.
         #[derive(Debug, Default)]
-        pub(crate) struct $name(loom::sync::atomic::$name);
+        pub(crate) struct $name {
+            value: loom::sync::atomic::$name,
+            floor: Floor,
+        }
 
         #[allow(dead_code, reason = "not every type is used in every way")]
         impl $name {
             #[track_caller]
             pub(crate) fn new(value: $value) -> $name {
-                $name(loom::sync::atomic::$name::new(value))
+                $name {
+                    value: loom::sync::atomic::$name::new(value),
+                    floor: Floor::default(),
+                }
             }
 
             #[track_caller]
             pub(crate) fn load(&self, ordering: Ordering) -> $value {
-                with_ordering(ordering, Access::Load, |granted| self.0.load(granted))
+                let load = |granted| self.value.load(granted);
+                self.floor.with(ordering, Access::Load, load)
             }
 
             #[track_caller]
             pub(crate) fn store(&self, value: $value, ordering: Ordering) {
-                with_ordering(ordering, Access::Store, |granted| {
-                    self.0.store(value, granted)
-                });
+                let store = |granted| self.value.store(value, granted);
+                self.floor.with(ordering, Access::Store, store);
             }
 
             #[track_caller]
             pub(crate) fn swap(&self, value: $value, ordering: Ordering) -> $value {
-                with_ordering(ordering, Access::Both, |granted| {
-                    self.0.swap(value, granted)
-                })
+                let swap = |granted| self.value.swap(value, granted);
+                self.floor.with(ordering, Access::Both, swap)
             }
 
             #[track_caller]
@@ -112,8 +124,8 @@ macro_rules! atomic {
                 success: Ordering,
                 failure: Ordering,
             ) -> Result<$value, $value> {
-                with_ordering(success, Access::Both, |granted| {
-                    self.0.compare_exchange(current, new, granted, failure)
+                self.floor.with(success, Access::Both, |granted| {
+                    self.value.compare_exchange(current, new, granted, failure)
                 })
             }
         }
@@ -126,23 +138,20 @@ macro_rules! counting {
         impl $name {
             #[track_caller]
             pub(crate) fn fetch_add(&self, value: $value, ordering: Ordering) -> $value {
-                with_ordering(ordering, Access::Both, |granted| {
-                    self.0.fetch_add(value, granted)
-                })
+                let add = |granted| self.value.fetch_add(value, granted);
+                self.floor.with(ordering, Access::Both, add)
             }
 
             #[track_caller]
             pub(crate) fn fetch_sub(&self, value: $value, ordering: Ordering) -> $value {
-                with_ordering(ordering, Access::Both, |granted| {
-                    self.0.fetch_sub(value, granted)
-                })
+                let subtract = |granted| self.value.fetch_sub(value, granted);
+                self.floor.with(ordering, Access::Both, subtract)
             }
 
             #[track_caller]
             pub(crate) fn fetch_or(&self, value: $value, ordering: Ordering) -> $value {
-                with_ordering(ordering, Access::Both, |granted| {
-                    self.0.fetch_or(value, granted)
-                })
+                let or = |granted| self.value.fetch_or(value, granted);
+                self.floor.with(ordering, Access::Both, or)
             }
         }
     };
@@ -273,26 +282,43 @@ const BRANCHES_MAX: usize = 20_000;
 #[cfg(test)]
 const PREEMPTIONS: usize = 2;
 
-/// Runs `model` in every way in which its threads may interleave.
+/// Runs `model` in every way in which its threads may interleave with a bounded number of
+/// preemptions.
 #[cfg(test)]
 pub(crate) fn check(model: impl Fn() + Send + Sync + 'static) {
-    check_weakened(Strength::AsWritten, model);
+    let builder = loom::model::Builder::new();
+    let preemptions = builder.preemption_bound.unwrap_or(PREEMPTIONS);
+    run(builder, Some(preemptions), model);
 }
 
-/// The same with weaker orderings.
+/// Runs a small `model` in every way in which its threads may interleave.
+#[cfg(test)]
+pub(crate) fn check_fully(model: impl Fn() + Send + Sync + 'static) {
+    run(loom::model::Builder::new(), None, model);
+}
+
+/// Runs a small `model` with weaker orderings.
 #[cfg(test)]
 pub(crate) fn check_weakened(strength: Strength, model: impl Fn() + Send + Sync + 'static) {
     STRENGTH.set(strength);
-    let mut builder = loom::model::Builder::new();
+    check_fully(model);
+    STRENGTH.set(Strength::AsWritten);
+}
+
+#[cfg(test)]
+fn run(
+    mut builder: loom::model::Builder,
+    preemptions: Option<usize>,
+    model: impl Fn() + Send + Sync + 'static,
+) {
     builder.max_branches = BRANCHES_MAX;
-    builder.preemption_bound = builder.preemption_bound.or(Some(PREEMPTIONS));
+    builder.preemption_bound = preemptions;
     let runs = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let count = std::sync::Arc::clone(&runs);
     builder.check(move || {
         count.fetch_add(1, Ordering::Relaxed);
         model();
     });
-    STRENGTH.set(Strength::AsWritten);
     report(runs.load(Ordering::Relaxed));
 }
 

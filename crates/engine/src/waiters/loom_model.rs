@@ -6,7 +6,7 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::*;
-use crate::sync::modelled::{Strength, block_on, check, check_weakened};
+use crate::sync::modelled::{Strength, block_on, check, check_fully, check_weakened};
 
 /// A condition that comes true, and the event that says so.
 #[derive(Default)]
@@ -46,7 +46,7 @@ fn one_waits_for_another() {
 
 #[test]
 fn a_notification_after_the_ticket_ends_the_wait() {
-    check(one_waits_for_another);
+    check_fully(one_waits_for_another);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use loom::thread;
 
 use super::*;
 use crate::sync::atomic::AtomicBool;
-use crate::sync::modelled::{Strength, check, check_weakened};
+use crate::sync::modelled::{Strength, check, check_fully, check_weakened};
 
 const GUEST: u64 = 1;
 const NEXT_OWNER: u64 = 2;
@@ -71,13 +71,32 @@ fn a_write_in_place_and_a_pass() {
 
 #[test]
 fn a_cluster_outlives_the_requests_that_found_it() {
-    check(a_write_in_place_and_a_pass);
+    check_fully(a_write_in_place_and_a_pass);
 }
 
 #[test]
 #[should_panic = "a late write hit the next owner"]
 fn the_epochs_need_sequential_consistency() {
     check_weakened(Strength::AcquireRelease, a_write_in_place_and_a_pass);
+}
+
+/// A pass that does not wait for the epoch it has turned, before the next one turns it again: a request
+/// from before both is in neither the new epoch nor the one that the second turn ended.
+#[test]
+fn an_epoch_does_not_end_while_the_one_before_it_has_not_drained() {
+    check(|| {
+        let shared = Arc::new((Grace::default(), Cluster::new()));
+        let writer = thread::spawn({
+            let shared = Arc::clone(&shared);
+            let member = shared.0.join();
+            move || shared.1.write(&shared.0, &member)
+        });
+        let first = shared.0.turn();
+        let given_away = shared.1.give_away(&shared.0);
+        writer.join().unwrap();
+        assert_eq!(first, Some(0));
+        shared.1.check(given_away);
+    });
 }
 
 /// Two clusters given away one after the other, so that both counters come into use again, and two
