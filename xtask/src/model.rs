@@ -85,7 +85,9 @@ fn explore(arguments: &Arguments, count_runs: bool) -> Result<(), String> {
         command.env("GAUR_COUNT_RUNS", "1");
     }
     command.args(["test", "--profile", "model", "--lib"]);
-    command.args(["--package", "gaur-engine"]);
+    for package in ["gaur-engine", "gaur-reactor"] {
+        command.args(["--package", package]);
+    }
     succeed(command.arg("--").arg(&arguments.filter))
 }
 

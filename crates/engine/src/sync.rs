@@ -4,13 +4,12 @@
 //! `cfg(loom)` they are those of the model checker, so that `cargo xtask model` can run the code that
 //! ships through every interleaving; see `docs/testing.md`.
 
-#[cfg(loom)]
-pub(crate) mod modelled;
-
 #[cfg(not(loom))]
 pub(crate) use futures_util::lock::{Mutex as TaskMutex, MutexGuard as TaskMutexGuard};
 #[cfg(loom)]
-pub(crate) use modelled::{Mutex, MutexGuard, OnceLock, RwLock, TaskMutex, TaskMutexGuard, atomic};
+pub(crate) use gaur_model::{
+    Mutex, MutexGuard, OnceLock, RwLock, TaskMutex, TaskMutexGuard, atomic,
+};
 #[cfg(not(loom))]
 pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
 #[cfg(not(loom))]

@@ -5,13 +5,13 @@
 //! looks for a sleeper afterwards, so one of the two always sees the other.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use gaur_block::Errno;
 
-use crate::syscall;
+use crate::event::Event;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::task::TaskHeader;
 
 /// What another thread asks for.
@@ -31,32 +31,23 @@ struct Queue {
 /// Messages for one reactor.
 pub(crate) struct Inbox {
     queue: Mutex<Queue>,
-    /// The reactor sleeps, or is about to, until `event` is written.
+    /// The reactor sleeps, or is about to, until `event` is raised.
     asleep: AtomicBool,
-    event: OwnedFd,
+    event: Event,
 }
 
 impl Inbox {
     pub(crate) fn new() -> Result<Arc<Inbox>, Errno> {
-        // SAFETY: no memory is passed; a descriptor that comes back is new and ours alone.
-        let event = unsafe {
-            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-            if fd < 0 {
-                return Err(syscall::last_errno());
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
-        let queue = Mutex::new(Queue::default());
         Ok(Arc::new(Inbox {
-            queue,
+            queue: Mutex::new(Queue::default()),
             asleep: AtomicBool::new(false),
-            event,
+            event: Event::new()?,
         }))
     }
 
     /// Becomes readable when the sleeping reactor has a message.
-    pub(crate) fn event(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+    pub(crate) fn event(&self) -> &Event {
+        &self.event
     }
 
     /// Leaves a message and wakes the reactor; gives it back when the reactor has ended.
@@ -69,10 +60,7 @@ impl Inbox {
             queue.messages.push_back(message);
         }
         if self.asleep.swap(false, Ordering::SeqCst) {
-            let one = 1_u64;
-            // SAFETY: the pointer is to 8 bytes. The write fails only when the counter is full,
-            // and then the event is readable already.
-            let _ = unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
+            self.event.raise();
         }
         Ok(())
     }
@@ -96,16 +84,9 @@ impl Inbox {
         empty
     }
 
-    /// Ends the sleep: senders need not write the event any more.
+    /// Ends the sleep: senders need not raise the event any more.
     pub(crate) fn wake_up(&self) {
         self.asleep.store(false, Ordering::SeqCst);
-    }
-
-    /// Empties the event's counter.
-    pub(crate) fn clear_event(&self) {
-        let mut counter = 0_u64;
-        // SAFETY: the pointer is to 8 bytes. Failing means that the counter is empty.
-        let _ = unsafe { libc::read(self.event.as_raw_fd(), (&raw mut counter).cast(), 8) };
     }
 
     /// Takes no more messages, unless one is waiting; says whether it is closed now.
@@ -125,3 +106,6 @@ impl Inbox {
         drop(messages);
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_model;

@@ -15,6 +15,8 @@
 mod address;
 mod blocking;
 mod context;
+#[cfg_attr(loom, path = "event_modelled.rs")]
+mod event;
 mod file;
 mod inbox;
 pub mod local;
@@ -30,6 +32,7 @@ mod ring;
 mod signal;
 mod socket;
 mod stop;
+mod sync;
 mod syscall;
 mod task;
 mod threads;

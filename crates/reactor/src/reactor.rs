@@ -188,12 +188,12 @@ impl Core {
                     ring.enter(0, None);
                 }
                 if ring.reap() {
-                    self.inbox.clear_event();
+                    self.inbox.event().clear();
                 }
             }
             Engine::Fallback(readiness) => {
                 readiness.wait(self.inbox.event().as_raw_fd(), timeout);
-                self.inbox.clear_event();
+                self.inbox.event().clear();
             }
         }
         if sleep {

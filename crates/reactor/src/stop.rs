@@ -2,9 +2,11 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
+
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -102,3 +104,6 @@ impl Drop for Stopped<'_> {
         }
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_model;

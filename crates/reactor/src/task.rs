@@ -10,12 +10,13 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::panic::{self, AssertUnwindSafe};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::context;
 use crate::inbox::{Inbox, Message};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The slot number of the future that `block_on` drives, which is in no slot.
 const ROOT: usize = usize::MAX;
@@ -354,3 +355,6 @@ impl<F: Future> Future for CatchUnwind<F> {
         }
     }
 }
+
+#[cfg(all(test, loom))]
+mod loom_model;

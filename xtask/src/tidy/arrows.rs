@@ -29,14 +29,20 @@ const RULES: &[Rule] = &[
         depends: &[],
         tests: &[],
     },
+    // Only under `cfg(loom)`.
+    Rule {
+        name: "gaur-model",
+        depends: &[],
+        tests: &[],
+    },
     Rule {
         name: "gaur-engine",
-        depends: &["gaur-format", "gaur-block"],
+        depends: &["gaur-format", "gaur-block", "gaur-model"],
         tests: &["gaur-sim", "gaur-reactor"],
     },
     Rule {
         name: "gaur-reactor",
-        depends: &["gaur-block"],
+        depends: &["gaur-block", "gaur-model"],
         tests: &["gaur-engine", "gaur-format"],
     },
     Rule {

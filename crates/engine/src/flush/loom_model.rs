@@ -6,11 +6,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use loom::thread;
+use gaur_model::{block_on, check, thread};
 
 use super::*;
 use crate::sync::atomic::AtomicU64;
-use crate::sync::modelled::{block_on, check};
 
 /// What three writers have written, and what of it a pass has taken to the disk.
 #[derive(Default)]

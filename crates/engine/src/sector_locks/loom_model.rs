@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use loom::thread;
+use gaur_model::{Strength, block_on, check, check_weakened, thread};
 
 use super::*;
-use crate::sync::modelled::{Strength, block_on, check, check_weakened};
 
 const BLOCK: u64 = 512;
 /// What a write of a whole block leaves there.

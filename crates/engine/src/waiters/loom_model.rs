@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use loom::thread;
+use gaur_model::{Strength, block_on, check, check_fully, check_weakened, thread};
 
 use super::*;
-use crate::sync::modelled::{Strength, block_on, check, check_fully, check_weakened};
 
 /// A condition that comes true, and the event that says so.
 #[derive(Default)]

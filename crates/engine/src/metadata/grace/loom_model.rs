@@ -3,11 +3,10 @@
 
 use std::sync::atomic::AtomicUsize;
 
-use loom::thread;
+use gaur_model::{Strength, check, check_fully, check_weakened, thread};
 
 use super::*;
 use crate::sync::atomic::AtomicBool;
-use crate::sync::modelled::{Strength, check, check_fully, check_weakened};
 
 const GUEST: u64 = 1;
 const NEXT_OWNER: u64 = 2;

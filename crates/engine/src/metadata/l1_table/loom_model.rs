@@ -4,10 +4,9 @@
 use std::sync::Arc;
 
 use gaur_format::addr::HostOffset;
-use loom::thread;
+use gaur_model::{Strength, check, check_fully, check_weakened, thread};
 
 use super::*;
-use crate::sync::modelled::{Strength, check, check_fully, check_weakened};
 
 const OLD_OFFSET: u64 = 1 << 16;
 const NEW_OFFSET: u64 = 2 << 16;

@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use loom::thread;
+use gaur_model::{check, thread};
 
 use super::*;
-use crate::sync::modelled::check;
 
 const SLICE_BYTES: u64 = 512;
 const ENTRIES: u64 = SLICE_BYTES / 8;

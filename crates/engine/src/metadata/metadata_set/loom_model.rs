@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use loom::thread;
+use gaur_model::{check, thread};
 
 use super::*;
-use crate::sync::modelled::check;
 
 /// Three clusters that share a word of hints: the first and the second have a bit each, the third
 /// has that of the first.
