@@ -36,6 +36,8 @@ pub enum ErrorKind {
     ReadOnly,
     /// An earlier failure left the image unwritable until it is opened again.
     Poisoned,
+    /// Nobody wanted the result any more.
+    Cancelled,
 }
 
 impl ErrorKind {
@@ -50,6 +52,7 @@ impl ErrorKind {
             ErrorKind::NotFound => Errno::ENOENT,
             ErrorKind::PermissionDenied => Errno::EACCES,
             ErrorKind::ReadOnly => Errno::EROFS,
+            ErrorKind::Cancelled => Errno::ECANCELED,
         }
     }
 

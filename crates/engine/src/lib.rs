@@ -38,6 +38,7 @@ mod raw;
 mod read;
 mod resize;
 mod sector_locks;
+mod snapshot;
 #[cfg(test)]
 mod space_tests;
 mod statistics;
@@ -61,4 +62,5 @@ pub use map::MapExtent;
 pub use options::BrokenRule;
 pub use options::{Format, OpenOptions};
 pub use queue::Queue;
+pub use snapshot::{Job, NewSnapshot, Snapshot, find_snapshot};
 pub use statistics::{CacheStatistics, HoleStatistics};

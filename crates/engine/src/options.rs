@@ -79,6 +79,9 @@ pub struct OpenOptions {
     pub discard: bool,
     /// What is done with the host's space; `None` as the image says, else compact.
     pub allocation: Option<AllocationPolicy>,
+    /// Show the disk as it was when this internal snapshot (an id or a name) of the top image was made;
+    /// only together with `read_only`.
+    pub snapshot: Option<String>,
     /// Break one rule of the write order, for tests of the tests.
     #[cfg(feature = "broken-order")]
     pub broken: Option<BrokenRule>,
@@ -97,6 +100,7 @@ impl Default for OpenOptions {
             cache: CacheOptions::default(),
             discard: true,
             allocation: None,
+            snapshot: None,
             #[cfg(feature = "broken-order")]
             broken: None,
         }
