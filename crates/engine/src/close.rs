@@ -31,6 +31,7 @@ impl<F: File> Queue<F> {
         writer.alloc.lock().unreserve_all();
         for _ in 0..PASSES_MAX {
             self.flush_all().await.map_err(fail)?;
+            self.release_freed(writer).await;
             if settled(qcow2, writer) {
                 break;
             }

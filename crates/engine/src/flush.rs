@@ -79,6 +79,39 @@ impl FlushGroup {
             None => Ok(()),
         }
     }
+
+    /// Carries out `pass`, which does all that a pass does and more, while no other pass runs. Whoever
+    /// waits for a flush may be served by it, so if it fails the image is poisoned.
+    pub(crate) async fn lead(
+        &self,
+        poison: &Poison,
+        pass: impl AsyncFnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let number = loop {
+            let ticket = self.waiters.ticket();
+            {
+                let mut state = self.state.lock();
+                if !state.running {
+                    state.running = true;
+                    state.started += 1;
+                    break state.started;
+                }
+            }
+            self.waiters.wait(ticket).await;
+        };
+        let leader = Leader {
+            poison,
+            group: self,
+            pass: number,
+            ended: false,
+        };
+        let result = match poison.get() {
+            Some(errno) => Err(errno),
+            None => pass().await,
+        };
+        leader.end(result);
+        result
+    }
 }
 
 impl<F: File> Queue<F> {

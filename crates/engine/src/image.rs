@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gaur_block::{Errno, File, FileId, FileLimits};
 use gaur_format::geometry::Geometry;
 use gaur_format::header::{CompressionType, Header};
-use gaur_format::{AllocationPolicy, Corruption, limit, refcount, snapshot};
+use gaur_format::{AllocationPolicy, Corruption, limit, refcount};
 
 use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
@@ -24,6 +24,7 @@ use crate::options::{Format, OpenOptions};
 use crate::poison::Poison;
 use crate::queue::Queue;
 use crate::sector_locks::SectorLocks;
+use crate::snapshot::SnapshotList;
 use crate::statistics::{CacheStatistics, HoleStatistics};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, RwLock};
@@ -72,7 +73,7 @@ pub(crate) struct Writer {
     pub(crate) claims: Claims,
     /// Held while an L1 entry is given a table, and while the L1 table moves.
     pub(crate) tables: AsyncLock,
-    /// Held while the image is resized.
+    /// Held while the image is resized, and while its snapshots change.
     pub(crate) resizing: AsyncLock,
     /// Refcount blocks being loaded, by host offset of the slice.
     pub(crate) refcount_loads: KeyLocks,
@@ -88,6 +89,7 @@ pub(crate) struct Writer {
     pub(crate) announced: AtomicBool,
     pub(crate) limits: FileLimits,
     pub(crate) allocation: AllocationPolicy,
+    pub(crate) snapshots: Mutex<SnapshotList>,
 }
 
 impl Layer {
@@ -351,6 +353,11 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         announced: AtomicBool::new(false),
         limits: part.limits,
         allocation: header.allocation().unwrap_or_default(),
+        snapshots: Mutex::new(SnapshotList::new(
+            part.snapshots.clone(),
+            header.snapshots_offset.0,
+            part.snapshot_table_bytes,
+        )),
     }
 }
 
@@ -374,10 +381,7 @@ fn metadata_clusters(
         header.refcount_table_offset.0,
         u64::from(header.refcount_table_clusters) * size,
     );
-    add(
-        header.snapshots_offset.0,
-        snapshot::encode_table(&part.snapshots).len() as u64,
-    );
+    add(header.snapshots_offset.0, part.snapshot_table_bytes);
     for snapshot in &part.snapshots {
         add(snapshot.l1_table_offset.0, u64::from(snapshot.l1_size) * 8);
     }

@@ -40,6 +40,8 @@ pub(crate) struct LayerParts {
     pub(crate) refcount_table: Vec<u64>,
     /// Only when the layer is to be written.
     pub(crate) snapshots: Vec<Snapshot>,
+    /// Length of their table.
+    pub(crate) snapshot_table_bytes: u64,
 }
 
 /// Reads one file of a chain.
@@ -88,6 +90,7 @@ impl<'a, F: File> LayerReader<'a, F> {
             l1: Vec::new(),
             refcount_table: Vec::new(),
             snapshots: Vec::new(),
+            snapshot_table_bytes: 0,
         };
         if format == Format::Qcow2 {
             self.load_qcow2(&mut parts, writable, table_budget).await?;
@@ -117,7 +120,8 @@ impl<'a, F: File> LayerReader<'a, F> {
                 .table("refcount table", offset, len_bytes, table_budget)
                 .await?;
             self.check_refcount_blocks(&parts.refcount_table, &geometry)?;
-            parts.snapshots = self.snapshots(&header, &geometry).await?;
+            (parts.snapshots, parts.snapshot_table_bytes) =
+                self.snapshots(&header, &geometry).await?;
         }
         parts.header = Some(header);
         Ok(())
@@ -276,14 +280,15 @@ impl<'a, F: File> LayerReader<'a, F> {
         self.check_inside(&what(), offset.0, size)
     }
 
-    /// The table's length stands nowhere, so it is read until all its entries are there.
-    async fn snapshots(
+    /// The internal snapshots and the length of their table in bytes. That stands nowhere, so the table
+    /// is read until all its entries are there.
+    pub(crate) async fn snapshots(
         &self,
         header: &Header,
         geometry: &Geometry,
-    ) -> Result<Vec<Snapshot>, ImageError> {
+    ) -> Result<(Vec<Snapshot>, u64), ImageError> {
         if header.nb_snapshots == 0 {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), 0));
         }
         let what = "snapshot table";
         let offset = header.snapshots_offset.0;
@@ -301,14 +306,14 @@ impl<'a, F: File> LayerReader<'a, F> {
                 }
             }
         }
-        let (snapshots, _) =
+        let (snapshots, table_bytes) =
             snapshot::parse_table(&bytes, count, geometry).map_err(ImageError::format)?;
         for (index, snapshot) in snapshots.iter().enumerate() {
             let len_bytes = u64::from(snapshot.l1_size) * 8;
             let what = format!("l1 table of snapshot {index}");
             self.check_inside(&what, snapshot.l1_table_offset.0, len_bytes)?;
         }
-        Ok(snapshots)
+        Ok((snapshots, table_bytes))
     }
 }
 

@@ -29,6 +29,7 @@ impl<F: File> Queue<F> {
     /// The run that starts at guest offset `offset_bytes` and is at most `len_bytes` (1 or more)
     /// long. Runs next to each other may be of the same kind.
     pub async fn map(&self, offset_bytes: u64, len_bytes: u64) -> Result<MapExtent, Errno> {
+        let _inside = self.enter_open().await;
         let left = self
             .image
             .size_bytes()

@@ -51,6 +51,8 @@ pub enum BrokenRule {
     O3,
     /// A flush returns before everything that completed before it is durable.
     O4,
+    /// A switch of the whole image is made before what it switches to is durable.
+    O5,
     /// Space is given back although the guest has data there again.
     O7,
 }

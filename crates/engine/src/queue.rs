@@ -76,6 +76,12 @@ impl<F: File> Queue<F> {
         Some(writer.grace.enter(self.member.as_ref()?))
     }
 
+    /// The same for a request of a guest, which waits while the whole image is being switched.
+    pub(crate) async fn enter_open(&self) -> Option<Inside<'_>> {
+        let writer = self.image.writer.as_ref()?;
+        Some(writer.grace.enter_open(self.member.as_ref()?).await)
+    }
+
     fn check_range(&self, offset: u64, len: u64, beyond: Errno) -> Result<(), Errno> {
         match offset.checked_add(len) {
             Some(end) if end <= self.image.size_bytes() => Ok(()),
@@ -96,8 +102,8 @@ impl<F: File> Queue<F> {
     async fn serve(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         match (request, payload) {
             (Request::Read { offset_bytes }, Payload::Read(target)) => {
+                let _inside = self.enter_open().await;
                 self.check_range(offset_bytes, target.len() as u64, Errno::EINVAL)?;
-                let _inside = self.enter();
                 self.read(offset_bytes, target).await
             }
             (Request::Write { offset_bytes, fua }, Payload::Write(source)) => {
@@ -131,9 +137,9 @@ impl<F: File> Queue<F> {
 
     async fn serve_write(&self, offset: u64, source: Source<'_>) -> Result<(), Errno> {
         self.check_writable()?;
-        self.check_range(offset, source.len() as u64, Errno::ENOSPC)?;
         {
-            let _inside = self.enter();
+            let _inside = self.enter_open().await;
+            self.check_range(offset, source.len() as u64, Errno::ENOSPC)?;
             match self.top() {
                 Some((qcow2, writer)) => {
                     self.announce(writer).await?;
@@ -147,9 +153,9 @@ impl<F: File> Queue<F> {
 
     async fn serve_zeroes(&self, offset: u64, len: u64, may_unmap: bool) -> Result<(), Errno> {
         self.check_writable()?;
-        self.check_range(offset, len, Errno::ENOSPC)?;
         {
-            let _inside = self.enter();
+            let _inside = self.enter_open().await;
+            self.check_range(offset, len, Errno::ENOSPC)?;
             match self.top() {
                 Some((qcow2, writer)) => {
                     self.announce(writer).await?;
@@ -163,9 +169,9 @@ impl<F: File> Queue<F> {
 
     async fn serve_discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
         self.check_writable()?;
-        self.check_range(offset, len, Errno::EINVAL)?;
         {
-            let _inside = self.enter();
+            let _inside = self.enter_open().await;
+            self.check_range(offset, len, Errno::EINVAL)?;
             match self.top() {
                 Some((qcow2, writer)) => {
                     self.announce(writer).await?;

@@ -38,8 +38,9 @@ impl<F: File> Queue<F> {
         let Some((qcow2, writer)) = self.top() else {
             return self.resize_raw(new_size_bytes).await.map_err(fail);
         };
-        self.check_resize(qcow2, new_size_bytes)?;
         let _held = writer.resizing.lock().await;
+        let old = self.image.size_bytes();
+        self.check_resize(qcow2, writer, new_size_bytes)?;
         let resized = async {
             self.announce(writer).await?;
             if new_size_bytes > old {
@@ -59,7 +60,7 @@ impl<F: File> Queue<F> {
         self.flush_all().await
     }
 
-    fn check_resize(&self, qcow2: &Qcow2, new: u64) -> Result<(), ImageError> {
+    fn check_resize(&self, qcow2: &Qcow2, writer: &Writer, new: u64) -> Result<(), ImageError> {
         let geometry = &qcow2.geometry;
         if !new.is_multiple_of(512) {
             let text = format!("size {new} is not a multiple of 512 bytes");
@@ -69,9 +70,8 @@ impl<F: File> Queue<F> {
             let text = format!("size {new} needs a larger L1 table than is allowed");
             return Err(ImageError::new(ErrorKind::InvalidInput, text));
         }
-        let header = self.image.layers.first().and_then(|layer| layer.header());
-        let snapshots = header.map_or(0, |header| header.nb_snapshots);
-        if geometry.version() == Version::V2 && snapshots > 0 {
+        let none = writer.snapshots.lock().all().is_empty();
+        if geometry.version() == Version::V2 && !none {
             let text = "a version 2 image with internal snapshots cannot be resized";
             return Err(ImageError::new(ErrorKind::Unsupported, text));
         }
@@ -232,7 +232,7 @@ impl<F: File> Queue<F> {
     }
 
     /// Takes `clusters` clusters in a row; their counts are durable after the next pass.
-    async fn take_area<'a>(
+    pub(crate) async fn take_area<'a>(
         &self,
         qcow2: &Qcow2,
         writer: &'a Writer,

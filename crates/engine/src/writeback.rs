@@ -159,7 +159,7 @@ impl<F: File> Queue<F> {
         kept.unwrap_or_else(Staging::new)
     }
 
-    fn keep_staging(&self, mut staging: Staging<F>) {
+    pub(crate) fn keep_staging(&self, mut staging: Staging<F>) {
         staging.buffers.clear();
         staging.writes.clear();
         staging.used = 0;
@@ -177,7 +177,7 @@ impl<F: File> Queue<F> {
         staging
     }
 
-    fn stage_counts(&self, writer: &Writer) -> Staging<F> {
+    pub(crate) fn stage_counts(&self, writer: &Writer) -> Staging<F> {
         let mut staging = self.take_staging();
         let mut alloc = writer.alloc.lock();
         writer.pressed.store(false, Ordering::Relaxed);
@@ -187,7 +187,7 @@ impl<F: File> Queue<F> {
         staging
     }
 
-    async fn write_staged(&self, staging: &Staging<F>) -> Result<(), Errno> {
+    pub(crate) async fn write_staged(&self, staging: &Staging<F>) -> Result<(), Errno> {
         let file = self.top_file();
         let write = async |write: Option<&StagedWrite>| match write {
             Some(write) => {
@@ -222,6 +222,10 @@ impl<F: File> Queue<F> {
             });
             slices.settle();
         }
+        self.counts_are_written(writer, counts);
+    }
+
+    pub(crate) fn counts_are_written(&self, writer: &Writer, counts: &Staging<F>) {
         if !counts.writes.is_empty() {
             let mut alloc = writer.alloc.lock();
             let slice_bytes = alloc.blocks.slice_bytes();
@@ -256,15 +260,38 @@ impl<F: File> Queue<F> {
             }
         }
         for run in zeroed {
-            let fresh = self.punch(writer, run).await;
-            if fresh {
-                writer.fresh.write().clean(run.start, run.len);
-            } else {
-                writer.fresh.write().soil(run.start, run.len);
-            }
-            writer.alloc.lock().give_back(Run { fresh, ..run });
+            let run = self.empty(writer, run).await;
+            writer.alloc.lock().give_back(run);
         }
         result
+    }
+
+    /// Gives back the clusters that a switch of the whole image has freed.
+    pub(crate) async fn release_freed(&self, writer: &Writer) {
+        let mut from = 0;
+        loop {
+            let next = writer.alloc.lock().freed.run_from(from);
+            let Some(run) = next else { return };
+            from = run.start + run.len;
+            let run = self.empty(writer, run).await;
+            let mut alloc = writer.alloc.lock();
+            // Another task may have been at the same run.
+            if alloc.freed.contains(run.start) {
+                alloc.freed.remove(run);
+                alloc.give_back(run);
+            }
+        }
+    }
+
+    /// Punches free clusters, and notes whether they are fresh now.
+    async fn empty(&self, writer: &Writer, run: Run) -> Run {
+        let fresh = self.punch(writer, run).await;
+        if fresh {
+            writer.fresh.write().clean(run.start, run.len);
+        } else {
+            writer.fresh.write().soil(run.start, run.len);
+        }
+        Run { fresh, ..run }
     }
 
     /// Gives the space of free clusters back to the host; whether they read as zeros now.

@@ -16,6 +16,7 @@ use gaur_format::geometry::Geometry;
 use gaur_format::refcount;
 
 use super::cache::SliceCache;
+use super::freed::FreedBlocks;
 use super::grace::Grace;
 use super::holes::{Hole, Holes};
 
@@ -96,6 +97,8 @@ pub(crate) struct Alloc {
     pub(crate) draining_epoch: u64,
     /// Free clusters whose space is being punched.
     punching: Vec<Run>,
+    /// Clusters that a switch of the whole image has freed and that wait to be punched.
+    pub(crate) freed: FreedBlocks,
     /// References that nobody uses any more and that are to be counted down.
     pub(crate) releasable: Vec<Free>,
     /// Discarded space inside clusters that stay; it drains along with the references.
@@ -166,6 +169,7 @@ impl Alloc {
             draining: Vec::new(),
             draining_epoch: 0,
             punching: Vec::new(),
+            freed: FreedBlocks::default(),
             releasable: Vec::new(),
             holes: Holes::default(),
         }
@@ -173,7 +177,7 @@ impl Alloc {
 
     /// Host offset of the slice that counts `cluster`, and the cluster's index within the slice;
     /// `None` if no refcount block covers it.
-    fn slice_of(&self, cluster: u64) -> Option<(u64, u64)> {
+    pub(crate) fn slice_of(&self, cluster: u64) -> Option<(u64, u64)> {
         let index = ClusterIndex(cluster);
         let block = *self
             .table
@@ -371,6 +375,7 @@ impl Alloc {
             let unused = (at..at + left)
                 .take_while(|at| refcount::get(bytes, order, *at) == 0)
                 .take_while(|at| !punching(&self.punching, start + at - within))
+                .take_while(|at| !self.freed.contains(start + at - within))
                 .count() as u64;
             if unused > 0 {
                 self.free.push(Run {
@@ -417,7 +422,8 @@ impl Alloc {
             &self.draining,
             &self.releasable,
         ];
-        lists.iter().any(|list| !list.is_empty()) || !self.holes.is_empty()
+        let pending = lists.iter().any(|list| !list.is_empty());
+        pending || !self.holes.is_empty() || !self.freed.is_empty()
     }
 
     /// Takes one reference from each cluster of `free`, as far as the counts are cached, and adds

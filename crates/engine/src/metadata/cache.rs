@@ -5,6 +5,7 @@
 //! dirty or being written stays; the others are evicted by a clock. When nothing can be evicted the cache grows past its budget for a while and
 //! reports pressure, which makes the caller write back.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hashbrown::HashMap;
@@ -24,6 +25,8 @@ pub(crate) struct SliceCache {
     dirty: usize,
     /// Dirty slices while they are staged; kept for its memory.
     order: Vec<(u64, usize)>,
+    /// Slices that were changed since somebody began to watch.
+    changed: Option<BTreeSet<u64>>,
 }
 
 #[derive(Debug)]
@@ -53,6 +56,7 @@ impl SliceCache {
             hand: 0,
             dirty: 0,
             order: Vec::new(),
+            changed: None,
         }
     }
 
@@ -76,7 +80,23 @@ impl SliceCache {
             slot.dirty = true;
             self.dirty += 1;
         }
+        if let Some(changed) = &mut self.changed {
+            changed.insert(offset);
+        }
         Some(&mut slot.data)
+    }
+
+    /// Begins to note which slices are changed, or ends that.
+    pub(crate) fn watch(&mut self, on: bool) {
+        self.changed = on.then(BTreeSet::new);
+    }
+
+    /// The slices that were changed since the last call, while somebody watches.
+    pub(crate) fn take_changed(&mut self) -> BTreeSet<u64> {
+        self.changed
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
     }
 
     /// Puts a slice read from disk into the cache; one that is there already wins.

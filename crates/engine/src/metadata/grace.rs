@@ -6,17 +6,25 @@
 //! the epoch was turned, the old one drains, and what was unmapped before the turn is free.
 //!
 //! Every queue counts for itself, so that requests of different threads do not meet.
+//!
+//! Whole-image switches need more: that no request is inside at all. [`Grace::close`] keeps new ones out
+//! and waits for the others.
 
 use std::sync::Arc;
 
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::waiters::Waiters;
 
 /// Two alternating epochs with the number of requests inside each.
 #[derive(Debug, Default)]
 pub(crate) struct Grace {
     epoch: AtomicU64,
     members: Mutex<Vec<Arc<Counters>>>,
+    /// Nobody is let in.
+    closed: AtomicBool,
+    /// Notified while closed when a request ends, and when it is opened again.
+    waiters: Waiters,
 }
 
 /// Requests of one queue inside each epoch, on cache lines of their own.
@@ -43,16 +51,50 @@ impl Grace {
     }
 
     /// Enters the current epoch; the request is inside until the value is dropped.
-    pub(crate) fn enter<'a>(&self, member: &'a Member) -> Inside<'a> {
+    pub(crate) fn enter<'a>(&'a self, member: &'a Member) -> Inside<'a> {
         loop {
             let epoch = self.epoch.load(Ordering::SeqCst);
             let counter = member.0.of(epoch);
             counter.fetch_add(1, Ordering::SeqCst);
             // Counted in an epoch that has been turned meanwhile, the request would not be seen.
             if self.epoch.load(Ordering::SeqCst) == epoch {
-                return Inside { counter };
+                return Inside {
+                    counter,
+                    grace: self,
+                };
             }
             counter.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The same for requests, which wait while it is closed.
+    pub(crate) async fn enter_open<'a>(&'a self, member: &'a Member) -> Inside<'a> {
+        loop {
+            let inside = self.enter(member);
+            // Whoever closes it looks for those inside afterwards.
+            if !self.closed.load(Ordering::SeqCst) {
+                return inside;
+            }
+            let ticket = self.waiters.ticket();
+            drop(inside);
+            if self.closed.load(Ordering::SeqCst) {
+                self.waiters.wait(ticket).await;
+            }
+        }
+    }
+
+    /// Lets no more requests in and waits until none is inside. They wait until the guard is dropped.
+    ///
+    /// One caller at a time; not from inside a request, nor from within a pass that one may wait for.
+    pub(crate) async fn close(&self) -> Closed<'_> {
+        self.closed.store(true, Ordering::SeqCst);
+        let closed = Closed(self);
+        loop {
+            let ticket = self.waiters.ticket();
+            if self.drained(0) && self.drained(1) {
+                return closed;
+            }
+            self.waiters.wait(ticket).await;
         }
     }
 
@@ -91,11 +133,26 @@ impl Counters {
 #[derive(Debug)]
 pub(crate) struct Inside<'a> {
     counter: &'a AtomicU64,
+    grace: &'a Grace,
+}
+
+/// Keeps requests out.
+#[derive(Debug)]
+pub(crate) struct Closed<'a>(&'a Grace);
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        self.0.closed.store(false, Ordering::SeqCst);
+        self.0.waiters.notify();
+    }
 }
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         self.counter.fetch_sub(1, Ordering::SeqCst);
+        if self.grace.closed.load(Ordering::SeqCst) {
+            self.grace.waiters.notify();
+        }
     }
 }
 

@@ -63,6 +63,18 @@ impl Holes {
         self.unmapped.len() > HOLES_MAX / 4
     }
 
+    /// Forgets those that wait: their space stays allocated.
+    pub(crate) fn forget(&mut self) {
+        for list in [
+            &mut self.unmapped,
+            &mut self.durable,
+            &mut self.draining,
+            &mut self.ready,
+        ] {
+            list.clear();
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -7,6 +7,7 @@
 use gaur_format::l1::{self, L1Ref};
 use gaur_format::limit;
 
+use crate::metadata::tracker::Tracker;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, OnceLock};
 
@@ -30,6 +31,8 @@ pub(crate) struct L1Table {
     len: AtomicU64,
     segments: [OnceLock<Box<[AtomicU64]>>; SEGMENTS],
     dirty_sectors: Mutex<Vec<u64>>,
+    /// Who wants to know what changes in the active mapping.
+    pub(crate) tracker: Tracker,
 }
 
 impl L1Table {
@@ -40,6 +43,7 @@ impl L1Table {
             len: AtomicU64::new(0),
             segments: Default::default(),
             dirty_sectors: Mutex::default(),
+            tracker: Tracker::default(),
         };
         table.grow(offset, entries.len() as u64);
         for (index, entry) in (0..).zip(entries) {
@@ -91,6 +95,19 @@ impl L1Table {
         self.len.store(len, Ordering::Release);
     }
 
+    /// The table is at `offset` from now on and holds `entries`, all of which the disk has.
+    pub(crate) fn replace(&self, offset: u64, entries: &[u64]) {
+        let old = self.len();
+        self.dirty_sectors.lock().clear();
+        self.grow(offset, entries.len() as u64);
+        let entries = entries.iter().copied().chain(std::iter::repeat(0));
+        for (index, entry) in (0..old.max(self.len())).zip(entries) {
+            if let Some(slot) = self.slot(index) {
+                slot.store(entry, Ordering::Release);
+            }
+        }
+    }
+
     /// Changes one entry; its sector is dirty from now on.
     pub(crate) fn set(&self, index: u64, entry: Option<L1Ref>) {
         let mut dirty = self.dirty_sectors.lock();
@@ -101,6 +118,7 @@ impl L1Table {
                 dirty.push(sector);
             }
         }
+        self.tracker.table(index);
     }
 
     /// Whether the disk has the whole table.

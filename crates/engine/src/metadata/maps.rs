@@ -219,6 +219,9 @@ impl Maps {
                 Err(_) => old,
             });
         debug_assert!(done, "an entry is set in a slice that is cached");
+        self.l1
+            .tracker
+            .slice(offset.0, self.guest_bytes_per_slice());
     }
 
     /// Guest bytes that one slice maps.

@@ -1,15 +1,33 @@
 //! Internal snapshots: list, create, apply, delete, rename.
 
+use std::sync::Arc;
+
 use gaur_block::File;
 pub use gaur_format::snapshot::Snapshot;
 
 use crate::error::{ErrorKind, ImageError};
+use crate::image::{Image, Qcow2, Writer};
+use crate::layer::LayerReader;
 use crate::queue::Queue;
 
+mod apply;
+mod create;
+mod delete;
+mod deltas;
+mod failure;
 mod job;
+mod list;
+mod plan;
+mod references;
+mod rename;
 mod select;
+mod switch;
+#[cfg(test)]
+mod tests;
 
+use failure::Failure;
 pub use job::Job;
+pub(crate) use list::SnapshotList;
 pub use select::find_snapshot;
 
 /// What a snapshot that is about to be made is called, and what time it is. The engine knows no clock.
@@ -39,61 +57,80 @@ pub(crate) struct SavedState {
     pub(crate) tables: Vec<(u64, u64)>,
 }
 
+/// How often a switch is tried again whose refcount table grew meanwhile.
+const TRIES_MAX: usize = 4;
+
 impl<F: File> Queue<F> {
     /// The image's snapshots, oldest first.
     pub async fn snapshots(&self) -> Result<Vec<Snapshot>, ImageError> {
-        Err(ImageError::new(ErrorKind::Unsupported, "later"))
-    }
-
-    /// Makes a snapshot of the disk as it is. Requests of all queues go on meanwhile, but for
-    /// milliseconds at the end.
-    pub async fn create_snapshot(
-        &self,
-        new: &NewSnapshot,
-        job: &Job,
-    ) -> Result<Snapshot, ImageError> {
-        self.create_with_state(new, None, job).await
-    }
-
-    /// The same with the state of a virtual machine. If this fails, the state's clusters are still
-    /// the caller's to give back.
-    pub(crate) async fn create_with_state(
-        &self,
-        _new: &NewSnapshot,
-        _state: Option<&SavedState>,
-        _job: &Job,
-    ) -> Result<Snapshot, ImageError> {
-        Err(ImageError::new(ErrorKind::Unsupported, "later"))
-    }
-
-    /// Makes the disk what it was when the snapshot named `which` (its id, else its name) was made.
-    /// Other requests wait until it is done.
-    pub async fn apply_snapshot(&self, _which: &str, _job: &Job) -> Result<Snapshot, ImageError> {
-        Err(ImageError::new(ErrorKind::Unsupported, "later"))
-    }
-
-    /// Deletes the snapshot named `which` (its name, else its id). Requests of all queues go on
-    /// meanwhile, but for milliseconds at the end.
-    pub async fn delete_snapshot(&self, _which: &str, _job: &Job) -> Result<Snapshot, ImageError> {
-        Err(ImageError::new(ErrorKind::Unsupported, "later"))
-    }
-
-    /// Gives the snapshot named `which` (its id, else its name) another name.
-    pub async fn rename_snapshot(&self, _which: &str, _name: &str) -> Result<Snapshot, ImageError> {
-        Err(ImageError::new(ErrorKind::Unsupported, "later"))
+        if let Some(writer) = &self.image.writer {
+            return Ok(writer.snapshots.lock().all().to_vec());
+        }
+        let header = self.image.layers.first().and_then(|layer| layer.header());
+        let Some(header) = header else {
+            return Ok(Vec::new());
+        };
+        let reader = LayerReader::new(self.top_file()).await?;
+        let (snapshots, _) = reader.snapshots(header, &header.geometry()).await?;
+        Ok(snapshots)
     }
 
     /// Keeps the snapshot with this id from being deleted until the guard is dropped; whoever reads
     /// its tables holds one. Nothing to do for an image that is not written to.
-    pub(crate) fn hold_snapshot(&self, _id: &[u8]) -> HeldSnapshot<'_> {
+    pub(crate) fn hold_snapshot(&self, id: &[u8]) -> HeldSnapshot {
+        if let Some(writer) = &self.image.writer {
+            writer.snapshots.lock().hold(id);
+        }
         HeldSnapshot {
-            _image: &self.image,
+            image: Arc::clone(&self.image),
+            id: id.to_vec(),
+        }
+    }
+
+    /// What is needed to change the snapshots of the image.
+    pub(crate) fn snapshot_parts(&self) -> Result<(&Qcow2, &Writer), ImageError> {
+        if self.image.read_only {
+            let text = "the image is open read-only";
+            return Err(ImageError::new(ErrorKind::ReadOnly, text));
+        }
+        if let Some(errno) = self.image.poisoned() {
+            let text = "an earlier failure left the image unwritable";
+            return Err(ImageError::io(errno, text));
+        }
+        self.top().ok_or_else(|| {
+            let text = "a raw image has no internal snapshots; convert it to qcow2";
+            ImageError::new(ErrorKind::Unsupported, text)
+        })
+    }
+
+    /// Tries `switch` until it is not told to begin again.
+    pub(crate) async fn try_switch<T>(
+        &self,
+        doing: &str,
+        switch: impl AsyncFn() -> Result<T, Failure>,
+    ) -> Result<T, ImageError> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match switch().await {
+                Err(Failure::Again) if tries < TRIES_MAX => {}
+                other => return other.map_err(|failure| failure.explain(doing)),
+            }
         }
     }
 }
 
 /// A snapshot that somebody reads.
 #[derive(Debug)]
-pub(crate) struct HeldSnapshot<'a> {
-    _image: &'a crate::image::Image,
+pub(crate) struct HeldSnapshot {
+    image: Arc<Image>,
+    id: Vec<u8>,
+}
+
+impl Drop for HeldSnapshot {
+    fn drop(&mut self) {
+        if let Some(writer) = &self.image.writer {
+            writer.snapshots.lock().let_go(&self.id);
+        }
+    }
 }

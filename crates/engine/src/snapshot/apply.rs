@@ -1,0 +1,155 @@
+//! Applying a snapshot: the disk becomes what it was when the snapshot was made.
+//!
+//! The active image shares the snapshot's L2 tables from then on, and what it had itself loses its
+//! references. A table that both share already stays as it is. Requests wait until all is done.
+
+use std::collections::BTreeSet;
+
+use gaur_block::File;
+use gaur_format::geometry::Version;
+use gaur_format::snapshot::Snapshot;
+
+use super::failure::Failure;
+use super::plan::Plan;
+use super::select::find_snapshot;
+use super::switch::{Outcome, Switch};
+use super::{Job, list, references};
+use crate::error::{ErrorKind, ImageError};
+use crate::image::{Qcow2, Writer};
+use crate::queue::Queue;
+
+impl<F: File> Queue<F> {
+    /// Makes the disk what it was when the snapshot named `which` (its id, else its name) was made, and
+    /// says which that is. In a version 3 image the disk gets the size back that it had. Other requests
+    /// wait until it is done. If it fails nothing has changed.
+    pub async fn apply_snapshot(&self, which: &str, job: &Job) -> Result<Snapshot, ImageError> {
+        const DOING: &str = "cannot apply the snapshot";
+        let (qcow2, writer) = self.snapshot_parts()?;
+        let _held = writer.resizing.lock().await;
+        let all = writer.snapshots.lock().all().to_vec();
+        let wanted = find_snapshot(&all, which)?;
+        let size_bytes = self.size_to_apply(qcow2, wanted)?;
+        let announced = self.announce(writer).await;
+        announced.map_err(|errno| ImageError::io(errno, DOING))?;
+        let flushed = self.flush_all().await;
+        flushed.map_err(|errno| ImageError::io(errno, DOING))?;
+        let apply = async || {
+            self.try_apply(qcow2, writer, wanted, (size_bytes, &all), job)
+                .await
+        };
+        let applied = self.try_switch(DOING, apply).await;
+        self.release_freed(writer).await;
+        applied.map(|()| wanted.clone())
+    }
+
+    fn size_to_apply(&self, qcow2: &Qcow2, wanted: &Snapshot) -> Result<u64, ImageError> {
+        let now = self.image.size_bytes();
+        let then = wanted.disk_size.unwrap_or(now);
+        if then != now && qcow2.geometry.version() == Version::V2 {
+            let text = "the snapshot is of another size, which a version 2 image cannot change to";
+            return Err(ImageError::new(ErrorKind::Unsupported, text));
+        }
+        let needed = qcow2.geometry.l1_entries_for(then);
+        if !then.is_multiple_of(512) || needed > gaur_format::limit::L1_ENTRIES_MAX {
+            let text = format!("the snapshot's size of {then} bytes is not that of a disk");
+            return Err(ImageError::new(ErrorKind::Corrupt, text));
+        }
+        Ok(then)
+    }
+
+    async fn try_apply(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        wanted: &Snapshot,
+        (size_bytes, all): (u64, &[Snapshot]),
+        job: &Job,
+    ) -> Result<(), Failure> {
+        let geometry = &qcow2.geometry;
+        let needed = geometry.l1_entries_for(size_bytes);
+        let entries = needed.max(u64::from(wanted.l1_size)).max(1);
+        let table_bytes = list::encode(all, geometry)?.len() as u64;
+        let mut switch = Switch::begin(self, qcow2, writer, job);
+        let l1_area = switch.take_area(entries * 8).await?;
+        let list_area = switch.list_area(table_bytes).await?;
+        let refcount_table = switch.take_refcount_table().await?;
+        let last = async |switch: &mut Switch<'_, F>| {
+            switch.take_slots(0)?;
+            let l1 = switch.take_over(wanted, entries).await?;
+            switch.drop_old_areas()?;
+            switch.write_blocks(true).await?;
+            Ok(Outcome {
+                size_bytes,
+                l1: (l1, l1_area),
+                snapshots: (all.to_vec(), list_area),
+                refcount_table,
+            })
+        };
+        switch.finish_all(last).await
+    }
+}
+
+impl<F: File> Switch<'_, F> {
+    /// The entries of the active L1 table that share the tables of `wanted`.
+    async fn take_over(&mut self, wanted: &Snapshot, entries: u64) -> Result<Vec<u64>, Failure> {
+        let tables = self.snapshot_tables(wanted).await?;
+        let theirs: BTreeSet<(u64, u64)> = tables.iter().copied().collect();
+        let slots = (0..).zip(&self.plan.slots);
+        let own: Vec<(u64, u64)> = slots
+            .map(|(index, slot)| (index, slot.table))
+            .filter(|(_, table)| *table != 0)
+            .collect();
+        let both: BTreeSet<(u64, u64)> = own
+            .iter()
+            .copied()
+            .filter(|one| theirs.contains(one))
+            .collect();
+        let lost: Vec<(u64, u64)> = own.into_iter().filter(|one| !both.contains(one)).collect();
+        self.each_table(&lost, false, |plan, index, bytes| {
+            plan.refer(bytes, -1)?;
+            plan.count(plan.slots[index as usize].table, -1)?;
+            Ok(None)
+        })
+        .await?;
+        let mut l1 = vec![0; entries as usize];
+        for (index, table) in &both {
+            l1[*index as usize] = Plan::raw_entry(*table, false);
+        }
+        let size = self.cluster_size();
+        let gained: Vec<(u64, u64)> = tables
+            .into_iter()
+            .filter(|one| !both.contains(one))
+            .collect();
+        let gained_places: Vec<u64> = gained.iter().map(|(_, table)| *table).collect();
+        let numbered: Vec<(u64, u64)> = (0..).zip(gained_places).collect();
+        self.each_table(&numbered, true, |plan, number, bytes| {
+            let (index, table) = gained[number as usize];
+            plan.refer(bytes, 1)?;
+            // Flags in tables of snapshots mean nothing, and are not to mean anything now.
+            let flagged = references::clear_flags(bytes, &plan.geometry);
+            let to = if flagged { Some(plan.spare()?) } else { None };
+            if to.is_none() {
+                plan.count(table, 1)?;
+            }
+            l1[index as usize] = Plan::raw_entry(to.unwrap_or(table), flagged);
+            Ok(to)
+        })
+        .await?;
+        for raw in &l1 {
+            if let Ok(slot) = self.plan.slot_of(*raw)
+                && slot.table != 0
+            {
+                self.qcow2.maps.slices.invalidate(slot.table, size);
+            }
+        }
+        Ok(l1)
+    }
+
+    /// Makes the switch to what `last` says, all of which is done while requests wait.
+    async fn finish_all(
+        &mut self,
+        last: impl AsyncFnOnce(&mut Self) -> Result<Outcome, Failure>,
+    ) -> Result<(), Failure> {
+        self.finish(super::create::Copying::Create, last).await
+    }
+}

@@ -1,0 +1,356 @@
+//! Creating a snapshot.
+//!
+//! The L2 tables of the active image are copied without their COPIED flags, and both the snapshot and the
+//! active image refer to the copies: the active image makes a table of its own when it next writes
+//! there. Tables that are shared with a snapshot already are shared once more as they are.
+
+use gaur_block::File;
+use gaur_format::snapshot::Snapshot;
+use gaur_format::{HostOffset, limit};
+
+use super::failure::Failure;
+use super::plan::Plan;
+use super::references;
+use super::switch::{Area, Outcome, Switch};
+use super::{Job, NewSnapshot, SavedState, list};
+use crate::error::{ErrorKind, ImageError};
+use crate::image::{Qcow2, Writer};
+use crate::metadata::tracker::Changed;
+use crate::queue::Queue;
+
+/// Rounds of copying what changed meanwhile before requests are stopped.
+pub(crate) const ROUNDS_MAX: usize = 8;
+/// So few changed slices are left for the time when requests are stopped.
+pub(crate) const SLICES_FEW: usize = 16;
+/// Slices read at once when they are copied again.
+const SLICES_AT_ONCE: usize = 32;
+
+/// What is to be created.
+struct Wanted<'a> {
+    entry: &'a Snapshot,
+    state: Option<&'a SavedState>,
+    size_bytes: u64,
+}
+
+impl<F: File> Queue<F> {
+    /// Makes a snapshot of the disk as it is. Requests of all queues go on meanwhile, but for
+    /// milliseconds at the end. If it fails nothing has changed.
+    pub async fn create_snapshot(
+        &self,
+        new: &NewSnapshot,
+        job: &Job,
+    ) -> Result<Snapshot, ImageError> {
+        self.create_with_state(new, None, job).await
+    }
+
+    /// The same with the state of a virtual machine. If this fails, the state's clusters are still
+    /// the caller's to give back.
+    pub(crate) async fn create_with_state(
+        &self,
+        new: &NewSnapshot,
+        state: Option<&SavedState>,
+        job: &Job,
+    ) -> Result<Snapshot, ImageError> {
+        const DOING: &str = "cannot create the snapshot";
+        let (qcow2, writer) = self.snapshot_parts()?;
+        let _held = writer.resizing.lock().await;
+        if qcow2.geometry.refcount_max() < 2 {
+            let text = "an image with refcount_bits=1 cannot have snapshots; \
+                        convert it to one with refcount_bits=16";
+            return Err(ImageError::new(ErrorKind::Unsupported, text));
+        }
+        let size_bytes = self.image.size_bytes();
+        let state_bytes = state.map_or(0, |state| state.size_bytes);
+        let all = writer.snapshots.lock().all().to_vec();
+        let entry = new.entry(&all, size_bytes, state_bytes)?;
+        let announced = self.announce(writer).await;
+        announced.map_err(|errno| ImageError::io(errno, DOING))?;
+        let wanted = Wanted {
+            entry: &entry,
+            state,
+            size_bytes,
+        };
+        let create = async || self.try_create(qcow2, writer, &wanted, &all, job).await;
+        let created = self.try_switch(DOING, create).await;
+        self.release_freed(writer).await;
+        created
+    }
+
+    async fn try_create(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        wanted: &Wanted<'_>,
+        all: &[Snapshot],
+        job: &Job,
+    ) -> Result<Snapshot, Failure> {
+        let geometry = &qcow2.geometry;
+        let needed = geometry.l1_entries_for(wanted.size_bytes).max(1);
+        let own = snapshot_l1_len(needed, wanted)?;
+        let mut all = all.to_vec();
+        all.push(wanted.entry.clone());
+        let table_bytes = list::encode(&all, geometry)?.len() as u64;
+        let mut switch = Switch::begin(self, qcow2, writer, job);
+        self.flush_all().await?;
+        switch.take_slots(needed)?;
+        switch.copy_active(needed).await?;
+        switch.write_blocks(false).await?;
+        let l1_area = switch.take_area(needed * 8).await?;
+        let own_area = switch.take_area(own * 8).await?;
+        let list_area = switch.take_area(table_bytes).await?;
+        let refcount_table = switch.take_refcount_table().await?;
+        switch.catch_up(Copying::Create).await?;
+        let last = async |switch: &mut Switch<'_, F>| {
+            switch.drop_old_areas()?;
+            switch.write_blocks(true).await?;
+            let active = switch.shared_entries(needed);
+            let entries = snapshot_l1(&active, own, wanted.state);
+            switch.write_snapshot_l1(&entries, own_area).await?;
+            if let Some(entry) = all.last_mut() {
+                entry.l1_table_offset = HostOffset(own_area.offset);
+                entry.l1_size = entries.len() as u32;
+            }
+            Ok(Outcome {
+                size_bytes: wanted.size_bytes,
+                l1: (active, l1_area),
+                snapshots: (all.clone(), list_area),
+                refcount_table,
+            })
+        };
+        switch.finish(Copying::Create, last).await?;
+        let size = geometry.cluster_size();
+        let (first, count) = (own_area.offset / size, own_area.len / size);
+        qcow2.maps.metadata.insert(first, count);
+        all.pop().ok_or(Failure::Again)
+    }
+}
+
+/// Entries of the snapshot's L1 table: the disk, and behind it the state of the virtual machine.
+fn snapshot_l1_len(needed: u64, wanted: &Wanted<'_>) -> Result<u64, Failure> {
+    let last = wanted.state.and_then(|state| state.tables.last());
+    let len = needed.saturating_add(last.map_or(0, |(index, _)| index.saturating_add(1)));
+    if len > limit::L1_ENTRIES_MAX {
+        let text = "the disk and the state need a longer l1 table than is allowed";
+        return Err(ImageError::new(ErrorKind::Unsupported, text).into());
+    }
+    Ok(len)
+}
+
+fn snapshot_l1(active: &[u64], len: u64, state: Option<&SavedState>) -> Vec<u64> {
+    let needed = active.len();
+    let mut entries = active.to_vec();
+    entries.resize(len as usize, 0);
+    for (index, table) in state.map_or(&[][..], |state| &state.tables) {
+        if let Some(slot) = entries.get_mut(needed + *index as usize) {
+            *slot = Plan::raw_entry(*table, false);
+        }
+    }
+    entries
+}
+
+/// What copies of the active tables are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copying {
+    /// To be shared with a new snapshot: no flags.
+    Create,
+    /// A snapshot goes: flags where one reference remains.
+    Delete,
+}
+
+impl<F: File> Switch<'_, F> {
+    /// Copies the tables of the first `needed` entries. What is behind them is the state of a virtual
+    /// machine that was applied once; the active image gives it up.
+    async fn copy_active(&mut self, needed: u64) -> Result<(), Failure> {
+        let slots = (0..).zip(&self.plan.slots);
+        let tables = slots.filter(|(_, slot)| slot.table != 0);
+        let tables = tables.map(|(index, slot)| (index, slot.table));
+        let (disk, state): (Vec<(u64, u64)>, Vec<(u64, u64)>) =
+            tables.partition(|(index, _)| *index < needed);
+        self.each_table(&disk, true, share_table).await?;
+        let give_up = |plan: &mut Plan, index: u64, bytes: &mut [u8]| {
+            plan.refer(bytes, -1)?;
+            let table = plan.slots[index as usize].table;
+            plan.count(table, -1)?;
+            Ok(None)
+        };
+        self.each_table(&state, false, give_up).await
+    }
+
+    /// Entries of the active L1 table, all of whose tables are shared.
+    fn shared_entries(&self, needed: u64) -> Vec<u64> {
+        let slots = self.plan.slots.iter().take(needed as usize);
+        let table = |slot: &super::plan::Slot| if slot.copied { slot.copy } else { slot.table };
+        slots
+            .map(|slot| Plan::raw_entry(table(slot), false))
+            .collect()
+    }
+
+    async fn write_snapshot_l1(&self, entries: &[u64], area: Area) -> Result<(), Failure> {
+        self.queue
+            .write_table(entries, area.offset, area.len)
+            .await?;
+        Ok(())
+    }
+
+    /// Copies again what requests have changed, until little is left to do while they wait.
+    pub(crate) async fn catch_up(&mut self, copying: Copying) -> Result<(), Failure> {
+        for _ in 0..ROUNDS_MAX {
+            let changed = self.take_changed();
+            let few = changed.tables.is_empty() && changed.slices.len() <= SLICES_FEW;
+            self.queue.flush_all().await?;
+            self.copy_again(copying, changed).await?;
+            self.write_blocks(false).await?;
+            if few {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops requests, copies what is left, and makes the switch to what `last` says.
+    pub(crate) async fn finish(
+        &mut self,
+        copying: Copying,
+        last: impl AsyncFnOnce(&mut Self) -> Result<Outcome, Failure>,
+    ) -> Result<(), Failure> {
+        self.job.step(0)?;
+        let (queue, writer) = (self.queue, self.writer);
+        let _closed = writer.grace.close().await;
+        let mut result = Err(Failure::Again);
+        let pass = async || {
+            queue.write_back(writer).await?;
+            let changed = self.take_changed();
+            let prepared = async {
+                self.copy_again(copying, changed).await?;
+                last(self).await
+            };
+            result = match prepared.await {
+                Ok(outcome) => self.make(outcome).await?,
+                Err(failure) => Err(failure),
+            };
+            Ok(())
+        };
+        writer.flush.lead(&queue.image.poison, pass).await?;
+        result
+    }
+
+    /// Copies tables and slices again that have changed.
+    async fn copy_again(&mut self, copying: Copying, changed: Changed) -> Result<(), Failure> {
+        let mut tables = changed.tables;
+        let per_table = self.slices_per_table();
+        let slices = changed.slices.into_iter();
+        let slices: Vec<u64> = slices
+            .filter(|slice| !tables.contains(&(slice / per_table)))
+            .collect();
+        for some in slices.chunks(SLICES_AT_ONCE) {
+            let more = match copying {
+                Copying::Create => self.share_slices(some).await?,
+                Copying::Delete => self.flag_slices(some).await?,
+            };
+            tables.extend(more);
+        }
+        for index in tables {
+            match copying {
+                Copying::Create => self.share_again(index).await?,
+                Copying::Delete => self.flag_again(index).await?,
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn slices_per_table(&self) -> u64 {
+        let guest = self.qcow2.maps.guest_bytes_per_slice();
+        (self.qcow2.geometry.guest_bytes_per_l2() / guest).max(1)
+    }
+
+    /// The L1 entry changed: what was counted for it is taken back, and counted anew.
+    async fn share_again(&mut self, index: u64) -> Result<(), Failure> {
+        let Some(mut slot) = self.plan.slots.get(index as usize).copied() else {
+            return Ok(());
+        };
+        if slot.counted {
+            let source = if slot.copied { slot.copy } else { slot.table };
+            let bytes = self.read(source, self.cluster_size()).await?;
+            self.plan.refer(&bytes, -1)?;
+            if slot.copied {
+                self.plan.count(slot.copy, -1)?;
+                self.plan.count(slot.table, 1)?;
+            } else {
+                self.plan.count(slot.table, -1)?;
+            }
+        }
+        let kept = slot.copy;
+        slot = self.plan.slot_of(self.qcow2.maps.l1.get(index))?;
+        slot.copy = kept;
+        self.plan.slots[index as usize] = slot;
+        if slot.table == 0 {
+            return Ok(());
+        }
+        self.each_table(&[(index, slot.table)], true, share_table)
+            .await
+    }
+
+    /// Copies these slices again, by guest offset over the guest bytes of a slice.
+    async fn share_slices(&mut self, slices: &[u64]) -> Result<Vec<u64>, Failure> {
+        let slice_bytes = self.qcow2.maps.slices.slice_bytes();
+        let per_table = self.slices_per_table();
+        let mut places = Vec::new();
+        for slice in slices {
+            let slot = self.plan.slots.get((slice / per_table) as usize);
+            if let Some(slot) = slot.filter(|slot| slot.counted && slot.copied) {
+                let at = slice % per_table * slice_bytes;
+                places.push((slot.copy + at, slot.table + at));
+            }
+        }
+        let (old, mut new) = self.read_pairs(&places, slice_bytes).await?;
+        self.plan.refer(&old, -1)?;
+        self.plan.refer(&new, 1)?;
+        references::clear_flags(&mut new, &self.qcow2.geometry);
+        let pieces = new.chunks_exact(slice_bytes as usize);
+        for ((to, _), bytes) in places.iter().zip(pieces) {
+            self.write_piece(*to, bytes).await?;
+        }
+        Ok(Vec::new())
+    }
+
+    /// Pieces of `len` bytes at the first and at the second offset of each pair, one after the other.
+    pub(crate) async fn read_pairs(
+        &self,
+        places: &[(u64, u64)],
+        len: u64,
+    ) -> Result<(Vec<u8>, Vec<u8>), Failure> {
+        let all = places.len() * len as usize;
+        let (mut first, mut second) = (vec![0; all], vec![0; all]);
+        let firsts: Vec<u64> = places.iter().map(|place| place.0).collect();
+        let seconds: Vec<u64> = places.iter().map(|place| place.1).collect();
+        let both = futures_util::join!(
+            self.read_all(&firsts, len, &mut first),
+            self.read_all(&seconds, len, &mut second),
+        );
+        both.0.and(both.1)?;
+        Ok((first, second))
+    }
+}
+
+/// Counts what a table of the active image refers to once more, for the new snapshot, and says where its
+/// copy goes. A table that is shared already is shared as it is.
+fn share_table(plan: &mut Plan, index: u64, bytes: &mut [u8]) -> Result<Option<u64>, Failure> {
+    let mut slot = plan.slots[index as usize];
+    plan.refer(bytes, 1)?;
+    slot.counted = true;
+    let to = if slot.owned {
+        references::clear_flags(bytes, &plan.geometry);
+        if slot.copy == 0 {
+            slot.copy = plan.spare()?;
+        }
+        slot.copied = true;
+        plan.count(slot.copy, 1)?;
+        plan.count(slot.table, -1)?;
+        Some(slot.copy)
+    } else {
+        plan.count(slot.table, 1)?;
+        None
+    };
+    plan.slots[index as usize] = slot;
+    Ok(to)
+}

@@ -1,0 +1,552 @@
+//! A switch of the whole image: new refcount blocks, new L2 tables and new L1 tables are written to free
+//! clusters while requests go on, and become visible together by one write of the header's sector.
+//!
+//! Crash rules. Nothing that the old header leads to is changed, so a power cut before the header's
+//! sector is durable leaves the image as it was, and what was written to free clusters is at most
+//! leaked. All that the new header leads to was flushed before that sector is written (O5). COPIED flags
+//! and refcounts change together, because both lie in what is switched.
+//!
+//! While requests go on, they change tables and counts that were copied already. They are watched: what
+//! changed is copied once more, and in the end, with no request inside, once again.
+
+use futures_util::future::try_join_all;
+use gaur_block::{Errno, File, Source, Target};
+use gaur_format::header::field;
+use gaur_format::snapshot::Snapshot;
+
+use super::failure::Failure;
+use super::plan::{Block, Plan};
+use super::{Job, list};
+use crate::align;
+use crate::image::{Qcow2, Writer};
+use crate::metadata::alloc::Free;
+use crate::metadata::tracker::Changed;
+use crate::queue::Queue;
+use crate::sync::atomic::Ordering;
+
+/// Bytes of tables read at once.
+const BATCH_BYTES: u64 = 1 << 20;
+/// Tables read at once.
+const BATCH_TABLES: u64 = 64;
+/// Refcount blocks read at once.
+const BATCH_BLOCKS: usize = 16;
+
+/// A switch in the making. Dropping it gives back every cluster it has taken.
+pub(crate) struct Switch<'a, F: File> {
+    pub(crate) queue: &'a Queue<F>,
+    pub(crate) qcow2: &'a Qcow2,
+    pub(crate) writer: &'a Writer,
+    pub(crate) job: &'a Job,
+    pub(crate) plan: Plan,
+    taken: Vec<Free>,
+    switched: bool,
+}
+
+/// Where the new tables go: host offset and room in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Area {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+/// What the header is to lead to.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) size_bytes: u64,
+    /// Entries of the active L1 table, and where it is.
+    pub(crate) l1: (Vec<u64>, Area),
+    /// Snapshots, and where their table goes.
+    pub(crate) snapshots: (Vec<Snapshot>, Area),
+    /// Where the refcount table goes.
+    pub(crate) refcount_table: Area,
+}
+
+impl<'a, F: File> Switch<'a, F> {
+    /// Begins, and watches what requests change from now on. Flush before tables are read.
+    pub(crate) fn begin(
+        queue: &'a Queue<F>,
+        qcow2: &'a Qcow2,
+        writer: &'a Writer,
+        job: &'a Job,
+    ) -> Switch<'a, F> {
+        qcow2.maps.l1.tracker.watch(true);
+        writer.alloc.lock().blocks.watch(true);
+        Switch {
+            queue,
+            qcow2,
+            writer,
+            job,
+            plan: Plan::new(qcow2.geometry),
+            taken: Vec::new(),
+            switched: false,
+        }
+    }
+
+    pub(crate) fn cluster_size(&self) -> u64 {
+        self.qcow2.geometry.cluster_size()
+    }
+
+    /// Takes the active L1 table as it stands as slots, `len` of them at least.
+    pub(crate) fn take_slots(&mut self, len: u64) -> Result<(), Failure> {
+        let l1 = &self.qcow2.maps.l1;
+        for index in 0..l1.len().max(len) {
+            let slot = self.plan.slot_of(l1.get(index))?;
+            self.plan.slots.push(slot);
+        }
+        self.cover_blocks();
+        Ok(())
+    }
+
+    /// Lets the plan know of all refcount blocks there are.
+    pub(crate) fn cover_blocks(&mut self) {
+        let count = self.writer.alloc.lock().table.len();
+        self.plan.deltas.cover(count);
+    }
+
+    /// Has `count` spare clusters at least.
+    pub(crate) async fn fill_spare(&mut self, count: usize) -> Result<(), Failure> {
+        while self.plan.spare.len() < count {
+            let want = (count - self.plan.spare.len()) as u64;
+            let (qcow2, writer) = (self.qcow2, self.writer);
+            let run = self.queue.take_clusters(qcow2, writer, want).await?;
+            self.taken.push(Free {
+                start: run.start,
+                len: run.len,
+            });
+            self.plan.spare.extend(run.start..run.start + run.len);
+        }
+        Ok(())
+    }
+
+    /// Room for `len` bytes in one piece.
+    pub(crate) async fn take_area(&mut self, len: u64) -> Result<Area, Failure> {
+        let clusters = self.qcow2.geometry.clusters_for(len.max(1));
+        let (qcow2, writer) = (self.qcow2, self.writer);
+        let taken = self.queue.take_area(qcow2, writer, clusters).await?;
+        let free = taken.free;
+        taken.keep();
+        self.taken.push(free);
+        Ok(Area {
+            offset: free.start * self.cluster_size(),
+            len: clusters * self.cluster_size(),
+        })
+    }
+
+    /// Reads tables at the host offsets of `list` and shows each to `visit` with its number. Where that
+    /// answers with an offset, the table as it is then is written there; for that there is a spare
+    /// cluster for each if `copies` says so.
+    pub(crate) async fn each_table(
+        &mut self,
+        list: &[(u64, u64)],
+        copies: bool,
+        mut visit: impl FnMut(&mut Plan, u64, &mut [u8]) -> Result<Option<u64>, Failure>,
+    ) -> Result<(), Failure> {
+        let size = self.cluster_size();
+        let batch = (BATCH_BYTES / size).clamp(1, BATCH_TABLES) as usize;
+        self.job.expect(list.len() as u64 * size);
+        let spare = if copies { batch } else { 0 };
+        for tables in list.chunks(batch) {
+            self.fill_spare(spare.min(tables.len())).await?;
+            self.cover_blocks();
+            let len = tables.len() * size as usize;
+            let mut buffer = self.queue.pool.take(self.queue.top_file(), len);
+            let places: Vec<u64> = tables.iter().map(|table| table.1).collect();
+            self.read_all(&places, size, &mut buffer).await?;
+            let mut writes = Vec::new();
+            let pieces = buffer.chunks_exact_mut(size as usize);
+            for ((number, _), bytes) in tables.iter().zip(pieces) {
+                writes.push(visit(&mut self.plan, *number, bytes)?);
+            }
+            self.write_some(&writes, size, &buffer).await?;
+            self.job.step(len as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Fills `buffer` with pieces of `size` bytes at these host offsets.
+    pub(crate) async fn read_all(
+        &self,
+        places: &[u64],
+        size: u64,
+        buffer: &mut [u8],
+    ) -> Result<(), Failure> {
+        let (file, pool) = (self.queue.top_file(), &self.queue.pool);
+        let (mut reads, mut rest, mut at) = (Vec::new(), buffer, 0);
+        while at < places.len() {
+            let count = in_a_row(&places[at..], size);
+            let (part, after) = rest.split_at_mut(count * size as usize);
+            rest = after;
+            reads.push(align::read(file, pool, places[at], Target::Memory(part)));
+            at += count;
+        }
+        try_join_all(reads).await?;
+        Ok(())
+    }
+
+    /// Writes those pieces of `buffer` that have an offset.
+    async fn write_some(
+        &self,
+        places: &[Option<u64>],
+        size: u64,
+        buffer: &[u8],
+    ) -> Result<(), Failure> {
+        let mut writes = Vec::new();
+        let mut at = 0;
+        while at < places.len() {
+            let Some(place) = places[at] else {
+                at += 1;
+                continue;
+            };
+            let known: Vec<u64> = places[at..].iter().map_while(|place| *place).collect();
+            let count = in_a_row(&known, size);
+            let part = &buffer[at * size as usize..(at + count) * size as usize];
+            writes.push(self.write(place, part));
+            at += count;
+        }
+        try_join_all(writes).await?;
+        Ok(())
+    }
+
+    async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let (file, locks) = (self.queue.top_file(), &self.queue.image.locks);
+        align::write(file, &self.queue.pool, locks, offset, Source::Memory(bytes)).await
+    }
+
+    /// Reads `len` bytes at host offset `offset`.
+    pub(crate) async fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, Failure> {
+        let file = self.queue.top_file();
+        let mut bytes = vec![0; len as usize];
+        align::read(file, &self.queue.pool, offset, Target::Memory(&mut bytes)).await?;
+        Ok(bytes)
+    }
+
+    /// Writes `bytes` at host offset `offset`, as part of a copy.
+    pub(crate) async fn write_piece(&self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
+        Ok(self.write(offset, bytes).await?)
+    }
+
+    /// What is known of a new table's cluster from its former life is forgotten.
+    pub(crate) fn forget_copies(&self) {
+        let size = self.cluster_size();
+        for slot in self.plan.slots.iter().filter(|slot| slot.copied) {
+            self.qcow2.maps.slices.invalidate(slot.copy, size);
+        }
+    }
+
+    /// What requests changed since the last call; flush before it is read.
+    pub(crate) fn take_changed(&mut self) -> Changed {
+        self.note_changed_counts();
+        self.qcow2.maps.l1.tracker.take()
+    }
+
+    /// Blocks whose counts changed are to be written again.
+    fn note_changed_counts(&mut self) {
+        let size = self.cluster_size();
+        let changed = self.writer.alloc.lock().blocks.take_changed();
+        for block in self.plan.blocks.values_mut() {
+            let range = block.old..block.old + size;
+            if changed.range(range).next().is_some() {
+                block.written = false;
+            }
+        }
+    }
+
+    /// Gives every refcount block with counts to change another place, and writes there what is not
+    /// written yet. Unless this is the `last` time, references and counts need not fit together.
+    pub(crate) async fn write_blocks(&mut self, last: bool) -> Result<(), Failure> {
+        loop {
+            self.cover_blocks();
+            let blocks = &self.plan.blocks;
+            let missing: Vec<u64> = self
+                .plan
+                .deltas
+                .touched()
+                .filter(|index| !blocks.contains_key(index))
+                .collect();
+            if missing.is_empty() {
+                break;
+            }
+            self.fill_spare(missing.len()).await?;
+            for index in missing {
+                self.move_block(index)?;
+            }
+        }
+        self.note_changed_counts();
+        for index in self.plan.deltas.take_changed() {
+            if let Some(block) = self.plan.blocks.get_mut(&index) {
+                block.written = false;
+            }
+        }
+        let list = self.plan.blocks.iter();
+        let list: Vec<u64> = list
+            .filter(|(_, block)| !block.written)
+            .map(|(index, _)| *index)
+            .collect();
+        let size = self.cluster_size();
+        self.job.expect(list.len() as u64 * size);
+        for some in list.chunks(BATCH_BLOCKS) {
+            self.rewrite(some, last).await?;
+            self.job.step(some.len() as u64 * size)?;
+        }
+        Ok(())
+    }
+
+    fn move_block(&mut self, index: u64) -> Result<(), Failure> {
+        let old = self.block_offset(index)?;
+        let new = self.plan.spare()?;
+        self.plan.count(old, -1)?;
+        let written = false;
+        self.plan.blocks.insert(index, Block { old, new, written });
+        Ok(())
+    }
+
+    fn block_offset(&self, index: u64) -> Result<u64, Failure> {
+        let alloc = self.writer.alloc.lock();
+        let offset = alloc.table.get(index as usize).copied().unwrap_or(0);
+        let first = index * self.qcow2.geometry.refcount_block_entries();
+        match offset {
+            0 => Err(super::deltas::DeltaError::Uncounted(first).into()),
+            _ => Ok(offset),
+        }
+    }
+
+    /// Writes some refcount blocks with the counts to come.
+    async fn rewrite(&mut self, list: &[u64], last: bool) -> Result<(), Failure> {
+        let mut blocks = Vec::new();
+        for index in list {
+            let mut bytes = self.counts_in_force(*index).await?;
+            match self.plan.apply(*index, &mut bytes) {
+                Ok(()) => {}
+                // A reference may be gone since it was counted, and its cluster with it.
+                Err(_) if !last => continue,
+                Err(failure) => return Err(failure),
+            }
+            if let Some(block) = self.plan.blocks.get_mut(index) {
+                block.written = true;
+                blocks.push((block.new, bytes));
+            }
+        }
+        let this = &*self;
+        let writes = blocks
+            .iter()
+            .map(|(place, bytes)| this.write(*place, bytes));
+        try_join_all(writes).await?;
+        Ok(())
+    }
+
+    /// The counts of a refcount block as they are now, on the disk or in memory.
+    pub(crate) async fn counts_in_force(&self, index: u64) -> Result<Vec<u8>, Failure> {
+        let offset = self.block_offset(index)?;
+        let mut bytes = self.read(offset, self.cluster_size()).await?;
+        let alloc = self.writer.alloc.lock();
+        let slice_bytes = alloc.blocks.slice_bytes();
+        let slices = bytes.chunks_exact_mut(slice_bytes as usize);
+        for (number, slice) in (0..).zip(slices) {
+            if let Some(cached) = alloc.blocks.get(offset + number * slice_bytes) {
+                slice.copy_from_slice(cached);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Room for the refcount table, which keeps its length.
+    pub(crate) async fn take_refcount_table(&mut self) -> Result<Area, Failure> {
+        let bytes = self.writer.alloc.lock().table_clusters * self.cluster_size();
+        self.take_area(bytes).await
+    }
+
+    /// The areas that nobody needs once the switch is made lose their reference: the active L1 table,
+    /// the refcount table and the table of snapshots.
+    pub(crate) fn drop_old_areas(&mut self) -> Result<(), Failure> {
+        let l1 = &self.qcow2.maps.l1;
+        self.plan.count_bytes(l1.offset(), l1.len() * 8, -1)?;
+        let (offset, clusters) = {
+            let alloc = self.writer.alloc.lock();
+            (alloc.table_offset, alloc.table_clusters)
+        };
+        let size = self.cluster_size();
+        self.plan.count_bytes(offset, clusters * size, -1)?;
+        let (offset, bytes) = {
+            let list = self.writer.snapshots.lock();
+            (list.offset, list.table_bytes)
+        };
+        self.plan.count_bytes(offset, bytes, -1)?;
+        Ok(())
+    }
+
+    /// Writes what is left to write and switches. Nobody is inside, and this is the only pass. The
+    /// second error means that nobody knows what the disk has.
+    pub(crate) async fn make(&mut self, outcome: Outcome) -> Result<Result<(), Failure>, Errno> {
+        if let Err(failure) = self.write_outcome(&outcome).await {
+            return Ok(Err(failure));
+        }
+        // Counts of clusters that no replaced block counts; what goes to replaced ones does no harm.
+        let counts = self.queue.stage_counts(self.writer);
+        self.queue.write_staged(&counts).await?;
+        self.queue.counts_are_written(self.writer, &counts);
+        self.queue.keep_staging(counts);
+        self.switch_header(&outcome).await?;
+        self.switch_memory(outcome);
+        Ok(Ok(()))
+    }
+
+    async fn write_outcome(&mut self, outcome: &Outcome) -> Result<(), Failure> {
+        let table = {
+            let alloc = self.writer.alloc.lock();
+            let mut table = alloc.table.clone();
+            for (index, block) in &self.plan.blocks {
+                if let Some(slot) = table.get_mut(*index as usize) {
+                    *slot = block.new;
+                }
+            }
+            table
+        };
+        let area = outcome.refcount_table;
+        if table.len() as u64 * 8 > area.len {
+            return Err(Failure::Again);
+        }
+        self.queue
+            .write_table(&table, area.offset, area.len)
+            .await?;
+        let (l1, area) = &outcome.l1;
+        self.queue.write_table(l1, area.offset, area.len).await?;
+        let (all, area) = &outcome.snapshots;
+        let mut bytes = list::encode(all, &self.qcow2.geometry)?;
+        if bytes.len() as u64 > area.len {
+            return Err(Failure::Again);
+        }
+        bytes.resize(area.len as usize, 0);
+        self.write_piece(area.offset, &bytes).await
+    }
+
+    async fn switch_header(&self, outcome: &Outcome) -> Result<(), Errno> {
+        #[cfg(feature = "broken-order")]
+        let early = self.queue.image.breaks(crate::options::BrokenRule::O5);
+        #[cfg(not(feature = "broken-order"))]
+        let early = false;
+        if !early {
+            self.queue.barrier().await?;
+        }
+        let geometry = &self.qcow2.geometry;
+        let table_clusters = geometry.clusters_for(outcome.refcount_table.len) as u32;
+        let (l1, l1_area) = &outcome.l1;
+        let (all, list_area) = &outcome.snapshots;
+        let mut fields = [0; (field::INCOMPATIBLE - field::SIZE) as usize];
+        let mut put = |at: u64, bytes: &[u8]| {
+            let at = (at - field::SIZE) as usize;
+            fields[at..at + bytes.len()].copy_from_slice(bytes);
+        };
+        put(field::SIZE, &outcome.size_bytes.to_be_bytes());
+        // Encrypted images are not opened for writing.
+        put(field::CRYPT_METHOD, &0_u32.to_be_bytes());
+        put(field::L1_SIZE, &(l1.len() as u32).to_be_bytes());
+        put(field::L1_TABLE_OFFSET, &l1_area.offset.to_be_bytes());
+        put(
+            field::REFCOUNT_TABLE_OFFSET,
+            &outcome.refcount_table.offset.to_be_bytes(),
+        );
+        put(
+            field::REFCOUNT_TABLE_CLUSTERS,
+            &table_clusters.to_be_bytes(),
+        );
+        put(field::NB_SNAPSHOTS, &(all.len() as u32).to_be_bytes());
+        put(field::SNAPSHOTS_OFFSET, &list_area.offset.to_be_bytes());
+        let _held = self.writer.structure.lock().await;
+        self.queue.switch_header(field::SIZE, &fields).await
+    }
+
+    /// What is in memory follows the disk.
+    fn switch_memory(&mut self, outcome: Outcome) {
+        self.forget_copies();
+        let size = self.cluster_size();
+        let maps = &self.qcow2.maps;
+        let clusters_of = |area: Area| (area.offset / size, area.len / size);
+        for raw in maps.l1.entries() {
+            if let Ok(slot) = self.plan.slot_of(raw)
+                && slot.table != 0
+            {
+                maps.metadata.remove(slot.table / size, 1);
+            }
+        }
+        let old_l1 = (maps.l1.offset() / size, (maps.l1.len() * 8).div_ceil(size));
+        maps.metadata.remove(old_l1.0, old_l1.1);
+        let (l1, l1_area) = outcome.l1;
+        for raw in &l1 {
+            if let Ok(slot) = self.plan.slot_of(*raw)
+                && slot.table != 0
+            {
+                maps.metadata.insert(slot.table / size, 1);
+            }
+        }
+        for area in [l1_area, outcome.snapshots.1, outcome.refcount_table] {
+            let (first, count) = clusters_of(area);
+            maps.metadata.insert(first, count);
+        }
+        maps.l1.replace(l1_area.offset, &l1);
+        {
+            let mut alloc = self.writer.alloc.lock();
+            maps.metadata
+                .remove(alloc.table_offset / size, alloc.table_clusters);
+            for (index, block) in &self.plan.blocks {
+                alloc.blocks.invalidate(block.old, size);
+                alloc.blocks.invalidate(block.new, size);
+                maps.metadata.remove(block.old / size, 1);
+                maps.metadata.insert(block.new / size, 1);
+                if let Some(slot) = alloc.table.get_mut(*index as usize) {
+                    *slot = block.new;
+                }
+            }
+            alloc.table_offset = outcome.refcount_table.offset;
+            alloc.table_clusters = outcome.refcount_table.len / size;
+            alloc.holes.forget();
+            let per_block = self.qcow2.geometry.refcount_block_entries();
+            let none = crate::metadata::freed::FreedBlocks::new(per_block);
+            alloc
+                .freed
+                .append(std::mem::replace(&mut self.plan.freed, none));
+        }
+        let (all, area) = outcome.snapshots;
+        let bytes = gaur_format::snapshot::encode_table(&all).len() as u64;
+        let mut known = self.writer.snapshots.lock();
+        let old_list = (known.offset / size, known.table_bytes.div_ceil(size));
+        maps.metadata.remove(old_list.0, old_list.1);
+        known.replace(all, area.offset, bytes);
+        self.queue
+            .image
+            .size_bytes
+            .store(outcome.size_bytes, Ordering::Release);
+        self.switched = true;
+    }
+
+    /// Clusters that were taken and that nothing refers to.
+    fn unused(&mut self) -> Vec<Free> {
+        if !self.switched {
+            return std::mem::take(&mut self.taken);
+        }
+        let size = self.cluster_size();
+        let mut unused: Vec<u64> = self.plan.spare.drain(..).collect();
+        let kept = self.plan.slots.iter().filter(|slot| !slot.copied);
+        unused.extend(
+            kept.filter(|slot| slot.copy != 0)
+                .map(|slot| slot.copy / size),
+        );
+        let one = |start| Free { start, len: 1 };
+        unused.into_iter().map(one).collect()
+    }
+}
+
+impl<F: File> Drop for Switch<'_, F> {
+    fn drop(&mut self) {
+        self.qcow2.maps.l1.tracker.watch(false);
+        let unused = self.unused();
+        let mut alloc = self.writer.alloc.lock();
+        alloc.blocks.watch(false);
+        alloc.releasable.extend(unused);
+    }
+}
+
+/// How many of these offsets, from the first on, follow each other `size` bytes apart.
+fn in_a_row(places: &[u64], size: u64) -> usize {
+    let pairs = places.windows(2);
+    1 + pairs.take_while(|pair| pair[0] + size == pair[1]).count()
+}
