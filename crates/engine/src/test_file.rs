@@ -242,10 +242,12 @@ impl TestFile {
 async fn yield_times(times: u64) {
     for _ in 0..times {
         let mut yielded = false;
-        std::future::poll_fn(|_| {
+        std::future::poll_fn(|context| {
             if std::mem::replace(&mut yielded, true) {
                 Poll::Ready(())
             } else {
+                // Combinators poll only what was woken.
+                context.waker().wake_by_ref();
                 Poll::Pending
             }
         })

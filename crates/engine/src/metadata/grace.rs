@@ -23,8 +23,10 @@ pub(crate) struct Grace {
     members: Mutex<Vec<Arc<Counters>>>,
     /// Nobody is let in.
     closed: AtomicBool,
-    /// Notified while closed when a request ends, and when it is opened again.
-    waiters: Waiters,
+    /// Notified while closed when a request ends.
+    ended: Waiters,
+    /// Notified when it is opened again.
+    opened: Waiters,
 }
 
 /// Requests of one queue inside each epoch, on cache lines of their own.
@@ -75,10 +77,10 @@ impl Grace {
             if !self.closed.load(Ordering::SeqCst) {
                 return inside;
             }
-            let ticket = self.waiters.ticket();
             drop(inside);
+            let ticket = self.opened.ticket();
             if self.closed.load(Ordering::SeqCst) {
-                self.waiters.wait(ticket).await;
+                self.opened.wait(ticket).await;
             }
         }
     }
@@ -90,11 +92,11 @@ impl Grace {
         self.closed.store(true, Ordering::SeqCst);
         let closed = Closed(self);
         loop {
-            let ticket = self.waiters.ticket();
+            let ticket = self.ended.ticket();
             if self.drained(0) && self.drained(1) {
                 return closed;
             }
-            self.waiters.wait(ticket).await;
+            self.ended.wait(ticket).await;
         }
     }
 
@@ -143,7 +145,7 @@ pub(crate) struct Closed<'a>(&'a Grace);
 impl Drop for Closed<'_> {
     fn drop(&mut self) {
         self.0.closed.store(false, Ordering::SeqCst);
-        self.0.waiters.notify();
+        self.0.opened.notify();
     }
 }
 
@@ -151,7 +153,7 @@ impl Drop for Inside<'_> {
     fn drop(&mut self) {
         self.counter.fetch_sub(1, Ordering::SeqCst);
         if self.grace.closed.load(Ordering::SeqCst) {
-            self.grace.waiters.notify();
+            self.grace.ended.notify();
         }
     }
 }

@@ -94,11 +94,7 @@ impl<F: File> Switch<'_, F> {
     async fn take_over(&mut self, wanted: &Snapshot, entries: u64) -> Result<Vec<u64>, Failure> {
         let tables = self.snapshot_tables(wanted).await?;
         let theirs: BTreeSet<(u64, u64)> = tables.iter().copied().collect();
-        let slots = (0..).zip(&self.plan.slots);
-        let own: Vec<(u64, u64)> = slots
-            .map(|(index, slot)| (index, slot.table))
-            .filter(|(_, table)| *table != 0)
-            .collect();
+        let own = self.active_tables();
         let both: BTreeSet<(u64, u64)> = own
             .iter()
             .copied()

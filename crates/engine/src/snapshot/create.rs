@@ -161,11 +161,11 @@ impl<F: File> Switch<'_, F> {
     /// Copies the tables of the first `needed` entries. What is behind them is the state of a virtual
     /// machine that was applied once; the active image gives it up.
     async fn copy_active(&mut self, needed: u64) -> Result<(), Failure> {
-        let slots = (0..).zip(&self.plan.slots);
-        let tables = slots.filter(|(_, slot)| slot.table != 0);
-        let tables = tables.map(|(index, slot)| (index, slot.table));
-        let (disk, state): (Vec<(u64, u64)>, Vec<(u64, u64)>) =
-            tables.partition(|(index, _)| *index < needed);
+        let tables = self.active_tables();
+        let disk = tables.iter().filter(|(index, _)| *index < needed);
+        let disk: Vec<(u64, u64)> = disk.copied().collect();
+        let state = tables.into_iter().filter(|(index, _)| *index >= needed);
+        let state: Vec<(u64, u64)> = state.collect();
         self.each_table(&disk, true, share_table).await?;
         let give_up = |plan: &mut Plan, index: u64, bytes: &mut [u8]| {
             plan.refer(bytes, -1)?;
@@ -174,6 +174,13 @@ impl<F: File> Switch<'_, F> {
             Ok(None)
         };
         self.each_table(&state, false, give_up).await
+    }
+
+    /// L2 tables of the active image, by L1 index.
+    pub(crate) fn active_tables(&self) -> Vec<(u64, u64)> {
+        let slots = (0..).zip(&self.plan.slots);
+        let tables = slots.filter(|(_, slot)| slot.table != 0);
+        tables.map(|(index, slot)| (index, slot.table)).collect()
     }
 
     /// Entries of the active L1 table, all of whose tables are shared.
