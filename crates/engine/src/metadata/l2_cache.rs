@@ -169,6 +169,32 @@ impl L2Cache {
         }
     }
 
+    /// Fills `bytes` with the slice if it is cached, and changes nothing.
+    pub(crate) fn peek(&self, slice: u64, bytes: &mut [u8]) -> bool {
+        let copied = self.look(slice, |view| {
+            let entry_bytes = bytes.len() / view.len().max(1);
+            let entries = bytes.chunks_exact_mut(entry_bytes.max(8));
+            for (index, out) in entries.enumerate() {
+                let (raw, bitmap) = view.get(index);
+                let (first, second) = out.split_at_mut(8);
+                first.copy_from_slice(&raw.to_be_bytes());
+                if let Some(second) = second.first_chunk_mut::<8>() {
+                    *second = bitmap.to_be_bytes();
+                }
+            }
+        });
+        copied.is_some()
+    }
+
+    /// Host offsets of the slices that are dirty.
+    pub(crate) fn dirty_slices(&self) -> Vec<u64> {
+        let mut list = Vec::new();
+        for part in &self.parts {
+            part.0.read().list_dirty(&mut list);
+        }
+        list
+    }
+
     /// The staged slice is on disk as staged.
     pub(crate) fn written(&self, slice: u64) {
         self.part(slice).write().written(slice);

@@ -1,9 +1,10 @@
 //! Which parts of the active mapping have changed since somebody began to watch.
 //!
-//! Whoever watches begins, flushes, and reads tables from the disk: what changed before the flush is in
-//! what they read, and what changes later is noted here. A change is noted after it was made, under no
-//! lock of the cache; the cache's locks order it. If the flush's copy of a slice was taken without the
-//! change, then the change was made after that copy, and sees that somebody watches.
+//! Whoever watches begins, and then looks at tables: in the cache first, and on the disk for what is not
+//! there, which is at least as new as the moment of the look at the cache. What changed before that is in what
+//! they saw, and what changes later is noted here. A change is noted after it was made, under no lock of
+//! the cache; the cache's locks order it. If the look came before the change, then the change
+//! sees that somebody watches.
 
 use std::collections::BTreeSet;
 
@@ -49,7 +50,7 @@ impl Tracker {
         }
     }
 
-    /// What changed since the last call. Flush before what was noted is looked up on the disk.
+    /// What changed since the last call.
     pub(crate) fn take(&self) -> Changed {
         std::mem::take(&mut *self.changed.lock())
     }

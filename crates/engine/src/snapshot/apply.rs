@@ -9,6 +9,7 @@ use gaur_block::File;
 use gaur_format::geometry::Version;
 use gaur_format::snapshot::Snapshot;
 
+use super::create::Copying;
 use super::failure::Failure;
 use super::plan::Plan;
 use super::select::find_snapshot;
@@ -85,7 +86,7 @@ impl<F: File> Queue<F> {
                 refcount_table,
             })
         };
-        switch.finish_all(last).await
+        switch.finish(Copying::Apply, last).await
     }
 }
 
@@ -139,13 +140,5 @@ impl<F: File> Switch<'_, F> {
             }
         }
         Ok(l1)
-    }
-
-    /// Makes the switch to what `last` says, all of which is done while requests wait.
-    async fn finish_all(
-        &mut self,
-        last: impl AsyncFnOnce(&mut Self) -> Result<Outcome, Failure>,
-    ) -> Result<(), Failure> {
-        self.finish(super::create::Copying::Create, last).await
     }
 }

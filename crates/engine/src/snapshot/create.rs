@@ -91,7 +91,6 @@ impl<F: File> Queue<F> {
         all.push(wanted.entry.clone());
         let table_bytes = list::encode(&all, geometry)?.len() as u64;
         let mut switch = Switch::begin(self, qcow2, writer, job);
-        self.flush_all().await?;
         switch.take_slots(needed)?;
         switch.copy_active(needed).await?;
         switch.write_blocks(false).await?;
@@ -155,6 +154,8 @@ pub(crate) enum Copying {
     Create,
     /// A snapshot goes: flags where one reference remains.
     Delete,
+    /// The active image takes over the tables of a snapshot: no copies.
+    Apply,
 }
 
 impl<F: File> Switch<'_, F> {
@@ -204,14 +205,17 @@ impl<F: File> Switch<'_, F> {
         for _ in 0..ROUNDS_MAX {
             let changed = self.take_changed();
             let few = changed.tables.is_empty() && changed.slices.len() <= SLICES_FEW;
-            self.queue.flush_all().await?;
             self.copy_again(copying, changed).await?;
             self.write_blocks(false).await?;
             if few {
                 break;
             }
         }
-        Ok(())
+        // What was written so far does not hold up the flushes while requests wait.
+        self.queue.flush_all().await?;
+        let changed = self.take_changed();
+        self.copy_again(copying, changed).await?;
+        self.write_blocks(false).await
     }
 
     /// Stops requests, copies what is left, and makes the switch to what `last` says.
@@ -222,10 +226,14 @@ impl<F: File> Switch<'_, F> {
     ) -> Result<(), Failure> {
         self.job.step(0)?;
         let (queue, writer) = (self.queue, self.writer);
-        let _closed = writer.grace.close().await;
+        let closed = writer.grace.close().await;
         let mut result = Err(Failure::Again);
         let pass = async || {
-            queue.write_back(writer).await?;
+            if copying != Copying::Create {
+                // A new snapshot gets every table from memory. Otherwise some stay where they are, and
+                // their flags on the disk have to fit the counts to come.
+                queue.write_back(writer).await?;
+            }
             let changed = self.take_changed();
             let prepared = async {
                 self.copy_again(copying, changed).await?;
@@ -235,7 +243,9 @@ impl<F: File> Switch<'_, F> {
                 Ok(outcome) => self.make(outcome).await?,
                 Err(failure) => Err(failure),
             };
-            Ok(())
+            drop(closed);
+            // Whoever asked for a flush meanwhile is served by this pass.
+            queue.write_back(writer).await
         };
         writer.flush.lead(&queue.image.poison, pass).await?;
         result
@@ -253,6 +263,7 @@ impl<F: File> Switch<'_, F> {
             let more = match copying {
                 Copying::Create => self.share_slices(some).await?,
                 Copying::Delete => self.flag_slices(some).await?,
+                Copying::Apply => Vec::new(),
             };
             tables.extend(more);
         }
@@ -260,6 +271,7 @@ impl<F: File> Switch<'_, F> {
             match copying {
                 Copying::Create => self.share_again(index).await?,
                 Copying::Delete => self.flag_again(index).await?,
+                Copying::Apply => {}
             }
         }
         Ok(())
@@ -309,7 +321,14 @@ impl<F: File> Switch<'_, F> {
                 places.push((slot.copy + at, slot.table + at));
             }
         }
-        let (old, mut new) = self.read_pairs(&places, slice_bytes).await?;
+        let (copies, tables): (Vec<u64>, Vec<u64>) = places.iter().copied().unzip();
+        let len = places.len() * slice_bytes as usize;
+        let (mut old, mut new) = (vec![0; len], vec![0; len]);
+        let both = futures_util::join!(
+            self.read_all(&copies, slice_bytes, &mut old),
+            self.read_active(&tables, slice_bytes, &mut new),
+        );
+        both.0.and(both.1)?;
         self.plan.refer(&old, -1)?;
         self.plan.refer(&new, 1)?;
         references::clear_flags(&mut new, &self.qcow2.geometry);
@@ -318,24 +337,6 @@ impl<F: File> Switch<'_, F> {
             self.write_piece(*to, bytes).await?;
         }
         Ok(Vec::new())
-    }
-
-    /// Pieces of `len` bytes at the first and at the second offset of each pair, one after the other.
-    pub(crate) async fn read_pairs(
-        &self,
-        places: &[(u64, u64)],
-        len: u64,
-    ) -> Result<(Vec<u8>, Vec<u8>), Failure> {
-        let all = places.len() * len as usize;
-        let (mut first, mut second) = (vec![0; all], vec![0; all]);
-        let firsts: Vec<u64> = places.iter().map(|place| place.0).collect();
-        let seconds: Vec<u64> = places.iter().map(|place| place.1).collect();
-        let both = futures_util::join!(
-            self.read_all(&firsts, len, &mut first),
-            self.read_all(&seconds, len, &mut second),
-        );
-        both.0.and(both.1)?;
-        Ok((first, second))
     }
 }
 

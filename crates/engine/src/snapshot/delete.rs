@@ -53,7 +53,6 @@ impl<F: File> Queue<F> {
             .collect();
         let table_bytes = list::encode(&rest, &qcow2.geometry)?.len() as u64;
         let mut switch = Switch::begin(self, qcow2, writer, job);
-        self.flush_all().await?;
         switch.take_slots(0)?;
         let entries = qcow2.maps.l1.len();
         let tables = switch.snapshot_tables(gone).await?;
@@ -208,7 +207,9 @@ impl<F: File> Switch<'_, F> {
         }
         let mut again = Vec::new();
         for (index, at, table, to) in places {
-            let mut bytes = self.read(table + at, slice_bytes).await?;
+            let mut bytes = vec![0; slice_bytes as usize];
+            self.read_active(&[table + at], slice_bytes, &mut bytes)
+                .await?;
             let single = |cluster| self.plan.new_count(cluster).map(|count| count == 1);
             let changed = references::set_flags(&mut bytes, &self.qcow2.geometry, single);
             match to {

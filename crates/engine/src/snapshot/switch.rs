@@ -9,6 +9,8 @@
 //! While requests go on, they change tables and counts that were copied already. They are watched: what
 //! changed is copied once more, and in the end, with no request inside, once again.
 
+use std::collections::BTreeSet;
+
 use futures_util::future::try_join_all;
 use gaur_block::{Errno, File, Source, Target};
 use gaur_format::header::field;
@@ -62,7 +64,7 @@ pub(crate) struct Outcome {
 }
 
 impl<'a, F: File> Switch<'a, F> {
-    /// Begins, and watches what requests change from now on. Flush before tables are read.
+    /// Begins, and watches what requests change from now on.
     pub(crate) fn begin(
         queue: &'a Queue<F>,
         qcow2: &'a Qcow2,
@@ -133,8 +135,8 @@ impl<'a, F: File> Switch<'a, F> {
     }
 
     /// Reads tables at the host offsets of `list` and shows each to `visit` with its number. Where that
-    /// answers with an offset, the table as it is then is written there; for that there is a spare
-    /// cluster for each if `copies` says so.
+    /// answers with an offset, the table as it is then is written there. With `copies` the tables are
+    /// those of the active image, as they are in memory, and there is a spare cluster for each.
     pub(crate) async fn each_table(
         &mut self,
         list: &[(u64, u64)],
@@ -151,7 +153,11 @@ impl<'a, F: File> Switch<'a, F> {
             let len = tables.len() * size as usize;
             let mut buffer = self.queue.pool.take(self.queue.top_file(), len);
             let places: Vec<u64> = tables.iter().map(|table| table.1).collect();
-            self.read_all(&places, size, &mut buffer).await?;
+            if copies {
+                self.read_active(&places, size, &mut buffer).await?;
+            } else {
+                self.read_all(&places, size, &mut buffer).await?;
+            }
             let mut writes = Vec::new();
             let pieces = buffer.chunks_exact_mut(size as usize);
             for ((number, _), bytes) in tables.iter().zip(pieces) {
@@ -180,6 +186,34 @@ impl<'a, F: File> Switch<'a, F> {
             at += count;
         }
         try_join_all(reads).await?;
+        Ok(())
+    }
+
+    /// The same for pieces of the active image's tables: as they are in memory where they are there. What
+    /// is not there is on the disk, at least as new as at the time of the look.
+    pub(crate) async fn read_active(
+        &self,
+        places: &[u64],
+        size: u64,
+        buffer: &mut [u8],
+    ) -> Result<(), Failure> {
+        let slices = &self.qcow2.maps.slices;
+        let slice_bytes = slices.slice_bytes();
+        let mut cached = Vec::new();
+        for (number, place) in places.iter().enumerate() {
+            for at in (0..size).step_by(slice_bytes as usize) {
+                let mut bytes = vec![0; slice_bytes as usize];
+                if slices.peek(place + at, &mut bytes) {
+                    cached.push((number * size as usize + at as usize, bytes));
+                }
+            }
+        }
+        if cached.len() as u64 * slice_bytes < buffer.len() as u64 {
+            self.read_all(places, size, buffer).await?;
+        }
+        for (at, bytes) in cached {
+            buffer[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
         Ok(())
     }
 
@@ -233,7 +267,7 @@ impl<'a, F: File> Switch<'a, F> {
         }
     }
 
-    /// What requests changed since the last call; flush before it is read.
+    /// What requests changed since the last call.
     pub(crate) fn take_changed(&mut self) -> Changed {
         self.note_changed_counts();
         self.qcow2.maps.l1.tracker.take()
@@ -455,9 +489,22 @@ impl<'a, F: File> Switch<'a, F> {
         self.queue.switch_header(field::SIZE, &fields).await
     }
 
+    /// Slices of tables that the new L1 table does not lead to are not to be written any more.
+    fn forget_dirt(&self, l1: &[u64]) {
+        let (slices, size) = (&self.qcow2.maps.slices, self.cluster_size());
+        let tables = l1.iter().filter_map(|raw| self.plan.slot_of(*raw).ok());
+        let kept: BTreeSet<u64> = tables.map(|slot| slot.table).collect();
+        for slice in slices.dirty_slices() {
+            if !kept.contains(&(slice & !(size - 1))) {
+                slices.invalidate(slice, slices.slice_bytes());
+            }
+        }
+    }
+
     /// What is in memory follows the disk.
     fn switch_memory(&mut self, outcome: Outcome) {
         self.forget_copies();
+        self.forget_dirt(&outcome.l1.0);
         let size = self.cluster_size();
         let maps = &self.qcow2.maps;
         let clusters_of = |area: Area| (area.offset / size, area.len / size);
