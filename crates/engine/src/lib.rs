@@ -46,6 +46,7 @@ mod sync;
 mod tables;
 #[cfg(test)]
 mod test_file;
+mod vmstate;
 mod waiters;
 mod write;
 mod writeback;
@@ -64,3 +65,6 @@ pub use options::{Format, OpenOptions};
 pub use queue::Queue;
 pub use snapshot::{Job, NewSnapshot, Snapshot, find_snapshot};
 pub use statistics::{CacheStatistics, HoleStatistics};
+pub use vmstate::{
+    BlockOn, VmStateInput, VmStateOutput, VmStateReader, VmStateSave, VmStateWriter,
+};

@@ -102,10 +102,29 @@ impl<F: File> Queue<F> {
         Ok(())
     }
 
+    /// Fills `out` with what the layers below the top have at guest offset `at`: zeros where none has
+    /// anything, or none reaches.
+    pub(crate) async fn read_below(&self, at: u64, out: &mut [u8]) -> Result<(), Errno> {
+        let (mut at, mut rest) = (at, out);
+        while !rest.is_empty() {
+            let found = self.find_from(1, at, rest.len() as u64).await?;
+            let (part, after) = rest.split_at_mut(found.len as usize);
+            self.fetch(found, at, Target::Memory(part)).await?;
+            rest = after;
+            at += found.len;
+        }
+        Ok(())
+    }
+
     /// The run that starts at guest offset `at` and is at most `max` bytes (1 or more) long.
     pub(crate) async fn find(&self, at: u64, max: u64) -> Result<Found, Errno> {
+        self.find_from(0, at, max).await
+    }
+
+    /// The same as layer `top` and those below it see it.
+    async fn find_from(&self, top: usize, at: u64, max: u64) -> Result<Found, Errno> {
         loop {
-            match self.find_cached(at, max)? {
+            match self.find_cached(top, at, max)? {
                 Step::Found(found) => return Ok(found),
                 Step::Miss { layer, slice } => {
                     if let Some(qcow2) = self.image.layers.get(layer).and_then(|l| l.qcow2.as_ref())
@@ -119,17 +138,17 @@ impl<F: File> Queue<F> {
 
     /// The same without waiting; `None` when something has to be loaded first.
     pub(crate) fn find_now(&self, at: u64, max: u64) -> Result<Option<Found>, Errno> {
-        match self.find_cached(at, max)? {
+        match self.find_cached(0, at, max)? {
             Step::Found(found) => Ok(Some(found)),
             Step::Miss { .. } => Ok(None),
         }
     }
 
-    fn find_cached(&self, at: u64, max: u64) -> Result<Step, Errno> {
+    fn find_cached(&self, top: usize, at: u64, max: u64) -> Result<Step, Errno> {
         let mut len = max;
         let mut space = None;
         let last = self.image.layers.len() - 1;
-        for (depth, layer) in self.image.layers.iter().enumerate() {
+        for (depth, layer) in self.image.layers.iter().enumerate().skip(top) {
             let size = if depth == 0 {
                 self.image.size_bytes()
             } else {
@@ -267,7 +286,8 @@ impl<F: File> Queue<F> {
         }
     }
 
-    async fn decompress(
+    /// Fills `out` with what is at guest offset `at` of the compressed cluster of a layer.
+    pub(crate) async fn decompress(
         &self,
         layer: usize,
         descriptor: CompressedDescriptor,

@@ -1,0 +1,336 @@
+//! The end of a save: what is in memory goes to the file, L2 tables are made, and a snapshot refers
+//! to them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use gaur_block::{File, Source};
+use gaur_format::addr::HostOffset;
+use gaur_format::geometry::Version;
+use gaur_format::l2::L2Entry;
+
+use super::chunk::Chunk;
+use super::places::Places;
+use super::save::{Flight, Phase, Taken, VmStateSave, top_of};
+use super::spill::{Spill, failed};
+use super::writer::DEPTH;
+use crate::align;
+use crate::error::{ErrorKind, ImageError};
+use crate::image::{Image, Qcow2};
+use crate::metadata::alloc::Free;
+use crate::queue::Queue;
+use crate::snapshot::{Job, NewSnapshot, SavedState, Snapshot};
+
+/// Tables next to each other are written so many bytes at a time.
+const TABLES_BYTES: u64 = 1 << 20;
+
+impl VmStateSave {
+    /// Ends the save: makes a snapshot of the disk as it is now, with this state. Both become visible
+    /// together, by one sector, and are durable when this returns. Every writer has been flushed or
+    /// dropped before.
+    ///
+    /// If it fails the image is as it was, and the state still there: finish it once more (with a
+    /// name that is not taken, say), or give it up.
+    ///
+    /// # Panics
+    /// If the queue is one of another image.
+    pub async fn finish<F: File>(
+        self: &Arc<Self>,
+        queue: &Queue<F>,
+        new: &NewSnapshot,
+        job: &Job,
+    ) -> Result<Snapshot, ImageError> {
+        self.assert_image(queue);
+        let finishing = Finishing::begin(self)?;
+        self.spill_all(queue).await?;
+        let tables = self.build_tables(queue, job).await?;
+        {
+            let mut shared = self.shared.lock();
+            self.release_reserve(&mut shared);
+        }
+        let state = Some(&tables.state);
+        let snapshot = queue.create_with_state(new, state, job).await?;
+        tables.keep();
+        finishing.done();
+        Ok(snapshot)
+    }
+
+    /// Writes what is still in memory.
+    async fn spill_all<F: File>(self: &Arc<Self>, queue: &Queue<F>) -> Result<(), ImageError> {
+        let mut writes = FuturesUnordered::new();
+        for chunk in self.open_chunks() {
+            while writes.len() >= DEPTH
+                && let Some(result) = writes.next().await
+            {
+                result?;
+            }
+            match Spill::begin(self, queue, &chunk, true).await? {
+                Some(spill) => writes.push(spill.run()),
+                None => self.retire(&chunk, Chunk::close_clean),
+            }
+        }
+        while let Some(result) = writes.next().await {
+            result?;
+        }
+        Ok(())
+    }
+
+    /// Writes the L2 tables of the state, in new clusters.
+    pub(super) async fn build_tables<F: File>(
+        self: &Arc<Self>,
+        queue: &Queue<F>,
+        job: &Job,
+    ) -> Result<Tables, ImageError> {
+        let (qcow2, _) = top_of(queue)?;
+        self.check_size(qcow2)?;
+        let shape = Shape::of(&self.image, qcow2, self.size_bytes());
+        self.fill_holes(queue, &shape).await?;
+        let mut tables = Tables {
+            state: SavedState {
+                size_bytes: self.size_bytes(),
+                tables: Vec::new(),
+            },
+            taken: Vec::new(),
+            save: Arc::clone(self),
+            flight: self.flight(),
+        };
+        let wanted = {
+            let shared = self.shared.lock();
+            shape.tables(&shared.places)
+        };
+        job.expect(wanted.len() as u64 * self.cluster_bytes);
+        let most = (TABLES_BYTES / self.cluster_bytes).max(1);
+        let mut rest = wanted.as_slice();
+        while !rest.is_empty() {
+            let run = self.take_run(queue, most.min(rest.len() as u64)).await?;
+            tables.taken.push(Free {
+                start: run.start,
+                len: run.len,
+            });
+            let (now, later) = rest.split_at(rest.len().min(run.len as usize));
+            self.write_tables(queue, &shape, now, run.start).await?;
+            let hosts = run.start..run.start + run.len;
+            let placed = now.iter().zip(hosts);
+            let placed = placed.map(|(table, host)| (*table, host * self.cluster_bytes));
+            tables.state.tables.extend(placed);
+            job.step(now.len() as u64 * self.cluster_bytes)?;
+            rest = later;
+        }
+        Ok(tables)
+    }
+
+    /// Writes these tables one after the other, the first into cluster `host`.
+    async fn write_tables<F: File>(
+        &self,
+        queue: &Queue<F>,
+        shape: &Shape,
+        tables: &[u64],
+        host: u64,
+    ) -> Result<(), ImageError> {
+        let (qcow2, _) = top_of(queue)?;
+        let file = queue.top_file();
+        let size = self.cluster_bytes as usize;
+        let mut bytes = queue.pool.take(file, tables.len() * size);
+        {
+            let shared = self.shared.lock();
+            for (table, out) in tables.iter().zip(bytes.chunks_exact_mut(size)) {
+                shape.fill(&shared.places, *table, out);
+            }
+        }
+        let offset = host * self.cluster_bytes;
+        for cluster in 0..tables.len() as u64 {
+            // Some other table may have been there once.
+            let at = offset + cluster * self.cluster_bytes;
+            qcow2.maps.slices.invalidate(at, self.cluster_bytes);
+        }
+        let (locks, source) = (&self.image.locks, Source::Memory(&bytes));
+        let written = align::write(file, &queue.pool, locks, offset, source).await;
+        written.map_err(failed)
+    }
+
+    /// Where an entry cannot say "zeros" and the backing file reaches, holes become clusters of zeros.
+    async fn fill_holes<F: File>(
+        self: &Arc<Self>,
+        queue: &Queue<F>,
+        shape: &Shape,
+    ) -> Result<(), ImageError> {
+        let filled = match shape.zeros {
+            Zeros::Written { clusters } => 0..clusters,
+            Zeros::Unallocated | Zeros::Flagged { .. } => return Ok(()),
+        };
+        let gaps = self.shared.lock().places.gaps(filled);
+        let _flight = self.flight();
+        for gap in gaps {
+            let mut taken = Taken::new(self);
+            for place in self.take(queue, gap, &mut taken).await? {
+                let offset = place.host * self.cluster_bytes;
+                let len = place.len * self.cluster_bytes;
+                queue.write_zeros(offset, len).await.map_err(failed)?;
+            }
+            taken.keep();
+        }
+        Ok(())
+    }
+}
+
+/// The save takes no bytes while this is there.
+struct Finishing<'a> {
+    save: &'a VmStateSave,
+}
+
+impl<'a> Finishing<'a> {
+    fn begin(save: &'a VmStateSave) -> Result<Finishing<'a>, ImageError> {
+        let mut shared = save.shared.lock();
+        let text = match shared.phase {
+            Phase::Ended => "the state is finished or given up already",
+            Phase::Finishing => "the state is being finished already",
+            Phase::Open if shared.is_flying() => {
+                "a writer of the state has writes under way: flush it first"
+            }
+            Phase::Open => {
+                shared.phase = Phase::Finishing;
+                return Ok(Finishing { save });
+            }
+        };
+        Err(ImageError::new(ErrorKind::InvalidInput, text))
+    }
+
+    /// A snapshot has the clusters now.
+    fn done(self) {
+        let places = self.save.shared.lock().places.take();
+        drop(places);
+        self.save.end();
+    }
+}
+
+impl Drop for Finishing<'_> {
+    fn drop(&mut self) {
+        let mut shared = self.save.shared.lock();
+        if shared.phase == Phase::Finishing {
+            shared.phase = Phase::Open;
+        }
+    }
+}
+
+/// The L2 tables of a state; given back if nobody says `keep`.
+pub(super) struct Tables {
+    pub(super) state: SavedState,
+    taken: Vec<Free>,
+    save: Arc<VmStateSave>,
+    #[expect(dead_code, reason = "held for its drop, which comes last")]
+    flight: Flight,
+}
+
+impl Tables {
+    fn keep(mut self) {
+        self.taken.clear();
+    }
+}
+
+impl Drop for Tables {
+    fn drop(&mut self) {
+        self.save.release(self.taken.drain(..));
+    }
+}
+
+/// How what nobody wrote says that it is zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Zeros {
+    /// By having no cluster: there is nothing below that could show.
+    Unallocated,
+    /// By entries; the backing file reaches over so many tables.
+    Flagged { tables: u64 },
+    /// By clusters of zeros: version 2 has no such entries. The backing file reaches over so many.
+    Written { clusters: u64 },
+}
+
+/// What the tables of a state are made of.
+struct Shape {
+    geometry: gaur_format::geometry::Geometry,
+    /// Tables of a state of that length.
+    tables: u64,
+    zeros: Zeros,
+}
+
+impl Shape {
+    fn of(image: &Image, qcow2: &Qcow2, size_bytes: u64) -> Shape {
+        let geometry = qcow2.geometry;
+        let start = geometry.l1_entries_for(image.size_bytes()) * geometry.guest_bytes_per_l2();
+        let backing = image.layers().get(1).map(|layer| layer.size_bytes());
+        let reach = backing.map(|len| len.saturating_sub(start).min(size_bytes));
+        let zeros = match (reach, geometry.version()) {
+            (None, _) => Zeros::Unallocated,
+            (Some(reach), Version::V3) => Zeros::Flagged {
+                tables: geometry.l1_entries_for(reach),
+            },
+            (Some(reach), Version::V2) => Zeros::Written {
+                clusters: geometry.clusters_for(reach),
+            },
+        };
+        Shape {
+            geometry,
+            tables: geometry.l1_entries_for(size_bytes),
+            zeros,
+        }
+    }
+
+    /// Numbers of the tables that have to be there.
+    fn tables(&self, places: &Places) -> Vec<u64> {
+        let entries = self.geometry.l2_entries();
+        let covered = match self.zeros {
+            Zeros::Flagged { tables } => tables,
+            Zeros::Unallocated | Zeros::Written { .. } => 0,
+        };
+        let mut tables: Vec<u64> = (0..covered).collect();
+        let mut next = covered;
+        while let Some(cluster) = places.next_from(next * entries) {
+            tables.push(cluster / entries);
+            next = cluster / entries + 1;
+        }
+        debug_assert!(
+            tables.last().is_none_or(|last| *last < self.tables),
+            "no place is beyond the end of the state"
+        );
+        tables
+    }
+
+    /// Puts table number `table` into `out`.
+    fn fill(&self, places: &Places, table: u64, out: &mut [u8]) {
+        let entries = self.geometry.l2_entries();
+        let clusters = table * entries..(table + 1) * entries;
+        let nothing = match self.zeros {
+            Zeros::Flagged { .. } => L2Entry::Cluster {
+                host: None,
+                copied: false,
+                alloc: 0,
+                zero: self.geometry.subcluster_mask(),
+            },
+            Zeros::Unallocated | Zeros::Written { .. } => L2Entry::UNALLOCATED,
+        };
+        self.put(out, 0..entries, |_| nothing);
+        for place in places.inside(clusters.clone()) {
+            let first = place.first - clusters.start;
+            self.put(out, first..first + place.len, |number| L2Entry::Cluster {
+                host: Some(HostOffset(
+                    (place.host + number) * self.geometry.cluster_size(),
+                )),
+                copied: false,
+                alloc: self.geometry.subcluster_mask(),
+                zero: 0,
+            });
+        }
+    }
+
+    /// Encodes the entries in `range`; `entry` makes the nth of them.
+    fn put(&self, out: &mut [u8], range: Range<u64>, entry: impl Fn(u64) -> L2Entry) {
+        let size = self.geometry.l2_entry_size() as usize;
+        let at = range.start as usize * size..range.end as usize * size;
+        let slots = out.get_mut(at).unwrap_or_default().chunks_exact_mut(size);
+        for (number, slot) in (0..).zip(slots) {
+            let (first, second) = entry(number).encode(&self.geometry);
+            let both = [first.to_be_bytes(), second.to_be_bytes()].concat();
+            slot.copy_from_slice(both.get(..size).unwrap_or_default());
+        }
+    }
+}
