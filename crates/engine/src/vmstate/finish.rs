@@ -288,10 +288,13 @@ impl Shape {
             tables.push(cluster / entries);
             next = cluster / entries + 1;
         }
-        debug_assert!(
-            tables.last().is_none_or(|last| *last < self.tables),
-            "no place is beyond the end of the state"
-        );
+        // The last is always there: then the L1 table is as long as the state says that it is.
+        if let Some(last) = self.tables.checked_sub(1)
+            && tables.last() != Some(&last)
+        {
+            tables.push(last);
+        }
+        debug_assert!(tables.is_sorted(), "no place is beyond the end of the state");
         tables
     }
 

@@ -31,7 +31,7 @@ const SLICE_BYTES: u64 = 64 << 10;
 pub struct VmStateReader<'q, F: File> {
     state: Arc<State>,
     queue: &'q Queue<F>,
-    held: HeldSnapshot<'q>,
+    held: HeldSnapshot,
     position: u64,
     ahead: Ahead<'q, F>,
 }
@@ -74,7 +74,7 @@ impl<'q, F: File> VmStateReader<'q, F> {
         queue: &'q Queue<F>,
         qcow2: &Qcow2,
         snapshot: Snapshot,
-        held: HeldSnapshot<'q>,
+        held: HeldSnapshot,
     ) -> Result<VmStateReader<'q, F>, ImageError> {
         let geometry = qcow2.geometry;
         let header = queue.image.layers().first().and_then(|top| top.header());
