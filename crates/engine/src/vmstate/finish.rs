@@ -44,16 +44,22 @@ impl VmStateSave {
         self.assert_image(queue);
         let finishing = Finishing::begin(self)?;
         self.spill_all(queue).await?;
-        let tables = self.build_tables(queue, job).await?;
+        let mut tables = self.build_tables(queue, job).await?;
         {
             let mut shared = self.shared.lock();
             self.release_reserve(&mut shared);
         }
+        // Somewhere in here the snapshot gets the clusters. If nobody waits for the end, they are
+        // leaked rather than given back.
+        finishing.commit(true);
+        let taken = std::mem::take(&mut tables.taken);
         let state = Some(&tables.state);
-        let snapshot = queue.create_with_state(new, state, job).await?;
-        tables.keep();
-        finishing.done();
-        Ok(snapshot)
+        let created = queue.create_with_state(new, state, job).await;
+        if created.is_err() {
+            finishing.commit(false);
+            tables.taken = taken;
+        }
+        created
     }
 
     /// Writes what is still in memory.
@@ -184,7 +190,7 @@ impl<'a> Finishing<'a> {
         let mut shared = save.shared.lock();
         let text = match shared.phase {
             Phase::Ended => "the state is finished or given up already",
-            Phase::Finishing => "the state is being finished already",
+            Phase::Finishing | Phase::Committed => "the state is being finished already",
             Phase::Open if shared.is_flying() => {
                 "a writer of the state has writes under way: flush it first"
             }
@@ -196,19 +202,29 @@ impl<'a> Finishing<'a> {
         Err(ImageError::new(ErrorKind::InvalidInput, text))
     }
 
-    /// A snapshot has the clusters now.
-    fn done(self) {
-        let places = self.save.shared.lock().places.take();
-        drop(places);
-        self.save.end();
+    /// Whether a snapshot may have the clusters from now on.
+    fn commit(&self, begins: bool) {
+        let mut shared = self.save.shared.lock();
+        shared.phase = if begins {
+            Phase::Committed
+        } else {
+            Phase::Finishing
+        };
     }
 }
 
 impl Drop for Finishing<'_> {
     fn drop(&mut self) {
         let mut shared = self.save.shared.lock();
-        if shared.phase == Phase::Finishing {
-            shared.phase = Phase::Open;
+        match shared.phase {
+            Phase::Finishing => shared.phase = Phase::Open,
+            Phase::Committed => {
+                // Not ours to give back.
+                shared.places.take();
+                drop(shared);
+                self.save.end();
+            }
+            Phase::Open | Phase::Ended => {}
         }
     }
 }
@@ -220,12 +236,6 @@ pub(super) struct Tables {
     save: Arc<VmStateSave>,
     #[expect(dead_code, reason = "held for its drop, which comes last")]
     flight: Flight,
-}
-
-impl Tables {
-    fn keep(mut self) {
-        self.taken.clear();
-    }
 }
 
 impl Drop for Tables {
@@ -294,7 +304,10 @@ impl Shape {
         {
             tables.push(last);
         }
-        debug_assert!(tables.is_sorted(), "no place is beyond the end of the state");
+        debug_assert!(
+            tables.is_sorted(),
+            "no place is beyond the end of the state"
+        );
         tables
     }
 

@@ -64,7 +64,7 @@ impl<'q, F: File> VmStateReader<'q, F> {
             let held = queue.hold_snapshot(&found.id);
             // It may have been deleted before it was held.
             let again = queue.snapshots().await?;
-            if again.iter().any(|one| *one == found) {
+            if again.contains(&found) {
                 return VmStateReader::of(queue, qcow2, found, held).await;
             }
         }

@@ -64,6 +64,8 @@ pub(super) struct Shared {
 pub(super) enum Phase {
     Open,
     Finishing,
+    /// A snapshot is being made of it.
+    Committed,
     Ended,
 }
 
@@ -344,7 +346,9 @@ impl Shared {
     fn check_open(&self) -> Result<(), ImageError> {
         let text = match self.phase {
             Phase::Open => return Ok(()),
-            Phase::Finishing => "the state is being finished: it takes no more bytes",
+            Phase::Finishing | Phase::Committed => {
+                "the state is being finished: it takes no more bytes"
+            }
             Phase::Ended => "the state is finished or given up: it takes no more bytes",
         };
         Err(ImageError::new(ErrorKind::InvalidInput, text))

@@ -93,7 +93,8 @@ impl<'q, F: File> Spill<'q, F> {
         self.copy = None;
         self.ranges = Ranges::default();
         let close = self.close;
-        self.save.retire(&self.chunk, |chunk| chunk.write_done(close));
+        self.save
+            .retire(&self.chunk, |chunk| chunk.write_done(close));
         Ok(())
     }
 }
@@ -118,8 +119,8 @@ pub(super) async fn write_piece<F: File>(
     let file = queue.top_file();
     let limits = file.limits();
     let block = u64::from(limits.request_alignment.max(1));
-    let whole = (host_bytes | bytes.len() as u64).is_multiple_of(block)
-        && suits_memory(file, bytes);
+    let whole =
+        (host_bytes | bytes.len() as u64).is_multiple_of(block) && suits_memory(file, bytes);
     if !whole {
         let (locks, source) = (&queue.image.locks, Source::Memory(bytes));
         let written = align::write(file, &queue.pool, locks, host_bytes, source).await;

@@ -59,10 +59,7 @@ pub(super) fn run_in(
     let mut found: Option<(Kind, u64)> = None;
     let mut skipped = within % unit;
     let mut number = within / unit;
-    loop {
-        let Some((raw, bitmap)) = l2::raw_at(slice, number / per_cluster, geometry) else {
-            break;
-        };
+    while let Some((raw, bitmap)) = l2::raw_at(slice, number / per_cluster, geometry) {
         let entry = L2Entry::decode(raw, bitmap, geometry)?;
         // The subclusters that are left of this cluster.
         for sub in number % per_cluster..per_cluster {
@@ -76,9 +73,8 @@ pub(super) fn run_in(
             }
             number += 1;
         }
-        let enough = found.is_some_and(|(kind, len)| {
-            len >= max || matches!(kind, Kind::Compressed { .. })
-        });
+        let enough =
+            found.is_some_and(|(kind, len)| len >= max || matches!(kind, Kind::Compressed { .. }));
         if enough {
             break;
         }

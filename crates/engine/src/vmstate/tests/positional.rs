@@ -186,7 +186,9 @@ fn a_state_longer_than_an_l1_table_allows_is_refused_at_once() {
     let beyond = block_on(writer.write_at(room, b"x")).unwrap_err();
     assert_eq!(beyond.kind(), ErrorKind::InvalidInput);
     assert_eq!(
-        block_on(writer.write_at(u64::MAX, b"x")).unwrap_err().kind(),
+        block_on(writer.write_at(u64::MAX, b"x"))
+            .unwrap_err()
+            .kind(),
         ErrorKind::InvalidInput
     );
     block_on(writer.write_at(room - 1, b"x")).unwrap();

@@ -181,11 +181,13 @@ fn nothing_on_the_disk_refers_to_a_state_before_it_is_finished() {
     bench.file.forget_events();
     bench.finish(&save, "one").unwrap();
     let events = bench.file.events();
-    let switch = events.iter().position(|event| {
-        matches!(event, Event::Write { offset, len } if *offset < 104 && *len <= 512)
-    });
+    let switch = events.iter().position(
+        |event| matches!(event, Event::Write { offset, len } if *offset < 104 && *len <= 512),
+    );
     let switch = switch.unwrap();
-    let flush_before = events[..switch].iter().rposition(|one| *one == Event::Flush);
+    let flush_before = events[..switch]
+        .iter()
+        .rposition(|one| *one == Event::Flush);
     let write_before = events[..switch]
         .iter()
         .rposition(|one| matches!(one, Event::Write { .. }));

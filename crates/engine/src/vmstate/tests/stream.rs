@@ -148,7 +148,10 @@ fn streams_of_the_standard_library_write_and_read_a_state() {
     out.seek(SeekFrom::Start(7)).unwrap();
     out.write_all(b"patched").unwrap();
     assert_eq!(out.seek(SeekFrom::End(0)).unwrap(), stream.len() as u64);
-    assert!(out.seek(SeekFrom::Current(-(stream.len() as i64) - 1)).is_err());
+    assert!(
+        out.seek(SeekFrom::Current(-(stream.len() as i64) - 1))
+            .is_err()
+    );
     out.flush().unwrap();
     drop(out);
     bench.finish(&save, "one").unwrap();

@@ -39,6 +39,12 @@ impl BlockOn for Polls {
     }
 }
 
+/// Threads share a save.
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    shared::<VmStateSave>();
+};
+
 fn shapes() -> Vec<CreateOptions> {
     let base = CreateOptions {
         size_bytes: DISK,
@@ -146,7 +152,10 @@ impl Bench {
         assert_eq!(differs, None, "first byte of {name} that differs");
         let reader = block_on(VmStateReader::open(&self.queue, name)).unwrap();
         let mut all = vec![0xaa; expected.len() + 10];
-        assert_eq!(block_on(reader.read_at(0, &mut all)).unwrap(), expected.len());
+        assert_eq!(
+            block_on(reader.read_at(0, &mut all)).unwrap(),
+            expected.len()
+        );
         assert!(all[..expected.len()] == *expected, "by position");
     }
 
