@@ -24,6 +24,7 @@ mod damaged_images;
 mod error;
 mod fill;
 mod flush;
+mod gate;
 mod header_update;
 mod image;
 mod layer;

@@ -79,7 +79,16 @@ impl<F: File> Queue<F> {
     /// The same for a request of a guest, which waits while the whole image is being switched.
     pub(crate) async fn enter_open(&self) -> Option<Inside<'_>> {
         let writer = self.image.writer.as_ref()?;
-        Some(writer.grace.enter_open(self.member.as_ref()?).await)
+        let member = self.member.as_ref()?;
+        loop {
+            let inside = writer.grace.enter(member);
+            // Whoever closes the gate looks for those inside afterwards.
+            if !writer.grace.gate.is_closed() {
+                return Some(inside);
+            }
+            drop(inside);
+            writer.grace.gate.wait().await;
+        }
     }
 
     fn check_range(&self, offset: u64, len: u64, beyond: Errno) -> Result<(), Errno> {

@@ -7,26 +7,21 @@
 //!
 //! Every queue counts for itself, so that requests of different threads do not meet.
 //!
-//! Whole-image switches need more: that no request is inside at all. [`Grace::close`] keeps new ones out
-//! and waits for the others.
+//! Whole-image switches need more: that no request is inside at all. A [`Gate`] keeps new ones out.
 
 use std::sync::Arc;
 
+use crate::gate::Gate;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::waiters::Waiters;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Two alternating epochs with the number of requests inside each.
 #[derive(Debug, Default)]
 pub(crate) struct Grace {
     epoch: AtomicU64,
     members: Mutex<Vec<Arc<Counters>>>,
-    /// Nobody is let in.
-    closed: AtomicBool,
-    /// Notified while closed when a request ends.
-    ended: Waiters,
-    /// Notified when it is opened again.
-    opened: Waiters,
+    /// Keeps requests out while the whole image is switched.
+    pub(crate) gate: Gate,
 }
 
 /// Requests of one queue inside each epoch, on cache lines of their own.
@@ -69,37 +64,6 @@ impl Grace {
         }
     }
 
-    /// The same for requests, which wait while it is closed.
-    pub(crate) async fn enter_open<'a>(&'a self, member: &'a Member) -> Inside<'a> {
-        loop {
-            let inside = self.enter(member);
-            // Whoever closes it looks for those inside afterwards.
-            if !self.closed.load(Ordering::SeqCst) {
-                return inside;
-            }
-            drop(inside);
-            let ticket = self.opened.ticket();
-            if self.closed.load(Ordering::SeqCst) {
-                self.opened.wait(ticket).await;
-            }
-        }
-    }
-
-    /// Lets no more requests in and waits until none is inside. They wait until the guard is dropped.
-    ///
-    /// One caller at a time; not from inside a request, nor from within a pass that one may wait for.
-    pub(crate) async fn close(&self) -> Closed<'_> {
-        self.closed.store(true, Ordering::SeqCst);
-        let closed = Closed(self);
-        loop {
-            let ticket = self.ended.ticket();
-            if self.drained(0) && self.drained(1) {
-                return closed;
-            }
-            self.ended.wait(ticket).await;
-        }
-    }
-
     /// Starts a new epoch if the one before the current has drained. After `Some(epoch)`, wait for
     /// `drained(epoch)`: then every request that entered before this call has ended.
     ///
@@ -111,6 +75,11 @@ impl Grace {
         }
         self.epoch.store(epoch.wrapping_add(1), Ordering::SeqCst);
         Some(epoch)
+    }
+
+    /// Whether nobody is inside any epoch.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.drained(0) && self.drained(1)
     }
 
     /// Whether nobody is inside `epoch`, which has been turned.
@@ -138,23 +107,10 @@ pub(crate) struct Inside<'a> {
     grace: &'a Grace,
 }
 
-/// Keeps requests out.
-#[derive(Debug)]
-pub(crate) struct Closed<'a>(&'a Grace);
-
-impl Drop for Closed<'_> {
-    fn drop(&mut self) {
-        self.0.closed.store(false, Ordering::SeqCst);
-        self.0.opened.notify();
-    }
-}
-
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         self.counter.fetch_sub(1, Ordering::SeqCst);
-        if self.grace.closed.load(Ordering::SeqCst) {
-            self.grace.ended.notify();
-        }
+        self.grace.gate.request_ended();
     }
 }
 

@@ -226,7 +226,7 @@ impl<F: File> Switch<'_, F> {
     ) -> Result<(), Failure> {
         self.job.step(0)?;
         let (queue, writer) = (self.queue, self.writer);
-        let closed = writer.grace.close().await;
+        let closed = writer.grace.gate.close(|| writer.grace.is_empty()).await;
         let mut result = Err(Failure::Again);
         let pass = async || {
             if copying != Copying::Create {
