@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -29,6 +30,23 @@ pub fn over_nbd(socket: &Path, cell: Cell, seconds: u64) -> Result<f64> {
             .map_err(|_| anyhow::anyhow!("a client thread panicked"))??;
     }
     Ok(iops)
+}
+
+/// One write: when it was sent and when its reply came.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    pub begin: Instant,
+    pub end: Instant,
+}
+
+/// Writes 4 KiB at random over the disk, `depth` at a time, until it is told to stop.
+pub fn timed_writes(
+    socket: &Path,
+    size_bytes: u64,
+    depth: u32,
+    stop: &AtomicBool,
+) -> Result<Vec<Sample>> {
+    Connection::open(socket)?.timed_writes(size_bytes / BLOCK as u64, depth, stop)
 }
 
 struct Connection {
@@ -93,6 +111,39 @@ impl Connection {
                 return Ok(done as f64 / (now - start).as_secs_f64());
             }
         }
+    }
+
+    fn timed_writes(mut self, blocks: u64, depth: u32, stop: &AtomicBool) -> Result<Vec<Sample>> {
+        let mut random = Random(0x2545_F491_4F6C_DD1D);
+        let payload = vec![0xA5; BLOCK];
+        let mut sent = vec![Instant::now(); depth as usize];
+        let mut free: Vec<u64> = (0..u64::from(depth)).collect();
+        let mut samples = Vec::new();
+        let mut sending = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            sending.clear();
+            for tag in free.drain(..) {
+                let at = sending.len();
+                request(&mut sending, true, random.below(blocks) * BLOCK as u64);
+                sending[at + 8..at + 16].copy_from_slice(&tag.to_be_bytes());
+                sending.extend_from_slice(&payload);
+                sent[tag as usize] = Instant::now();
+            }
+            self.stream.write_all(&sending)?;
+            let mut reply = [0; REPLY_BYTES];
+            self.stream.read_exact(&mut reply)?;
+            if reply[..8] != [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0] {
+                bail!("a request failed: {:02x?}", &reply[..8]);
+            }
+            let mut tag = [0; 8];
+            tag.copy_from_slice(&reply[8..]);
+            let tag = u64::from_be_bytes(tag);
+            let begin = *sent.get(tag as usize).context("a reply to no request")?;
+            let end = Instant::now();
+            samples.push(Sample { begin, end });
+            free.push(tag);
+        }
+        Ok(samples)
     }
 
     /// Waits for at least one whole reply of `len` bytes; how many came.

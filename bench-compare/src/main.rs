@@ -7,6 +7,8 @@
 //!
 //! `bench-compare engine` runs `gaur bench` and `qemu-img bench`, which both work in process, over the
 //! tables of `docs/performance.md`: see [`engine`].
+//!
+//! `bench-compare snapshot` measures snapshots and states of virtual machines: see [`snapshot`].
 
 mod client;
 mod engine;
@@ -16,6 +18,7 @@ mod markdown;
 mod nbd;
 mod report;
 mod server;
+mod snapshot;
 mod statistics;
 
 use std::path::PathBuf;
@@ -36,6 +39,8 @@ enum Benchmark {
     Nbd(NbdArguments),
     /// The tables of the engine: gaur bench, qemu-img bench, and fio on raw files
     Engine(engine::EngineArguments),
+    /// Snapshots and states of virtual machines: gaur snapshot, qemu-img, QEMU, and fio on raw files
+    Snapshot(snapshot::SnapshotArguments),
 }
 
 /// How the NBD benchmark is run.
@@ -68,5 +73,6 @@ fn main() -> Result<()> {
     match Arguments::parse().benchmark {
         Benchmark::Nbd(arguments) => nbd::run(&arguments),
         Benchmark::Engine(arguments) => engine::run(&arguments),
+        Benchmark::Snapshot(arguments) => snapshot::run(&arguments),
     }
 }

@@ -1,0 +1,121 @@
+//! How long a client's writes take while a snapshot is made, and deleted, under it.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Result, anyhow};
+
+use super::{Bench, Row, Table, Verdict, qemu_img, timed};
+use crate::client::{self, Sample};
+use crate::server::Server;
+
+/// Size of the disk in GiB; all of it is mapped.
+const DISK_GIB: u64 = 256;
+/// Requests that the client has in flight.
+const DEPTH: u32 = 4;
+/// The share of writes that may take longer.
+const PERCENTILE: f64 = 99.9;
+/// Longest time for the others, in milliseconds.
+const TARGET_MS: f64 = 50.0;
+
+/// Writes 4 KiB at random over all of the disk while snapshots are made and deleted.
+pub fn measure(bench: &Bench, table: &mut Table) -> Result<()> {
+    table.notes.push(format!(
+        "`gaur serve` with an image of {DISK_GIB} GiB on a disk, all mapped, past the host's cache; a client writes \
+         4 KiB at random over NBD, {DEPTH} requests at a time. Times of the writes that ended while the \
+         snapshot was made or deleted, and of writes beside nothing."
+    ));
+    let image = bench.dir.join("online.qcow2");
+    let mut create = qemu_img(
+        &[
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-o",
+            "preallocation=metadata",
+        ],
+        &image,
+    );
+    timed(create.arg(format!("{DISK_GIB}G")))?;
+    let (socket, control) = (bench.dir.join("nbd.sock"), bench.dir.join("control.sock"));
+    let mut command = Command::new(&bench.gaur);
+    command.args(["serve", "--format=qcow2", "--cache=none", "--shared=4"]);
+    command.arg("--control").arg(&control);
+    let server = Server::start(command, &image, &socket)?;
+    let mut rows: Vec<Row> = ["nothing", "create", "delete"]
+        .iter()
+        .map(|what| Row::new(&format!("a client's writes beside {what}"), "ms"))
+        .collect();
+    let mut took = Row::new("the command itself", "s");
+    for _ in 0..bench.arguments.rounds {
+        for (row, verb) in rows.iter_mut().zip(["nothing", "create", "delete"]) {
+            let (samples, seconds) = beside(&socket, || act(bench, &control, verb))?;
+            row.add("median", percentile(&samples, 50.0));
+            row.add("99.9 %", percentile(&samples, PERCENTILE));
+            row.add("longest", percentile(&samples, 100.0));
+            row.add("writes", samples.len() as f64);
+            if verb != "nothing" {
+                took.add(verb, seconds);
+            }
+        }
+    }
+    server.stop()?;
+    timed(&mut qemu_img(&["check", "-q"], &image))?;
+    std::fs::remove_file(image)?;
+    for row in rows.iter_mut().skip(1) {
+        let value = row.samples("99.9 %").iter().copied().fold(0.0, f64::max);
+        row.verdicts.push(Verdict {
+            what: "99.9 %, the worst round".to_owned(),
+            value,
+            target: TARGET_MS,
+            at_most: true,
+        });
+    }
+    table.rows.extend(rows);
+    table.rows.push(took);
+    Ok(())
+}
+
+fn act(bench: &Bench, control: &Path, verb: &str) -> Result<f64> {
+    if verb == "nothing" {
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        return Ok(1.0);
+    }
+    let mut command = Command::new(&bench.gaur);
+    command.args(["snapshot", verb, "--control"]);
+    timed(command.arg(control).arg("wanted"))
+}
+
+/// The writes that ended while `action` ran, and what it says.
+fn beside(socket: &Path, action: impl FnOnce() -> Result<f64>) -> Result<(Vec<Sample>, f64)> {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| client::timed_writes(socket, DISK_GIB << 30, DEPTH, &stop));
+        // The client is under way, and what it allocates at first is done.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        let start = std::time::Instant::now();
+        let said = action();
+        let end = std::time::Instant::now();
+        // Whoever was held up comes back before the client stops.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        stop.store(true, Ordering::Relaxed);
+        let samples = client
+            .join()
+            .map_err(|_| anyhow!("the client panicked"))??;
+        let during = |sample: &Sample| sample.end >= start && sample.begin <= end;
+        Ok((samples.into_iter().filter(during).collect(), said?))
+    })
+}
+
+/// Milliseconds within which so many percent of the writes were done.
+fn percentile(samples: &[Sample], percent: f64) -> f64 {
+    let mut times: Vec<f64> = samples
+        .iter()
+        .map(|sample| (sample.end - sample.begin).as_secs_f64() * 1000.0)
+        .collect();
+    times.sort_by(f64::total_cmp);
+    let rank = (percent / 100.0 * times.len() as f64).ceil() as usize;
+    times.get(rank.max(1) - 1).copied().unwrap_or(f64::NAN)
+}
