@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
@@ -116,7 +116,7 @@ struct Guest {
 }
 
 impl Guest {
-    fn start(image: &PathBuf, source: &Path, mib: u64) -> Result<Guest> {
+    fn start(image: &Path, source: &Path, mib: u64) -> Result<Guest> {
         let loader = format!(
             "loader,file={},addr=0x8000000,force-raw=on",
             source.display()
