@@ -13,7 +13,7 @@ use gaur_format::{extension, limit};
 use crate::backing_name;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::Image;
-use crate::layer::LayerReader;
+use crate::layer::{LayerReader, Use};
 use crate::options::{Format, OpenOptions};
 
 pub(crate) use crate::layer::LayerParts;
@@ -37,6 +37,8 @@ struct Next {
     format: Option<Format>,
     /// The layer that named it; `None` for the top.
     overlay: Option<String>,
+    /// The internal snapshot to show instead of the disk of today.
+    snapshot: Option<String>,
 }
 
 impl Next {
@@ -99,6 +101,11 @@ pub async fn open<H: Host>(
         let text = "sharing an image with its writers needs read-only";
         return Err(ImageError::new(ErrorKind::InvalidInput, text));
     }
+    if options.snapshot.is_some() && !options.read_only {
+        let text =
+            "a snapshot shows the disk as it was and cannot be written to; open it read-only";
+        return Err(ImageError::new(ErrorKind::InvalidInput, text).within(name));
+    }
     let mut layers: Vec<LayerParts> = Vec::new();
     let mut files = Vec::new();
     let mut seen = Seen::default();
@@ -107,6 +114,7 @@ pub async fn open<H: Host>(
         name: name.to_owned(),
         format: options.format,
         overlay: None,
+        snapshot: options.snapshot.clone(),
     });
     while let Some(layer) = next.take() {
         if layers.len() >= limit::CHAIN_DEPTH_MAX {
@@ -122,8 +130,15 @@ pub async fn open<H: Host>(
         if options.backing {
             next = backing_of(&parts)?;
         }
+        if let (Some(next), true) = (&mut next, layers.is_empty()) {
+            next.snapshot.clone_from(&options.backing_snapshot);
+        }
         layers.push(parts);
         files.push(file);
+    }
+    if let (Some(which), 0 | 1) = (&options.backing_snapshot, layers.len()) {
+        let text = format!("it has no backing file, and so no {which:?} of that");
+        return Err(ImageError::new(ErrorKind::InvalidInput, text).within(name));
     }
     let image = Image::assemble(layers, options).map_err(|error| error.within(name))?;
     Ok(Opened {
@@ -144,10 +159,13 @@ async fn open_layer<H: Host>(
     seen.add_id(file.id(), &layer.name)?;
     let writable = layer.overlay.is_none() && !options.read_only && !file.limits().read_only;
     let name = layer.name.clone();
+    let purpose = Use {
+        format: layer.format,
+        writable,
+        snapshot: layer.snapshot.as_deref(),
+    };
     let reader = LayerReader::new(&file).await?;
-    let parts = reader
-        .load(name, layer.format, writable, table_budget)
-        .await?;
+    let parts = reader.load(name, purpose, table_budget).await?;
     drop(reader);
     Ok((file, parts))
 }
@@ -215,8 +233,11 @@ fn backing_of(parts: &LayerParts) -> Result<Option<Next>, ImageError> {
         name,
         format,
         overlay: Some(parts.name.clone()),
+        snapshot: None,
     }))
 }
 
+#[cfg(test)]
+mod snapshot_tests;
 #[cfg(test)]
 mod tests;

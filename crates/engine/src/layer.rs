@@ -16,6 +16,7 @@ use crate::align;
 use crate::error::{ErrorKind, ImageError};
 use crate::options::Format;
 use crate::pool::Pool;
+use crate::snapshot::find_snapshot;
 
 /// Longest single read in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -44,6 +45,17 @@ pub(crate) struct LayerParts {
     pub(crate) snapshot_table_bytes: u64,
 }
 
+/// What a file is to be used for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Use<'a> {
+    /// How its bytes are read; looked up in the content when it is not given.
+    pub(crate) format: Option<Format>,
+    /// It will be written to.
+    pub(crate) writable: bool,
+    /// The disk is the one that this internal snapshot keeps; not together with `writable`.
+    pub(crate) snapshot: Option<&'a str>,
+}
+
 /// Reads one file of a chain.
 pub(crate) struct LayerReader<'a, F: File> {
     file: &'a F,
@@ -64,17 +76,15 @@ impl<'a, F: File> LayerReader<'a, F> {
         })
     }
 
-    /// Reads what is needed to use the file as a layer called `name`. `format` is looked up in the
-    /// content when it is not given. `table_budget` is how many bytes of tables may still be read
-    /// for the chain.
+    /// Reads what is needed to use the file as a layer called `name`. `table_budget` is how many bytes
+    /// of tables may still be read for the chain.
     pub(crate) async fn load(
         &self,
         name: String,
-        format: Option<Format>,
-        writable: bool,
+        purpose: Use<'_>,
         table_budget: &mut u64,
     ) -> Result<LayerParts, ImageError> {
-        let format = match format {
+        let format = match purpose.format {
             Some(format) => format,
             None => self.probe().await?,
         };
@@ -92,8 +102,13 @@ impl<'a, F: File> LayerReader<'a, F> {
             snapshots: Vec::new(),
             snapshot_table_bytes: 0,
         };
-        if format == Format::Qcow2 {
-            self.load_qcow2(&mut parts, writable, table_budget).await?;
+        match (format, purpose.snapshot) {
+            (Format::Qcow2, _) => self.load_qcow2(&mut parts, purpose, table_budget).await?,
+            (Format::Raw, None) => {}
+            (Format::Raw, Some(which)) => {
+                let text = format!("a raw image has no internal snapshots, and so no {which:?}");
+                return Err(ImageError::new(ErrorKind::InvalidInput, text));
+            }
         }
         Ok(parts)
     }
@@ -101,19 +116,26 @@ impl<'a, F: File> LayerReader<'a, F> {
     async fn load_qcow2(
         &self,
         parts: &mut LayerParts,
-        writable: bool,
+        purpose: Use<'_>,
         table_budget: &mut u64,
     ) -> Result<(), ImageError> {
         let header = self.header().await?;
-        check_supported(&header, writable)?;
+        check_supported(&header, purpose.writable)?;
         let geometry = header.geometry();
-        parts.size_bytes = header.size_bytes;
-        let l1_bytes = u64::from(header.l1_size) * 8;
+        let disk = match purpose.snapshot {
+            None => Disk::of_today(&header),
+            Some(which) => {
+                let (snapshots, _) = self.snapshots(&header, &geometry).await?;
+                Disk::kept(&header, find_snapshot(&snapshots, which)?)?
+            }
+        };
+        parts.size_bytes = disk.size_bytes;
+        let l1_bytes = u64::from(disk.l1_size) * 8;
         parts.l1 = self
-            .table("l1 table", header.l1_table_offset, l1_bytes, table_budget)
+            .table("l1 table", disk.l1_table_offset, l1_bytes, table_budget)
             .await?;
         self.check_l2_tables(&parts.l1, &geometry)?;
-        if writable {
+        if purpose.writable {
             let offset = header.refcount_table_offset;
             let len_bytes = u64::from(header.refcount_table_clusters) * geometry.cluster_size();
             parts.refcount_table = self
@@ -314,6 +336,44 @@ impl<'a, F: File> LayerReader<'a, F> {
             self.check_inside(&what, snapshot.l1_table_offset.0, len_bytes)?;
         }
         Ok((snapshots, table_bytes))
+    }
+}
+
+/// A disk in an image: that of today, or one that a snapshot keeps.
+struct Disk {
+    size_bytes: u64,
+    l1_table_offset: HostOffset,
+    l1_size: u32,
+}
+
+impl Disk {
+    fn of_today(header: &Header) -> Disk {
+        Disk {
+            size_bytes: header.size_bytes,
+            l1_table_offset: header.l1_table_offset,
+            l1_size: header.l1_size,
+        }
+    }
+
+    /// Snapshots from before they had a size of their own show that of today: what their L1 tables lack
+    /// was not there.
+    fn kept(header: &Header, snapshot: &Snapshot) -> Result<Disk, ImageError> {
+        if let Some(size_bytes) = snapshot.disk_size {
+            let needed = header.geometry().l1_entries_for(size_bytes);
+            if u64::from(snapshot.l1_size) < needed {
+                let text = format!(
+                    "snapshot {:?} is damaged: its l1 table has {} entries, its disk needs {needed}",
+                    String::from_utf8_lossy(&snapshot.name),
+                    snapshot.l1_size
+                );
+                return Err(ImageError::new(ErrorKind::Corrupt, text));
+            }
+        }
+        Ok(Disk {
+            size_bytes: snapshot.disk_size.unwrap_or(header.size_bytes),
+            l1_table_offset: snapshot.l1_table_offset,
+            l1_size: snapshot.l1_size,
+        })
     }
 }
 

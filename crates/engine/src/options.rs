@@ -84,6 +84,9 @@ pub struct OpenOptions {
     /// Show the disk as it was when this internal snapshot (an id or a name) of the top image was made;
     /// only together with `read_only`.
     pub snapshot: Option<String>,
+    /// The same for the backing file of the top image, which may be written to then: an overlay over
+    /// a snapshot.
+    pub backing_snapshot: Option<String>,
     /// Break one rule of the write order, for tests of the tests.
     #[cfg(feature = "broken-order")]
     pub broken: Option<BrokenRule>,
@@ -103,6 +106,7 @@ impl Default for OpenOptions {
             discard: true,
             allocation: None,
             snapshot: None,
+            backing_snapshot: None,
             #[cfg(feature = "broken-order")]
             broken: None,
         }

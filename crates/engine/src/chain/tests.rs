@@ -7,13 +7,13 @@ use gaur_format::{HostOffset, Version};
 use super::*;
 use crate::test_file::{Event, TestFile, TestHost, block_on, cached_limits, direct_limits};
 
-const CLUSTER: usize = 512;
-const SIZE: u64 = 64 << 10;
+pub(super) const CLUSTER: usize = 512;
+pub(super) const SIZE: u64 = 64 << 10;
 /// Header, refcount table, refcount block, L1 table.
 const CLUSTERS: usize = 4;
 
 /// A header for clusters of 512 bytes and two L2 tables.
-fn header() -> Header {
+pub(super) fn header() -> Header {
     Header {
         version: Version::V3,
         cluster_bits: 9,
@@ -36,14 +36,14 @@ fn header() -> Header {
     }
 }
 
-fn over(backing: &str) -> Header {
+pub(super) fn over(backing: &str) -> Header {
     Header {
         backing_file_name: Some(backing.as_bytes().to_vec()),
         ..header()
     }
 }
 
-fn bytes_of(header: &Header) -> Vec<u8> {
+pub(super) fn bytes_of(header: &Header) -> Vec<u8> {
     let mut bytes = header.encode().unwrap();
     bytes.resize(CLUSTERS * CLUSTER, 0);
     put(&mut bytes, CLUSTER, 2 * CLUSTER as u64);
@@ -53,7 +53,7 @@ fn bytes_of(header: &Header) -> Vec<u8> {
     bytes
 }
 
-fn put(bytes: &mut [u8], at: usize, value: u64) {
+pub(super) fn put(bytes: &mut [u8], at: usize, value: u64) {
     bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
 }
 
@@ -61,7 +61,7 @@ fn file(bytes: Vec<u8>) -> TestFile {
     TestFile::new(bytes, cached_limits())
 }
 
-fn host(files: &[(&str, Vec<u8>)]) -> TestHost {
+pub(super) fn host(files: &[(&str, Vec<u8>)]) -> TestHost {
     let mut host = TestHost::default();
     for (inode, (name, bytes)) in files.iter().enumerate() {
         host.add(name, file(bytes.clone()).with_id(inode as u64));
@@ -69,14 +69,21 @@ fn host(files: &[(&str, Vec<u8>)]) -> TestHost {
     host
 }
 
-fn read_only() -> OpenOptions {
+pub(super) fn read_only() -> OpenOptions {
     OpenOptions {
         read_only: true,
         ..OpenOptions::default()
     }
 }
 
-fn open_in(
+fn writing() -> Use<'static> {
+    Use {
+        writable: true,
+        ..Use::default()
+    }
+}
+
+pub(super) fn open_in(
     host: &TestHost,
     name: &str,
     options: &OpenOptions,
@@ -85,7 +92,7 @@ fn open_in(
 }
 
 /// The kind and the whole line of a failure.
-fn failure(host: &TestHost, name: &str, options: &OpenOptions) -> (ErrorKind, String) {
+pub(super) fn failure(host: &TestHost, name: &str, options: &OpenOptions) -> (ErrorKind, String) {
     let error = open_in(host, name, options)
         .map(|_| ())
         .expect_err("this must not open");
@@ -430,7 +437,7 @@ fn a_snapshot_table_of_any_length_is_read_whole() {
         let file = file(bytes.clone());
         let reader = block_on(LayerReader::new(&file)).unwrap();
         let mut budget = TABLE_BYTES;
-        let load = reader.load("top".to_owned(), None, true, &mut budget);
+        let load = reader.load("top".to_owned(), writing(), &mut budget);
         assert!(block_on(load).unwrap().snapshots == snapshots);
         bytes.truncate(CLUSTERS * CLUSTER + table.len() - 600);
         if count > 20 {
@@ -446,7 +453,7 @@ fn the_tables_of_a_chain_together_are_bounded() {
     let file = file(bytes_of(&header()));
     let reader = block_on(LayerReader::new(&file)).unwrap();
     for (mut budget, fits) in [(16 + 512, true), (16 + 511, false), (15, false)] {
-        let loaded = block_on(reader.load("top".to_owned(), None, true, &mut budget));
+        let loaded = block_on(reader.load("top".to_owned(), writing(), &mut budget));
         match loaded {
             Ok(_) => assert!(fits && budget == 0),
             Err(error) => assert!(!fits && error.kind() == ErrorKind::Unsupported),

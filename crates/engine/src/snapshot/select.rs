@@ -32,10 +32,17 @@ fn by_name<'a>(snapshots: &'a [Snapshot], which: &str) -> Option<&'a Snapshot> {
     snapshots.iter().find(|one| one.name == which.as_bytes())
 }
 
+/// Most names that are worth listing in an error.
+const NAMES_MAX: usize = 8;
+
 fn missing(snapshots: &[Snapshot], which: &str) -> ImageError {
+    let names = || {
+        let name = |one: &Snapshot| format!("{:?}", String::from_utf8_lossy(&one.name));
+        snapshots.iter().map(name).collect::<Vec<String>>()
+    };
     let hint = match snapshots.len() {
         0 => "the image has none".to_owned(),
-        1 => "the image has one other".to_owned(),
+        1..=NAMES_MAX => format!("the image has {}", names().join(", ")),
         count => format!("the image has {count} others"),
     };
     let text = format!("no snapshot has the name or id {which:?}: {hint}");
@@ -74,5 +81,10 @@ mod tests {
         assert_eq!(id(find_to_delete(&all, "1")), b"1");
         let error = find_snapshot(&all, "tuesday").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
+        let line = error.to_string();
+        assert!(line.ends_with("the image has \"2\", \"monday\""), "{line}");
+        let many = vec![snapshot("1", "x"); NAMES_MAX + 1];
+        let line = find_snapshot(&many, "tuesday").unwrap_err().to_string();
+        assert!(line.ends_with("has 9 others"), "{line}");
     }
 }
