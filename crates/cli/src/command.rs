@@ -9,7 +9,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::{
-    bench, check, compare, completions, convert, create, info, map, notice, resize, serve,
+    bench, check, compare, completions, convert, create, info, map, notice, resize, serve, snapshot,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -37,6 +37,7 @@ enum Verb {
     Convert(convert::Args),
     Compare(compare::Args),
     Resize(resize::Args),
+    Snapshot(snapshot::Args),
     Bench(bench::Args),
     #[command(hide = true)]
     Completions(completions::Args),
@@ -55,6 +56,7 @@ impl Verb {
             Verb::Convert(args) => convert::run(args, out),
             Verb::Compare(args) => compare::run(args, out),
             Verb::Resize(args) => resize::run(args, out),
+            Verb::Snapshot(args) => snapshot::run(args, out),
             Verb::Bench(args) => bench::run(args, out),
             Verb::Completions(args) => completions::run(args, out),
             Verb::Man(args) => completions::run_man(args, out),
@@ -148,7 +150,8 @@ mod tests {
 
     #[test]
     fn every_option_has_help() {
-        for verb in Gaur::command().get_subcommands() {
+        let mut left: Vec<clap::Command> = Gaur::command().get_subcommands().cloned().collect();
+        while let Some(verb) = left.pop() {
             assert!(verb.get_about().is_some(), "{}", verb.get_name());
             for argument in verb.get_arguments() {
                 assert!(
@@ -158,6 +161,7 @@ mod tests {
                     argument.get_id()
                 );
             }
+            left.extend(verb.get_subcommands().cloned());
         }
     }
 

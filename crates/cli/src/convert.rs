@@ -16,6 +16,7 @@ use crate::options::OptionList;
 use crate::progress::Progress;
 use crate::shared_image::SharedImage;
 use crate::size::parse_size;
+use crate::snapshot_choice::SnapshotChoice;
 
 /// Copy images to a new image, or to one that is there
 ///
@@ -86,6 +87,9 @@ pub struct Args {
     /// Requests in flight, 1 to 16 (one a processor by default)
     #[arg(short = 'm', long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     parallel: Option<u8>,
+    /// Copy this internal snapshot of the source: an id, a name, or snapshot.id=ID,snapshot.name=NAME
+    #[arg(short = 'l', long = "source-snapshot", value_name = "SNAPSHOT")]
+    snapshot: Option<String>,
     /// Open the sources even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
@@ -104,8 +108,6 @@ pub struct Args {
 struct Refused {
     #[arg(short = 'c', long, hide = true)]
     compress: bool,
-    #[arg(short = 'l', long, hide = true)]
-    source_snapshot: Option<String>,
     #[arg(long, hide = true)]
     bitmaps: bool,
     #[arg(long, hide = true)]
@@ -120,10 +122,6 @@ impl Refused {
     fn check(&self) -> Result<(), Failure> {
         let asked = [
             (self.compress, "-c: writing compressed clusters"),
-            (
-                self.source_snapshot.is_some(),
-                "-l: reading an internal snapshot",
-            ),
             (self.bitmaps, "--bitmaps: copying bitmaps"),
             (self.salvage, "--salvage: going on after read errors"),
             (self.rate.is_some(), "-r: limiting the rate"),
@@ -155,15 +153,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         _ => return Err(Failure::new("a source and a target are needed")),
     };
     let target = target_spec(args, target)?;
-    let mut options = open::reading(None, args.force_share);
-    options.direct = args.source_cache.direct();
-    let sources: Vec<SharedImage> = sources
-        .iter()
-        .map(|given| {
-            let spec = ImageSpec::parse(given, args.image_opts, args.source_format)?;
-            SharedImage::open(&spec, &options)
-        })
-        .collect::<Result<_, Failure>>()?;
+    let sources = open_sources(args, sources)?;
     let new = plan_target(args, &target, &sources)?;
     if let Some(new) = &new {
         new.make(false)?;
@@ -175,6 +165,33 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         failure.hint(format!("{path} is incomplete and not to be used"))
     })?;
     Ok(0)
+}
+
+fn open_sources(args: &Args, given: &[String]) -> Result<Vec<SharedImage>, Failure> {
+    if args.snapshot.is_some() && given.len() > 1 {
+        return Err(Failure::new(
+            "-l takes a snapshot of one source, but several are given",
+        ));
+    }
+    let mut options = open::reading(None, args.force_share);
+    options.direct = args.source_cache.direct();
+    let choice = args
+        .snapshot
+        .as_deref()
+        .map(SnapshotChoice::parse)
+        .transpose()?;
+    let open = |given: &String| {
+        let spec = ImageSpec::parse(given, args.image_opts, args.source_format)?;
+        let which = choice
+            .as_ref()
+            .map(|choice| choice.resolve(&spec, &options));
+        let options = OpenOptions {
+            snapshot: which.transpose()?,
+            ..options.clone()
+        };
+        SharedImage::open(&spec, &options)
+    };
+    given.iter().map(open).collect()
 }
 
 /// The target and its format.

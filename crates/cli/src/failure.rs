@@ -3,10 +3,13 @@
 use std::fmt::{self, Write};
 
 use gaur_block::Errno;
-use gaur_engine::ImageError;
+use gaur_engine::{ErrorKind, ImageError};
 
 /// Exit code of most failures.
 pub const EXIT_FAILURE: u8 = 1;
+
+/// Exit code after a signal that was obeyed: what a shell makes of a program that SIGINT ended.
+pub const EXIT_INTERRUPTED: u8 = 130;
 
 /// What went wrong, where, and what to do about it. Prints as one line in lower case.
 #[derive(Debug)]
@@ -17,6 +20,8 @@ pub struct Failure {
     hint: Option<String>,
     code: u8,
     silent: bool,
+    /// What the engine calls it.
+    kind: Option<ErrorKind>,
 }
 
 impl Failure {
@@ -28,6 +33,7 @@ impl Failure {
             hint: None,
             code: EXIT_FAILURE,
             silent: false,
+            kind: None,
         }
     }
 
@@ -49,15 +55,20 @@ impl Failure {
 
     /// The failure of an operation on the image `name`.
     pub fn image(name: &str, error: &ImageError) -> Failure {
+        if error.kind() == ErrorKind::Cancelled {
+            return Failure::cancelled(name);
+        }
         let text = format!("{error:#}");
         // The engine may name the file itself; saying it twice helps nobody.
-        match text
-            .strip_prefix(name)
-            .and_then(|rest| rest.strip_prefix(": "))
-        {
-            Some(rest) => Failure::about(name, rest),
-            None => Failure::about(name, text),
-        }
+        let rest = text.strip_prefix(name);
+        let rest = rest.and_then(|rest| rest.strip_prefix(": "));
+        Failure::about(name, rest.unwrap_or(&text)).kind(error.kind())
+    }
+
+    /// An operation on the image `name` was given up.
+    pub fn cancelled(name: &str) -> Failure {
+        let failure = Failure::about(name, "cancelled, the image is unchanged");
+        failure.kind(ErrorKind::Cancelled).code(EXIT_INTERRUPTED)
     }
 
     /// A failed system call on `name` while doing `what`.
@@ -84,6 +95,25 @@ impl Failure {
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());
         self
+    }
+
+    /// The same failure with advice if the image is locked by another program.
+    pub fn hint_if_locked(self, hint: &str) -> Failure {
+        match self.kind {
+            Some(ErrorKind::Locked) => self.hint(hint),
+            _ => self,
+        }
+    }
+
+    /// The same failure, of a kind that the engine knows.
+    pub fn kind(mut self, kind: ErrorKind) -> Failure {
+        self.kind = Some(kind);
+        self
+    }
+
+    /// What the engine calls it, if the failure is the engine's.
+    pub fn engine_kind(&self) -> Option<ErrorKind> {
+        self.kind
     }
 
     /// The same failure with another exit code.

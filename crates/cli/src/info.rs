@@ -9,17 +9,18 @@ use gaur_engine::Format;
 use gaur_format::bitmap::{self, Bitmap};
 use gaur_format::feature::{Autoclear, Compatible, Incompatible};
 use gaur_format::header::CryptMethod;
-use gaur_format::snapshot::{self, Progress, Snapshot};
-use gaur_format::{AllocationPolicy, Header, Version, limit};
+use gaur_format::{AllocationPolicy, Header, Version};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
-use crate::info_report::{BitmapInfo, Child, ImageInfo, Qcow2Info, SnapshotInfo, Specific};
+use crate::info_report::{BitmapInfo, Child, ImageInfo, Qcow2Info, Specific};
 use crate::json;
 use crate::luks::{self, LuksInfo};
 use crate::open::{self, Output, format_parser};
+use crate::snapshot_report::SnapshotInfo;
+use crate::snapshot_table;
 
 /// Show what an image is
 #[derive(Debug, clap::Args)]
@@ -160,7 +161,8 @@ impl Inspection {
             info.backing_filename = Some(backing.into_owned());
             info.backing_filename_format = header.backing_format().map(str::to_owned);
         }
-        info.snapshots = self.snapshots(&header)?.iter().map(snapshot_info).collect();
+        let snapshots = snapshot_table::read(&self.file, &header)?;
+        info.snapshots = snapshots.iter().map(SnapshotInfo::new).collect();
         let data = serde_json::to_value(self.qcow2_info(&header)?);
         info.format_specific = Some(Specific {
             kind: "qcow2",
@@ -205,27 +207,6 @@ impl Inspection {
         Ok(Some(known.unwrap_or_else(|| json!({ "format": "luks" }))))
     }
 
-    fn snapshots(&self, header: &Header) -> Result<Vec<Snapshot>, Failure> {
-        let broken = |error: gaur_format::Error| self.file.broken(&error);
-        let count = header.nb_snapshots;
-        if count == 0 {
-            return Ok(Vec::new());
-        }
-        let mut bytes = Vec::new();
-        while let Progress::Need(len) = snapshot::table_len(&bytes, count).map_err(broken)? {
-            if len <= bytes.len() as u64 || len > limit::SNAPSHOT_TABLE_BYTES_MAX {
-                return Err(Failure::about(
-                    self.file.name(),
-                    "the snapshot table is too long",
-                ));
-            }
-            bytes = self.file.read(header.snapshots_offset.0, len)?;
-        }
-        let (snapshots, _) =
-            snapshot::parse_table(&bytes, count, &header.geometry()).map_err(broken)?;
-        Ok(snapshots)
-    }
-
     fn bitmaps(&self, header: &Header) -> Result<Vec<BitmapInfo>, Failure> {
         let Some(extension) = header.bitmaps() else {
             return Ok(Vec::new());
@@ -252,19 +233,5 @@ fn bitmap_info(bitmap: &Bitmap) -> BitmapInfo {
         granularity: 1_u64
             .checked_shl(u32::from(bitmap.granularity_bits))
             .unwrap_or(0),
-    }
-}
-
-fn snapshot_info(snapshot: &Snapshot) -> SnapshotInfo {
-    const NANOSECONDS: u64 = 1_000_000_000;
-    SnapshotInfo {
-        icount: snapshot.icount,
-        vm_clock_nsec: snapshot.vm_clock_nsec % NANOSECONDS,
-        name: String::from_utf8_lossy(&snapshot.name).into_owned(),
-        date_sec: u64::from(snapshot.date_sec),
-        date_nsec: snapshot.date_nsec,
-        vm_clock_sec: snapshot.vm_clock_nsec / NANOSECONDS,
-        id: String::from_utf8_lossy(&snapshot.id).into_owned(),
-        vm_state_size: snapshot.vm_state_size,
     }
 }

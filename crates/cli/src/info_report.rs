@@ -5,13 +5,12 @@
 
 use std::io::Write;
 
-use jiff::Timestamp;
-use jiff::tz::TimeZone;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::failure::Failure;
 use crate::size::human;
+use crate::snapshot_report::{self, SnapshotInfo, printable};
 
 /// One image, without its backing files.
 #[derive(Debug, Serialize)]
@@ -118,29 +117,6 @@ pub struct BitmapInfo {
     pub granularity: u64,
 }
 
-/// An internal snapshot.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct SnapshotInfo {
-    /// Instructions executed, where they were counted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub icount: Option<u64>,
-    /// Time of the guest's clock: nanoseconds beyond the second.
-    pub vm_clock_nsec: u64,
-    /// Its name.
-    pub name: String,
-    /// When it was made: seconds since 1970.
-    pub date_sec: u64,
-    /// When it was made: nanoseconds beyond the second.
-    pub date_nsec: u32,
-    /// Time of the guest's clock: seconds.
-    pub vm_clock_sec: u64,
-    /// Its number.
-    pub id: String,
-    /// Bytes of machine state.
-    pub vm_state_size: u64,
-}
-
 impl ImageInfo {
     /// Prints the image for people.
     pub fn print(&self, out: &mut dyn Write) -> Result<(), Failure> {
@@ -163,7 +139,7 @@ impl ImageInfo {
         }
         self.print_backing(out)?;
         if !self.snapshots.is_empty() {
-            print_snapshots(&self.snapshots, out)?;
+            snapshot_report::print_table(&self.snapshots, out)?;
         }
         if let Some(specific) = &self.format_specific {
             writeln!(out, "Format specific information:")?;
@@ -206,65 +182,6 @@ impl Child {
     }
 }
 
-/// A name out of an image, safe to show: a hostile one must not drive the terminal or fake a line.
-fn printable(name: &str) -> String {
-    let mut text = String::with_capacity(name.len());
-    for letter in name.chars() {
-        if letter.is_control() {
-            text.extend(letter.escape_debug());
-        } else {
-            text.push(letter);
-        }
-    }
-    text
-}
-
-fn print_snapshots(snapshots: &[SnapshotInfo], out: &mut dyn Write) -> Result<(), Failure> {
-    writeln!(out, "Snapshot list:")?;
-    writeln!(
-        out,
-        "{:<7} {:<16} {:>8} {:>19} {:>15} {:>10}",
-        "ID", "TAG", "VM_SIZE", "DATE", "VM_CLOCK", "ICOUNT"
-    )?;
-    for snapshot in snapshots {
-        let icount = snapshot.icount.map(|count| count.to_string());
-        writeln!(
-            out,
-            "{:<7} {:<16} {:>8} {:>19} {:>15} {:>10}",
-            printable(&snapshot.id),
-            printable(&snapshot.name),
-            human(snapshot.vm_state_size),
-            local_date(snapshot.date_sec),
-            clock(snapshot),
-            icount.as_deref().unwrap_or("--"),
-        )?;
-    }
-    Ok(())
-}
-
-/// A date in the time zone of the machine.
-fn local_date(seconds: u64) -> String {
-    let timestamp = i64::try_from(seconds).ok().map(Timestamp::from_second);
-    match timestamp {
-        Some(Ok(timestamp)) => {
-            let date = timestamp.to_zoned(TimeZone::system());
-            date.strftime("%Y-%m-%d %H:%M:%S").to_string()
-        }
-        _ => seconds.to_string(),
-    }
-}
-
-fn clock(snapshot: &SnapshotInfo) -> String {
-    let seconds = snapshot.vm_clock_sec;
-    format!(
-        "{:04}:{:02}:{:02}.{:03}",
-        seconds / 3600,
-        seconds / 60 % 60,
-        seconds % 60,
-        snapshot.vm_clock_nsec / 1_000_000
-    )
-}
-
 /// Prints a tree of facts: a key a line, dashes as spaces, four spaces a level.
 fn print_value(value: &Value, level: usize, out: &mut dyn Write) -> Result<(), Failure> {
     match value {
@@ -303,46 +220,6 @@ fn print_member(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn snapshot() -> SnapshotInfo {
-        SnapshotInfo {
-            icount: None,
-            vm_clock_nsec: 7_000_000,
-            name: "before upgrade".into(),
-            date_sec: 0,
-            date_nsec: 0,
-            vm_clock_sec: 3 * 3600 + 62,
-            id: "12".into(),
-            vm_state_size: 1107,
-        }
-    }
-
-    #[test]
-    fn snapshots_are_a_table() {
-        let mut text = Vec::new();
-        print_snapshots(&[snapshot()], &mut text).expect("writing to memory");
-        let text = String::from_utf8(text).expect("utf-8");
-        let mut lines = text.lines().skip(1);
-        assert_eq!(
-            lines.next(),
-            Some(
-                "ID      TAG               VM_SIZE                DATE        VM_CLOCK     ICOUNT"
-            )
-        );
-        let line = lines.next().expect("a line for the snapshot");
-        assert!(
-            line.starts_with("12      before upgrade   1.08 KiB "),
-            "{line}"
-        );
-        assert!(line.ends_with("  0003:01:02.007         --"), "{line}");
-    }
-
-    #[test]
-    fn names_out_of_an_image_cannot_drive_the_terminal() {
-        let shown = printable("a\x1b[2Jb\nimage: c");
-        assert_eq!(shown, "a\\u{1b}[2Jb\\nimage: c");
-        assert_eq!(printable("grün 图像.qcow2"), "grün 图像.qcow2");
-    }
 
     #[test]
     fn trees_are_indented_and_lists_numbered() {

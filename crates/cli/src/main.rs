@@ -14,6 +14,7 @@ mod check_report;
 mod command;
 mod compare;
 mod completions;
+mod control;
 mod convert;
 mod copy;
 mod create;
@@ -39,7 +40,14 @@ mod resize;
 mod serve;
 mod shared_image;
 mod size;
+mod snapshot;
+mod snapshot_choice;
+mod snapshot_report;
+mod snapshot_table;
 mod socket_path;
+mod state_pipe;
+mod temporary;
+mod vm_state;
 
 use std::process::ExitCode;
 

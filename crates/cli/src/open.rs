@@ -87,7 +87,7 @@ pub fn open(name: &str, options: &OpenOptions) -> Result<Opened<BlockingFile>, F
 pub fn file_failed(name: &str, error: &OpenError) -> Failure {
     let failure = Failure::about(name, error.reason.clone());
     match error.errno {
-        Errno::EAGAIN => failure.hint(LOCKED_HINT),
+        Errno::EAGAIN => failure.kind(ErrorKind::Locked).hint(LOCKED_HINT),
         _ => failure,
     }
 }

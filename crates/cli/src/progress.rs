@@ -25,7 +25,32 @@ pub struct Lines {
 /// Time from line to line.
 const LINE_INTERVAL: Duration = Duration::from_millis(100);
 
+/// What a bar looks like when the end is known, and when it is not.
+const LAYOUT: &str =
+    "{bar:40} {percent:>3}%  {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta}";
+const LAYOUT_ENDLESS: &str = "{spinner} {binary_bytes}  {binary_bytes_per_sec}";
+
 impl Progress {
+    /// Of something whose size is not known yet, or never. `pure` standard output belongs to the data
+    /// and has no lines of progress.
+    pub fn growing(wanted: bool, quiet: bool, pure: bool) -> Progress {
+        if quiet {
+            return Progress::Quiet;
+        }
+        if std::io::stderr().is_terminal() && (pure || !wanted || std::io::stdout().is_terminal()) {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
+            if let Ok(style) = ProgressStyle::with_template(LAYOUT_ENDLESS) {
+                bar.set_style(style);
+            }
+            return Progress::Bar(bar);
+        }
+        match wanted && !pure {
+            // Until the size is known nothing of it is done.
+            true => Progress::lines(1),
+            false => Progress::Quiet,
+        }
+    }
+
     /// With `wanted` (`-p`) there is always something to see, and a program that reads standard
     /// output sees lines; without it there is a bar if there is a terminal.
     pub fn new(total_bytes: u64, wanted: bool, quiet: bool) -> Progress {
@@ -37,22 +62,41 @@ impl Progress {
                 Some(total_bytes),
                 ProgressDrawTarget::stderr_with_hz(10),
             );
-            let layout = "{bar:40} {percent:>3}%  {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta}";
-            if let Ok(style) = ProgressStyle::with_template(layout) {
+            if let Ok(style) = ProgressStyle::with_template(LAYOUT) {
                 bar.set_style(style);
             }
             Progress::Bar(bar)
         } else if wanted {
-            let lines = Lines {
-                total_bytes,
-                done_bytes: 0,
-                shown_at: Instant::now(),
-            };
-            lines.show();
-            Progress::Lines(lines)
+            Progress::lines(total_bytes)
         } else {
             Progress::Quiet
         }
+    }
+
+    fn lines(total_bytes: u64) -> Progress {
+        let lines = Lines {
+            total_bytes,
+            done_bytes: 0,
+            shown_at: Instant::now(),
+        };
+        lines.show();
+        Progress::Lines(lines)
+    }
+
+    /// `done_bytes` are done of a total that may have changed; 0 is one that is not known.
+    pub fn update(&mut self, done_bytes: u64, total_bytes: u64) {
+        match self {
+            Progress::Bar(bar) if total_bytes > 0 && bar.length() != Some(total_bytes) => {
+                bar.set_length(total_bytes);
+                if let Ok(style) = ProgressStyle::with_template(LAYOUT) {
+                    bar.set_style(style);
+                }
+            }
+            Progress::Lines(_) if total_bytes == 0 => return,
+            Progress::Lines(lines) => lines.total_bytes = total_bytes,
+            _ => {}
+        }
+        self.set(done_bytes);
     }
 
     /// `done_bytes` of the total are done.

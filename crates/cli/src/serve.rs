@@ -15,6 +15,7 @@ use gaur_reactor::{BlockingFile, ReactorFile, Signal, Signals, block_on};
 
 use crate::cache_cleaner::CacheCleaner;
 use crate::cached_device::{CachedDevice, Policy};
+use crate::control::server::{ControlServer, Controlled};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::image_spec::{Aio, ImageSpec};
@@ -24,7 +25,7 @@ use crate::open::{CacheMode, allocation_parser, format_parser};
 use crate::options::OptionList;
 use crate::shared_image::SharedImage;
 use crate::size::{human, parse_size};
-use crate::{background, socket_path};
+use crate::{background, control, socket_path, temporary};
 
 /// Serve images as network block devices (NBD)
 ///
@@ -43,6 +44,16 @@ pub struct Args {
     /// Refuse writes
     #[arg(short, long)]
     read_only: bool,
+    /// Serve the disk as it was when this internal snapshot (an id or a name) was made; it cannot be
+    /// written to, unless --temporary is given
+    #[arg(long, value_name = "NAME", conflicts_with = "create")]
+    snapshot: Option<String>,
+    /// What clients write is kept beside the image, in $TMPDIR, and forgotten at the end
+    #[arg(long, conflicts_with_all = ["read_only", "create"])]
+    temporary: bool,
+    /// A Unix socket for commands about the images while they are served ('gaur snapshot --control')
+    #[arg(long, value_name = "PATH", conflicts_with = "temporary")]
+    control: Option<PathBuf>,
     /// Make the image first, for the guest of this size; it must not be there yet
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "read_only")]
     create: Option<u64>,
@@ -134,9 +145,11 @@ fn signals() -> Vec<Signal> {
 /// An open image and how it is exported.
 struct Served {
     export: Export,
-    image: SharedImage,
+    image: Arc<SharedImage>,
     policy: Policy,
     clean_interval: Option<Duration>,
+    /// What was written to it is not kept.
+    temporary: bool,
 }
 
 /// Serves until the end.
@@ -162,6 +175,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         .map_err(|errno| Failure::new(format!("cannot take over signals: {errno}")))?;
     let listener =
         Listener::bind(&listen(args, &served)?).map_err(|error| Failure::new(error.to_string()))?;
+    let control = args
+        .control
+        .as_deref()
+        .map(control::server::bind)
+        .transpose()?;
     if let Some(path) = &args.pid_file {
         std::fs::write(path, format!("{}\n", std::process::id()))
             .map_err(|error| Failure::io(&path.display().to_string(), &error))?;
@@ -172,9 +190,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if args.forked {
         background::ready(out)?;
     }
-    let stop = Stop::new();
-    stop_on_signals(signals, stop.clone(), args);
-    let outcome = serve(args, listener, served, &stop, host);
+    let stops = Stops::default();
+    stop_on_signals(signals, stops.clone(), args);
+    let outcome = serve(args, (listener, control), served, &stops, host);
     if let Some(path) = &args.pid_file {
         // Somebody may have removed it already; nothing depends on it any more.
         let _ = std::fs::remove_file(path);
@@ -185,6 +203,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
 /// Names and images of the exports.
 fn exports(args: &Args) -> Result<Vec<(String, ImageSpec)>, Failure> {
     let single = args.images.len() == 1;
+    if args.snapshot.is_some() && !single {
+        let failure = Failure::new("--snapshot is one of one image, but there are several images");
+        return Err(failure.hint("serve each with a command of its own"));
+    }
     if args.export_name.is_some() && !single {
         let failure = Failure::new("-x names one export, but there are several images");
         return Err(failure.hint("write NAME=FILE for each"));
@@ -251,36 +273,44 @@ fn create(args: &Args, names: &[(String, ImageSpec)], size: u64) -> Result<(), F
 }
 
 fn open_image(args: &Args, name: String, spec: &ImageSpec) -> Result<Served, Failure> {
-    let read_only = args.read_only || spec.is_read_only();
+    let kept = args.snapshot.is_some() && !args.temporary;
+    let read_only = args.read_only || kept || (spec.is_read_only() && !args.temporary);
     let options = OpenOptions {
         read_only,
         direct: args.cache.direct(),
         discard: args.discard == Discard::Unmap,
         allocation: args.allocation,
+        snapshot: args.snapshot.clone(),
         ..OpenOptions::default()
     };
-    let image = SharedImage::open(spec, &options)?;
+    let image = match args.temporary {
+        true => temporary::open(spec, &options)?,
+        false => SharedImage::open(spec, &options)?,
+    };
     let top = image.image().layers().first().map(|layer| layer.format());
     if top == Some(Format::Raw) && spec.format().is_none() && !read_only {
         let message = "looks like a raw image, but a client could write a qcow2 header into it";
         let failure = Failure::about(spec.path(), message);
         return Err(failure.hint("say -f raw if it is one, or -r to only read it"));
     }
+    let ignore_flush = args.cache == CacheMode::Unsafe || spec.ignores_flushes();
     Ok(Served {
         export: Export {
             name,
             description: args.description.clone().unwrap_or_default(),
             read_only,
         },
-        image,
+        image: Arc::new(image),
         policy: Policy {
             writethrough: args.cache.writethrough(),
-            ignore_flush: args.cache == CacheMode::Unsafe || spec.ignores_flushes(),
+            // Nothing of a temporary overlay outlives the process.
+            ignore_flush: ignore_flush || args.temporary,
             ignore_discard: spec
                 .ignores_discards()
                 .unwrap_or(args.discard == Discard::Ignore),
         },
         clean_interval: spec.clean_interval(),
+        temporary: args.temporary,
     })
 }
 
@@ -321,11 +351,16 @@ fn announce(
             first.image.name()
         )?;
         writeln!(out, "nbdinfo '{uri}'")?;
-        let read_only = if args.read_only { ",readonly=on" } else { "" };
+        let read_only = first.export.read_only;
+        let read_only = if read_only { ",readonly=on" } else { "" };
         writeln!(
             out,
             "qemu-system-x86_64 -m 1G -drive 'file={uri},format=raw,if=virtio{read_only}'"
         )?;
+    }
+    if let Some(path) = &args.control {
+        let path = path.display();
+        writeln!(out, "# commands: gaur snapshot list --control '{path}'")?;
     }
     out.flush()?;
     if args.port.is_some() && args.bind.is_none() {
@@ -334,8 +369,16 @@ fn announce(
     Ok(())
 }
 
+/// What a signal stops.
+#[derive(Clone, Default)]
+struct Stops {
+    clients: Stop,
+    /// Commands of the control socket are given up.
+    commands: gaur_reactor::Stop,
+}
+
 /// The first signal drains, the second ends the server at once.
-fn stop_on_signals(signals: Signals, stop: Stop, args: &Args) {
+fn stop_on_signals(signals: Signals, stops: Stops, args: &Args) {
     let quiet = args.quiet || args.forked;
     std::thread::spawn(move || {
         let mut count = 0;
@@ -345,7 +388,8 @@ fn stop_on_signals(signals: Signals, stop: Stop, args: &Args) {
             if count == 1 && !quiet && signal == Signal::Interrupt {
                 say("finishing what is under way (again to stop at once)");
             }
-            stop.drain();
+            stops.commands.stop();
+            stops.clients.drain();
         }
     });
 }
@@ -353,13 +397,7 @@ fn stop_on_signals(signals: Signals, stop: Stop, args: &Args) {
 /// Exit code of a server that was stopped before its images were flushed and closed.
 const EXIT_FORCED: u8 = 1;
 
-fn serve(
-    args: &Args,
-    listener: Listener,
-    served: Vec<Served>,
-    stop: &Stop,
-    host: HostKind,
-) -> Result<u8, Failure> {
+fn nbd_options(args: &Args, served: &[Served]) -> nbd::Options {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut options =
         nbd::Options::new(served.iter().map(|served| served.export.clone()).collect());
@@ -373,6 +411,32 @@ fn serve(
     if args.verbose {
         options.log = Some(Arc::new(|line: &str| say(line)));
     }
+    options
+}
+
+fn start_control(
+    socket: gaur_reactor::Listener,
+    served: &[Served],
+    stops: &Stops,
+    host: HostKind,
+) -> Result<ControlServer, Failure> {
+    let controlled = served.iter().map(|served| Controlled {
+        export: served.export.name.clone(),
+        image: Arc::clone(&served.image),
+    });
+    ControlServer::start(socket, controlled.collect(), host, stops.commands.clone())
+}
+
+fn serve(
+    args: &Args,
+    (listener, control): (Listener, Option<gaur_reactor::Listener>),
+    served: Vec<Served>,
+    stops: &Stops,
+    host: HostKind,
+) -> Result<u8, Failure> {
+    let options = nbd_options(args, &served);
+    let control = control.map(|socket| start_control(socket, &served, stops, host));
+    let control = control.transpose()?;
     let cleaned = served.iter().map(|served| {
         let image = Arc::clone(served.image.image());
         (image, served.clean_interval)
@@ -381,12 +445,14 @@ fn serve(
     let served = Arc::new(served);
     let shared = Arc::clone(&served);
     let outcome = match host {
-        HostKind::Blocking => nbd::serve_blocking(listener, options, stop, move |place: Place| {
-            let served = &shared[place.export];
-            let queue = served.image.queue(BlockingFile::new);
-            Ok(CachedDevice::new(queue, served.policy))
-        }),
-        _ => nbd::serve_uring(listener, options, stop, move |place: Place| {
+        HostKind::Blocking => {
+            nbd::serve_blocking(listener, options, &stops.clients, move |place: Place| {
+                let served = &shared[place.export];
+                let queue = served.image.queue(BlockingFile::new);
+                Ok(CachedDevice::new(queue, served.policy))
+            })
+        }
+        _ => nbd::serve_uring(listener, options, &stops.clients, move |place: Place| {
             let served = &shared[place.export];
             let queue = served.image.queue(ReactorFile::new);
             Ok(CachedDevice::new(queue, served.policy))
@@ -398,9 +464,13 @@ fn serve(
         say("stopped at once, what clients had not flushed may be lost");
         return Ok(EXIT_FORCED);
     }
+    if let Some(control) = control {
+        control.finish();
+    }
     // Every image is closed, even when serving or another one failed; the first failure is told.
     let closed = served
         .iter()
+        .filter(|served| !served.temporary)
         .map(|served| served.image.close())
         .fold(Ok(()), Result::and);
     outcome.and(closed)?;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use gaur_block::{Errno, File};
-use gaur_engine::{Image, OpenOptions, Queue};
+use gaur_engine::{Image, OpenOptions, Opened, Queue};
 use gaur_reactor::{BlockingFile, OpenFile};
 
 use crate::failure::Failure;
@@ -21,13 +21,17 @@ pub struct SharedImage {
 impl SharedImage {
     /// Opens the image and its chain.
     pub fn open(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure> {
-        let opened = spec.open(base)?;
+        Ok(SharedImage::new(spec.path(), spec.open(base)?))
+    }
+
+    /// Around an image that was opened, to be called `name`.
+    pub fn new(name: &str, opened: Opened<BlockingFile>) -> SharedImage {
         let files = opened.files.iter();
-        Ok(SharedImage {
-            name: spec.path().to_owned(),
+        SharedImage {
+            name: name.to_owned(),
             files: files.map(|file| file.open_file().clone()).collect(),
             image: opened.image,
-        })
+        }
     }
 
     /// The path it was opened by.

@@ -237,7 +237,5 @@ fn what_is_not_there_yet_is_refused_by_name() {
         dir.gaur(&["convert", switch, "a", "b"])
             .fails(1, &[word, "not supported"]);
     }
-    dir.gaur(&["convert", "-l", "snap", "a", "b"])
-        .fails(1, &["snapshot", "not supported"]);
     dir.gaur(&["convert", "a"]).fails(1, &["target"]);
 }

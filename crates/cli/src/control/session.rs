@@ -1,0 +1,271 @@
+//! One client of a control socket: a command, its answers, the next command.
+
+use std::future::pending;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use gaur_engine::{ErrorKind, Job, Queue, find_snapshot};
+use gaur_reactor::{Either, JoinHandle, ReactorFile, Stream, race, sleep, spawn, timeout};
+use serde_json::{Value, json};
+
+use super::line::{Inbound, NoLine};
+use super::protocol::{Answer, Command, Request, VERSION};
+use super::server::{Context, Controlled};
+use super::state;
+use crate::failure::Failure;
+use crate::snapshot::Operation;
+use crate::snapshot_report::SnapshotDetail;
+
+/// Time between two lines of progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// A client that does not take an answer for so long is gone.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// What follows a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Another one.
+    Command,
+    /// Nothing: the client is gone, or does not know where it is in the stream.
+    Close,
+}
+
+/// A client.
+pub struct Session {
+    pub context: Rc<Context>,
+    pub stream: Stream,
+    pub inbound: Inbound,
+}
+
+/// The client does not take answers any more.
+pub struct Gone;
+
+/// Serves a client to its end.
+pub async fn serve(context: Rc<Context>, stream: Stream) {
+    let mut session = Session {
+        context,
+        stream,
+        inbound: Inbound::default(),
+    };
+    while session.next().await == Next::Command {}
+}
+
+impl Session {
+    async fn next(&mut self) -> Next {
+        let context = Rc::clone(&self.context);
+        let over = race(context.closing.stopped(), context.cancel.stopped());
+        let line = match race(over, self.inbound.line(&self.stream)).await {
+            Either::Left(_) => return Next::Close,
+            Either::Right(line) => line,
+        };
+        let line = match line {
+            Ok(line) => line,
+            Err(NoLine::TooLong) => {
+                self.fail(&Failure::new("the line is too long")).await;
+                return Next::Close;
+            }
+            Err(NoLine::Closed | NoLine::Failed(_)) => return Next::Close,
+        };
+        match Request::parse(&line) {
+            Ok(request) => self.execute(&context, request).await,
+            Err(reason) => {
+                let failure = Failure::new(reason).kind(ErrorKind::InvalidInput);
+                self.fail(&failure).await
+            }
+        }
+    }
+
+    async fn execute(&mut self, context: &Context, request: Request) -> Next {
+        if request.command == Command::Ping {
+            return self.succeed(greeting(context)).await;
+        }
+        let controlled = match find(context, request.export.as_deref()) {
+            Ok(controlled) => controlled,
+            Err(failure) => return self.fail(&failure).await,
+        };
+        match request.command {
+            Command::Ping => Next::Command,
+            Command::List => {
+                let list = self.list(controlled).await;
+                self.conclude(list.map(|list| json!(list))).await
+            }
+            Command::Info(which) => {
+                let detail = self.info(controlled, &which.snapshot).await;
+                self.conclude(detail.map(|detail| json!(detail))).await
+            }
+            Command::Apply(_) => self.fail(&refuse_apply(controlled)).await,
+            Command::Create(new) => {
+                let operation = Operation::Create(new.snapshot(now()));
+                self.change(controlled, operation).await
+            }
+            Command::Delete(which) => {
+                let snapshot = which.snapshot;
+                self.change(controlled, Operation::Delete { snapshot })
+                    .await
+            }
+            Command::Rename(renaming) => {
+                let (snapshot, name) = (renaming.snapshot, renaming.name);
+                self.change(controlled, Operation::Rename { snapshot, name })
+                    .await
+            }
+            Command::Save(new) => state::save(self, controlled, new.snapshot(now())).await,
+            Command::Extract(which) => state::extract(self, controlled, &which.snapshot).await,
+        }
+    }
+
+    async fn list(&self, controlled: &Controlled) -> Result<Vec<SnapshotDetail>, Failure> {
+        let snapshots = queue(controlled).snapshots().await;
+        let snapshots = snapshots.map_err(|error| failed(controlled, &error))?;
+        Ok(snapshots.iter().map(SnapshotDetail::new).collect())
+    }
+
+    async fn info(&self, controlled: &Controlled, which: &str) -> Result<SnapshotDetail, Failure> {
+        let snapshots = queue(controlled).snapshots().await;
+        let snapshots = snapshots.map_err(|error| failed(controlled, &error))?;
+        let found = find_snapshot(&snapshots, which).map_err(|error| failed(controlled, &error))?;
+        Ok(SnapshotDetail::new(found))
+    }
+
+    async fn change(&self, controlled: &Controlled, operation: Operation) -> Next {
+        let job = Arc::new(Job::default());
+        let (image, theirs) = (Arc::clone(&controlled.image), Arc::clone(&job));
+        let task = spawn(async move {
+            let queue = image.queue(ReactorFile::new);
+            let done = operation.run(&queue, &theirs).await;
+            done.map_err(|error| Failure::image(image.name(), &error))
+        });
+        let done = self.follow(task, &job).await;
+        self.conclude(done.map(|snapshot| json!(SnapshotDetail::new(&snapshot))))
+            .await
+    }
+
+    /// Waits for a task and tells how far it is. Whatever the client sends meanwhile, and its leaving,
+    /// asks for the end of the task, and so does the end of the server.
+    pub async fn follow<T>(
+        &self,
+        mut task: JoinHandle<Result<T, Failure>>,
+        job: &Job,
+    ) -> Result<T, Failure> {
+        let mut listening = pin!(async {
+            let mut byte = [0];
+            race(self.stream.recv(&mut byte), self.context.cancel.stopped()).await;
+            job.cancel();
+            pending::<()>().await;
+        });
+        let mut shown = (0, 0);
+        loop {
+            let pause = race(&mut listening, sleep(PROGRESS_INTERVAL));
+            if let Either::Left(outcome) = race(&mut task, pause).await {
+                return outcome;
+            }
+            let (done, total) = job.progress_bytes();
+            if (done, total) == shown {
+                continue;
+            }
+            shown = (done, total);
+            if let Err(Gone) = self.answer(&Answer::Progress { done, total }).await {
+                job.cancel();
+                return task.await;
+            }
+        }
+    }
+
+    /// Sends the last answer to a command.
+    pub async fn conclude(&self, outcome: Result<Value, Failure>) -> Next {
+        match outcome {
+            Ok(result) => self.succeed(result).await,
+            Err(failure) => self.fail(&failure).await,
+        }
+    }
+
+    async fn succeed(&self, result: Value) -> Next {
+        self.last(&Answer::Result(result)).await
+    }
+
+    /// Tells why a command failed.
+    pub async fn fail(&self, failure: &Failure) -> Next {
+        self.last(&Answer::failure(failure)).await
+    }
+
+    async fn last(&self, answer: &Answer) -> Next {
+        match self.answer(answer).await {
+            Ok(()) => Next::Command,
+            Err(Gone) => Next::Close,
+        }
+    }
+
+    /// Sends a line.
+    pub async fn answer(&self, answer: &Answer) -> Result<(), Gone> {
+        match timeout(ANSWER_LIMIT, self.stream.send(&answer.line())).await {
+            Some(Ok(())) => Ok(()),
+            Some(Err(_)) | None => Err(Gone),
+        }
+    }
+}
+
+fn greeting(context: &Context) -> Value {
+    let export = |controlled: &Controlled| {
+        json!({
+            "name": controlled.export,
+            "file": controlled.image.name(),
+            "virtual-size": controlled.image.size_bytes(),
+            "read-only": controlled.image.image().is_read_only(),
+        })
+    };
+    let exports: Vec<Value> = context.exports.iter().map(export).collect();
+    json!({
+        "program": "gaur",
+        "version": env!("CARGO_PKG_VERSION"),
+        "protocol": VERSION,
+        "exports": exports,
+    })
+}
+
+/// The image that a command is about.
+fn find<'a>(context: &'a Context, export: Option<&str>) -> Result<&'a Controlled, Failure> {
+    let mut all = context.exports.iter();
+    let found = match export {
+        Some(name) => all.find(|one| one.export == name),
+        None if context.exports.len() == 1 => all.next(),
+        None => None,
+    };
+    found.ok_or_else(|| {
+        let names: Vec<String> = context
+            .exports
+            .iter()
+            .map(|one| format!("{:?}", one.export))
+            .collect();
+        let message = match export {
+            Some(name) => format!("there is no export {name:?}"),
+            None => "there are several exports, and none was named".to_owned(),
+        };
+        let failure = Failure::new(message).kind(ErrorKind::NotFound);
+        failure.hint(format!("there are {}", names.join(", ")))
+    })
+}
+
+fn refuse_apply(controlled: &Controlled) -> Failure {
+    let message = "cannot be set back while it is served: its disk would change under its clients";
+    let failure = Failure::about(controlled.image.name(), message).kind(ErrorKind::Unsupported);
+    failure.hint("end the server first, or serve the snapshot with 'gaur serve --snapshot'")
+}
+
+/// A queue for one command.
+pub fn queue(controlled: &Controlled) -> Queue<ReactorFile> {
+    controlled.image.queue(ReactorFile::new)
+}
+
+/// The failure of an operation on an image.
+pub fn failed(controlled: &Controlled, error: &gaur_engine::ImageError) -> Failure {
+    Failure::image(controlled.image.name(), error)
+}
+
+/// A clock that shows a time beyond what the format can have is taken for the last it can.
+fn now() -> (u32, u32) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default();
+    let seconds = u32::try_from(now.as_secs()).unwrap_or(u32::MAX);
+    (seconds, now.subsec_nanos())
+}

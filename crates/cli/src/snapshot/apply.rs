@@ -1,0 +1,26 @@
+//! `gaur snapshot apply`: back to a snapshot.
+
+use std::io::Write;
+
+use super::operation::Operation;
+use super::target::{ActArgs, TargetArgs};
+use crate::failure::Failure;
+
+/// Make the disk what it was when a snapshot was made; what it is now is lost
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "gaur snapshot apply [OPTIONS] IMAGE SNAPSHOT")]
+pub struct Args {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    act: ActArgs,
+    /// The image, and the snapshot's id or name
+    #[arg(required = true, value_name = "IMAGE SNAPSHOT")]
+    words: Vec<String>,
+}
+
+/// Does it.
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    let (target, [snapshot]) = args.target.split(&args.words, ["the snapshot"])?;
+    Operation::Apply { snapshot }.perform(&target, &args.act, out)
+}

@@ -1,0 +1,30 @@
+//! `gaur snapshot create`: a snapshot of the disk.
+
+use std::io::Write;
+
+use super::metadata::MetadataArgs;
+use super::operation::Operation;
+use super::target::{ActArgs, TargetArgs};
+use crate::failure::Failure;
+
+/// Make a snapshot of the disk as it is
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "gaur snapshot create [OPTIONS] IMAGE NAME")]
+pub struct Args {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    act: ActArgs,
+    #[command(flatten)]
+    metadata: MetadataArgs,
+    /// The image, and the name of the new snapshot
+    #[arg(required = true, value_name = "IMAGE NAME")]
+    words: Vec<String>,
+}
+
+/// Makes it.
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    let (target, [name]) = args.target.split(&args.words, ["the name"])?;
+    let new = args.metadata.snapshot(&name)?;
+    Operation::Create(new).perform(&target, &args.act, out)
+}

@@ -1,0 +1,225 @@
+//! `gaur snapshot extract`: the state of a machine out of a snapshot, to a file or a pipe.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, IsTerminal, Seek, SeekFrom, Write};
+
+use gaur_reactor::block_on;
+
+use super::direct::{self, Watch};
+use super::target::{self, ActArgs, Server, Target, TargetArgs};
+use crate::control::client::Client;
+use crate::control::protocol::{Answer, Command, Which};
+use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::progress::Progress;
+use crate::shared_image::SharedImage;
+use crate::state_pipe::{PIECE_BYTES, Receiver, pipe};
+use crate::vm_state;
+
+/// Write the state of a machine in a snapshot to a file or standard output
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "gaur snapshot extract [OPTIONS] IMAGE SNAPSHOT")]
+pub struct Args {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    act: ActArgs,
+    /// The file to write; '-' is standard output
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    to: String,
+    /// Open even if another program is writing
+    #[arg(short = 'U', long)]
+    force_share: bool,
+    /// The image, and the snapshot's id or name
+    #[arg(required = true, value_name = "IMAGE SNAPSHOT")]
+    words: Vec<String>,
+}
+
+/// Extracts it.
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    let (target, [which]) = args.target.split(&args.words, ["the snapshot"])?;
+    out.flush()?;
+    if args.to == "-" && io::stdout().is_terminal() {
+        let failure = Failure::new("the state goes to standard output, and that is a terminal");
+        return Err(failure.hint("--to FILE writes it to a file"));
+    }
+    let pure = args.to == "-";
+    let progress = Progress::growing(args.act.progress, args.act.quiet, pure);
+    match &target {
+        Target::Image(spec) => extract_here(spec, args, &which, progress)?,
+        Target::Server(server) => extract_there(server, args, which, progress)?,
+    }
+    Ok(0)
+}
+
+/// Where the state goes. A file is made when the first byte of the state is there, so that a wrong
+/// name of a snapshot costs nobody a file.
+struct Sink {
+    name: String,
+    file: Option<File>,
+    /// Bytes of the file, holes included.
+    len: u64,
+}
+
+impl Sink {
+    fn new(name: &str) -> Sink {
+        Sink {
+            name: name.to_owned(),
+            file: None,
+            len: 0,
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        if self.name == "-" {
+            return Ok(io::stdout().write_all(bytes)?);
+        }
+        let written = self.put_file(bytes);
+        written.map_err(|error| Failure::io(&self.name, &error))
+    }
+
+    fn put_file(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(File::create(&self.name)?),
+        };
+        let hole = bytes.len() == PIECE_BYTES
+            && bytes.iter().all(|byte| *byte == 0)
+            && file.seek(SeekFrom::Current(bytes.len() as i64)).is_ok();
+        if !hole {
+            file.write_all(bytes)?;
+        }
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// That was all: what ends in a hole gets its length.
+    fn finish(self) -> Result<(), Failure> {
+        let Some(file) = self.file else {
+            return Ok(io::stdout().flush()?);
+        };
+        let facts = file
+            .metadata()
+            .map_err(|error| Failure::io(&self.name, &error))?;
+        if facts.is_file() && facts.len() < self.len {
+            file.set_len(self.len)
+                .map_err(|error| Failure::io(&self.name, &error))?;
+        }
+        Ok(())
+    }
+
+    /// What to say when it ends before its end.
+    fn incomplete(&self, failure: Failure) -> Failure {
+        match &self.file {
+            Some(_) => failure.hint(format!("{} is incomplete and not to be used", self.name)),
+            None => failure,
+        }
+    }
+}
+
+fn extract_here(
+    spec: &ImageSpec,
+    args: &Args,
+    which: &str,
+    progress: Progress,
+) -> Result<(), Failure> {
+    let mut options = target::reading(args.force_share);
+    options.direct = args.act.cache.direct();
+    let image = SharedImage::open(spec, &options).map_err(target::explain_lock)?;
+    let (sender, receiver, handle) = pipe();
+    let sink = Sink::new(&args.to);
+    let writer = std::thread::spawn(move || drain(receiver, sink));
+    let size = Cell::new(0);
+    let watch = Watch {
+        progress,
+        meter: || (handle.sent_bytes(), size.get()),
+        cancel: || handle.cancel(),
+    };
+    let read = direct::drive(&image, args.act.host, watch, async |queue| {
+        let snapshot = vm_state::find(queue, spec.path(), which).await?;
+        size.set(snapshot.vm_state_size);
+        vm_state::extract(queue, spec.path(), which, sender).await
+    });
+    let (sink, written) = writer
+        .join()
+        .map_err(|_| Failure::new("the thread that writes the state failed"))?;
+    // A failed write breaks the pipe, so it is the reason for what went wrong here.
+    let done = match (written, read) {
+        (Err(failure), _) => Err(failure),
+        (Ok(()), Err(failure)) => Err(failure),
+        (Ok(()), Ok(())) => return sink.finish(),
+    };
+    done.map_err(|failure| sink.incomplete(failure))
+}
+
+/// Writes what comes out of a pipe.
+fn drain(receiver: Receiver, mut sink: Sink) -> (Sink, Result<(), Failure>) {
+    while let Ok(Some(piece)) = block_on(receiver.next()) {
+        if let Err(failure) = sink.put(piece.bytes()) {
+            return (sink, Err(failure));
+        }
+        receiver.give_back(piece);
+    }
+    (sink, Ok(()))
+}
+
+fn extract_there(
+    server: &Server,
+    args: &Args,
+    which: String,
+    mut progress: Progress,
+) -> Result<(), Failure> {
+    let mut client = Client::connect(server)?;
+    client.obey_signals()?;
+    client.ask(Command::Extract(Which { snapshot: which }))?;
+    let Answer::State { size } = client.answer()? else {
+        return Err(client.nonsense());
+    };
+    let mut sink = Sink::new(&args.to);
+    let mut buffer = vec![0; PIECE_BYTES];
+    let mut done = 0;
+    let received = client.receive(&mut buffer, |bytes| {
+        done += bytes.len() as u64;
+        progress.update(done, size);
+        sink.put(bytes)
+    });
+    let received = received.and_then(|()| client.result(&mut Progress::Quiet));
+    match received {
+        Ok(_) => progress.finish(),
+        Err(failure) => {
+            progress.stop();
+            return Err(sink.incomplete(failure));
+        }
+    }
+    sink.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeros_are_holes_and_the_length_is_right() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("state");
+        let mut sink = Sink::new(path.to_str().expect("text"));
+        assert!(!path.exists());
+        for piece in [
+            vec![1; PIECE_BYTES],
+            vec![0; PIECE_BYTES],
+            vec![2; 5],
+            vec![0; PIECE_BYTES],
+        ] {
+            sink.put(&piece).expect("room");
+        }
+        sink.finish().expect("a length");
+        let bytes = std::fs::read(&path).expect("there");
+        assert_eq!(bytes.len(), 3 * PIECE_BYTES + 5);
+        assert_eq!(
+            bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>(),
+            (1 << 20) + 10
+        );
+        assert_eq!(bytes[2 * PIECE_BYTES], 2);
+    }
+}

@@ -1,0 +1,27 @@
+//! `gaur snapshot rename`: another name for a snapshot.
+
+use std::io::Write;
+
+use super::operation::Operation;
+use super::target::{ActArgs, TargetArgs};
+use crate::failure::Failure;
+
+/// Give a snapshot another name
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "gaur snapshot rename [OPTIONS] IMAGE SNAPSHOT NAME")]
+pub struct Args {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    act: ActArgs,
+    /// The image, the snapshot's id or name, and its new name
+    #[arg(required = true, value_name = "IMAGE SNAPSHOT NAME")]
+    words: Vec<String>,
+}
+
+/// Renames it.
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    let wanted = ["the snapshot", "the new name"];
+    let (target, [snapshot, name]) = args.target.split(&args.words, wanted)?;
+    Operation::Rename { snapshot, name }.perform(&target, &args.act, out)
+}

@@ -1,0 +1,306 @@
+//! `gaur snapshot save`: a snapshot with the state of a machine, from a file or a pipe. The state is read
+//! by a thread of its own while writes to the image are under way.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gaur_engine::{Job, NewSnapshot};
+use gaur_reactor::block_on;
+
+use super::direct::{self, Watch};
+use super::metadata::MetadataArgs;
+use super::target::{ActArgs, Server, Target, TargetArgs};
+use crate::control::client::{Client, Frames};
+use crate::control::frames::Head;
+use crate::control::protocol::{Answer, Command};
+use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::progress::Progress;
+use crate::state_pipe::{PIECE_BYTES, Sender, pipe};
+use crate::vm_state;
+
+/// Make a snapshot with the state of a machine, from a file or standard input
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "gaur snapshot save [OPTIONS] IMAGE NAME")]
+pub struct Args {
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    act: ActArgs,
+    #[command(flatten)]
+    metadata: MetadataArgs,
+    /// The file with the state; '-' is standard input
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    state: String,
+    /// The image, and the name of the new snapshot
+    #[arg(required = true, value_name = "IMAGE NAME")]
+    words: Vec<String>,
+}
+
+/// Saves it.
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    let (target, [name]) = args.target.split(&args.words, ["the name"])?;
+    let new = args.metadata.snapshot(&name)?;
+    let source = Source::open(&args.state)?;
+    out.flush()?;
+    let progress = Progress::growing(args.act.progress, args.act.quiet, false);
+    match &target {
+        Target::Image(spec) => save_here(spec, &args.act, &new, source, progress)?,
+        Target::Server(server) => save_there(server, new, source, progress)?,
+    }
+    Ok(0)
+}
+
+/// Where the state comes from.
+struct Source {
+    name: String,
+    input: Box<dyn Read + Send>,
+    /// Its length in bytes; 0 if that is not known.
+    len: u64,
+}
+
+impl Source {
+    fn open(name: &str) -> Result<Source, Failure> {
+        if name != "-" {
+            let file = File::open(name).map_err(|error| Failure::io(name, &error))?;
+            let facts = file.metadata().map_err(|error| Failure::io(name, &error))?;
+            if facts.is_dir() {
+                return Err(Failure::about(name, "is a directory"));
+            }
+            return Ok(Source {
+                name: name.to_owned(),
+                input: Box::new(file),
+                len: facts.len(),
+            });
+        }
+        let input = io::stdin();
+        if input.is_terminal() {
+            let failure =
+                Failure::new("the state is read from standard input, and that is a terminal");
+            return Err(failure.hint("--state FILE reads it from a file"));
+        }
+        Ok(Source {
+            name: "standard input".to_owned(),
+            input: Box::new(input),
+            len: 0,
+        })
+    }
+}
+
+/// The failure of a thread that reads.
+#[derive(Clone, Default)]
+struct Trouble(Arc<Mutex<Option<Failure>>>);
+
+impl Trouble {
+    fn put(&self, failure: Failure) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+    }
+
+    /// The reason for the failure of the whole: this one, if there is one.
+    fn explain(&self, failure: Failure) -> Failure {
+        let own = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        own.unwrap_or(failure)
+    }
+}
+
+fn save_here(
+    spec: &ImageSpec,
+    act: &ActArgs,
+    new: &NewSnapshot,
+    source: Source,
+    progress: Progress,
+) -> Result<(), Failure> {
+    let image = act.open(spec)?;
+    let (sender, receiver, handle) = pipe();
+    let len = source.len;
+    let trouble = Trouble::default();
+    let reader = trouble.clone();
+    // When nobody wants the rest, it may still wait for standard input: nobody waits for it.
+    std::thread::spawn(move || pump(source, sender, &reader));
+    let job = Job::default();
+    let watch = Watch {
+        progress,
+        meter: || (handle.sent_bytes(), len),
+        cancel: || {
+            handle.cancel();
+            job.cancel();
+        },
+    };
+    let saved = direct::drive(&image, act.host, watch, async |queue| {
+        vm_state::check_new(queue, spec.path(), new).await?;
+        vm_state::save(queue, spec.path(), new, receiver, &job).await
+    });
+    let closed = image.close();
+    let saved = saved.map_err(|failure| trouble.explain(failure));
+    saved.and(closed)
+}
+
+/// Reads the state into a pipe, until its end or that of the pipe.
+fn pump(mut source: Source, sender: Sender, trouble: &Trouble) {
+    while let Ok(mut piece) = block_on(sender.piece()) {
+        match fill(&mut source.input, piece.memory()) {
+            Ok(filled) => {
+                piece.set_len(filled);
+                if filled > 0 {
+                    sender.send(piece);
+                }
+                if filled < PIECE_BYTES {
+                    return sender.finish();
+                }
+            }
+            // Told before the pipe breaks, which makes the other side look.
+            Err(error) => return trouble.put(Failure::io(&source.name, &error)),
+        }
+    }
+}
+
+/// Reads until `memory` is full or there is no more.
+fn fill(input: &mut dyn Read, memory: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while let Some(rest) = memory.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        match input.read(rest) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+fn save_there(
+    server: &Server,
+    new: NewSnapshot,
+    source: Source,
+    mut progress: Progress,
+) -> Result<(), Failure> {
+    let mut client = Client::connect(server)?;
+    client.obey_signals()?;
+    client.ask(Command::Save(new.into()))?;
+    if client.answer()? != Answer::Ready {
+        return Err(client.nonsense());
+    }
+    let frames = client.frames()?;
+    let (trouble, sent) = (Trouble::default(), Arc::new(AtomicU64::new(0)));
+    let (reader, len) = (trouble.clone(), source.len);
+    let counter = Arc::clone(&sent);
+    // As above: if the server fails first, nobody waits for it.
+    std::thread::spawn(move || push(source, frames, &reader, &counter));
+    let result = client.result_of_stream(&mut progress, || (sent.load(Ordering::Relaxed), len));
+    match result {
+        Ok(_) => progress.finish(),
+        Err(_) => progress.stop(),
+    }
+    result.map(drop).map_err(|failure| trouble.explain(failure))
+}
+
+/// Reads the state and sends it, until its end or that of the connection.
+fn push(mut source: Source, mut frames: Frames, trouble: &Trouble, sent: &AtomicU64) {
+    let mut buffer = vec![0; PIECE_BYTES];
+    loop {
+        let filled = match fill(&mut source.input, &mut buffer) {
+            Ok(filled) => filled,
+            Err(error) => {
+                trouble.put(Failure::io(&source.name, &error));
+                // A server that is gone needs no telling.
+                let _ = frames.end(Head::Abort);
+                return;
+            }
+        };
+        let part = buffer.get(..filled).unwrap_or_default();
+        // Why the server does not take it, it says in its answer.
+        if frames.send(part).is_err() {
+            return;
+        }
+        sent.fetch_add(filled as u64, Ordering::Relaxed);
+        if filled < PIECE_BYTES {
+            let _ = frames.end(Head::End);
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gives what it has in small parts, interrupted now and then, and then fails if it is to.
+    struct Parts {
+        left: usize,
+        calls: usize,
+        fails: bool,
+    }
+
+    impl Read for Parts {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            self.calls += 1;
+            if self.calls.is_multiple_of(3) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            if self.left == 0 && self.fails {
+                return Err(io::Error::from_raw_os_error(5));
+            }
+            let count = into.len().min(self.left).min(700_000);
+            into[..count].fill(7);
+            self.left -= count;
+            Ok(count)
+        }
+    }
+
+    fn pumped(left: usize, fails: bool) -> (Result<usize, ()>, Option<Failure>) {
+        let (sender, receiver, _) = pipe();
+        let source = Source {
+            name: "state".to_owned(),
+            input: Box::new(Parts {
+                left,
+                calls: 0,
+                fails,
+            }),
+            len: 0,
+        };
+        let trouble = Trouble::default();
+        let reader = trouble.clone();
+        let thread = std::thread::spawn(move || pump(source, sender, &reader));
+        let mut total = 0;
+        let outcome = loop {
+            match block_on(receiver.next()) {
+                Ok(Some(piece)) => {
+                    assert!(piece.bytes().iter().all(|byte| *byte == 7));
+                    total += piece.bytes().len();
+                    receiver.give_back(piece);
+                }
+                Ok(None) => break Ok(total),
+                Err(_) => break Err(()),
+            }
+        };
+        thread.join().expect("no panic");
+        let own = trouble.0.lock().expect("no panic").take();
+        (outcome, own)
+    }
+
+    #[test]
+    fn all_of_a_state_is_read_however_it_comes() {
+        for len in [
+            0,
+            1,
+            PIECE_BYTES - 1,
+            PIECE_BYTES,
+            PIECE_BYTES + 1,
+            10_000_000,
+        ] {
+            let (outcome, trouble) = pumped(len, false);
+            assert_eq!(outcome, Ok(len));
+            assert!(trouble.is_none());
+        }
+    }
+
+    #[test]
+    fn a_state_that_cannot_be_read_breaks_the_pipe_and_says_why() {
+        let (outcome, trouble) = pumped(3_000_000, true);
+        assert_eq!(outcome, Err(()));
+        let line = trouble.expect("a reason").to_string();
+        assert_eq!(line, "state: input/output error");
+    }
+}

@@ -1,0 +1,194 @@
+//! What a verb about snapshots acts on: an image that it opens, or one that a server has open.
+
+use std::path::PathBuf;
+
+use gaur_engine::{Format, OpenOptions};
+
+use crate::failure::Failure;
+use crate::host_kind::HostKind;
+use crate::image_spec::ImageSpec;
+use crate::open::{self, CacheMode, format_parser};
+use crate::shared_image::SharedImage;
+
+/// Where the image is.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct TargetArgs {
+    /// Format of the image (probed by default)
+    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
+    pub format: Option<Format>,
+    /// IMAGE is a list of options, driver=qcow2,file.filename=PATH,..
+    #[arg(long, conflicts_with = "format")]
+    pub image_opts: bool,
+    /// Act on the image that 'gaur serve --control SOCKET' has open; no IMAGE is given then
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["format", "image_opts"])]
+    pub control: Option<PathBuf>,
+    /// Name of the export, if the server has several
+    #[arg(short = 'x', long, value_name = "NAME", requires = "control")]
+    pub export_name: Option<String>,
+}
+
+/// How something is done to it.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ActArgs {
+    /// Use of the host's cache
+    #[arg(
+        short = 't',
+        long,
+        value_name = "MODE",
+        value_enum,
+        default_value = "writeback"
+    )]
+    pub cache: CacheMode,
+    /// Show progress
+    #[arg(short, long)]
+    pub progress: bool,
+    /// Print only errors
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// How files are reached
+    #[arg(long, value_enum, default_value = "auto", hide = true)]
+    pub host: HostKind,
+}
+
+/// A server, and one of its exports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// Its control socket.
+    pub socket: PathBuf,
+    /// The export; the only one if not told.
+    pub export: Option<String>,
+}
+
+/// An image here, or one there.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// To be opened.
+    Image(ImageSpec),
+    /// Open in a server.
+    Server(Server),
+}
+
+const LOCKED_HINT: &str =
+    "if 'gaur serve --control SOCKET' has it open, say --control SOCKET instead of the image";
+const LOCKED_READ_HINT: &str = "-U reads it all the same, --control SOCKET asks a server";
+
+impl TargetArgs {
+    /// The target, and the words that are not the image: as many as `wanted` says what they are.
+    pub fn split<const N: usize>(
+        &self,
+        words: &[String],
+        wanted: [&str; N],
+    ) -> Result<(Target, [String; N]), Failure> {
+        let (target, rest) = match &self.control {
+            Some(socket) => (Target::Server(self.server(socket)), words),
+            None => {
+                let (first, rest) = words
+                    .split_first()
+                    .ok_or_else(|| Failure::new("an image is needed"))?;
+                let spec = ImageSpec::parse(first, self.image_opts, self.format)?;
+                (Target::Image(spec), rest)
+            }
+        };
+        if let Ok(rest) = <[String; N]>::try_from(rest.to_vec()) {
+            return Ok((target, rest));
+        }
+        let given = rest.len();
+        let message = match rest.get(N) {
+            Some(more) => format!("'{more}' is one word too many"),
+            None => format!("{} is missing", wanted.get(given).unwrap_or(&"a name")),
+        };
+        let hint = match &self.control {
+            Some(_) => "with --control the image is not named",
+            None => "the image comes first",
+        };
+        Err(Failure::new(message).hint(hint))
+    }
+
+    fn server(&self, socket: &std::path::Path) -> Server {
+        Server {
+            socket: socket.to_owned(),
+            export: self.export_name.clone(),
+        }
+    }
+}
+
+impl ActArgs {
+    /// Without options.
+    pub fn plain(quiet: bool) -> ActArgs {
+        ActArgs {
+            cache: CacheMode::Writeback,
+            progress: false,
+            quiet,
+            host: HostKind::Auto,
+        }
+    }
+
+    /// Opens the image to change it.
+    pub fn open(&self, spec: &ImageSpec) -> Result<SharedImage, Failure> {
+        let options = OpenOptions {
+            direct: self.cache.direct(),
+            ..OpenOptions::default()
+        };
+        SharedImage::open(spec, &options).map_err(|failure| failure.hint_if_locked(LOCKED_HINT))
+    }
+}
+
+/// Options for reading an image.
+pub fn reading(force_share: bool) -> OpenOptions {
+    open::reading(None, force_share)
+}
+
+/// Adds what to do about an image that another program has open.
+pub fn explain_lock(failure: Failure) -> Failure {
+    failure.hint_if_locked(LOCKED_READ_HINT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn the_image_comes_first_unless_a_server_has_it() {
+        let plain = TargetArgs::default();
+        let (target, [name]) = plain
+            .split(&words(&["a.qcow2", "monday"]), ["a name"])
+            .expect("two words");
+        assert!(matches!(target, Target::Image(spec) if spec.path() == "a.qcow2"));
+        assert_eq!(name, "monday");
+
+        let remote = TargetArgs {
+            control: Some("sock".into()),
+            export_name: Some("x".to_owned()),
+            ..TargetArgs::default()
+        };
+        let (target, [name]) = remote
+            .split(&words(&["monday"]), ["a name"])
+            .expect("one word");
+        let Target::Server(server) = target else {
+            panic!("a server is asked");
+        };
+        assert_eq!((server.socket, name), ("sock".into(), "monday".to_owned()));
+        assert_eq!(server.export.as_deref(), Some("x"));
+    }
+
+    #[test]
+    fn too_few_and_too_many_words_are_told() {
+        let refused = |args: &TargetArgs, list: &[&str]| {
+            let split = args.split(&words(list), ["the snapshot's name", "the new name"]);
+            split.map(|_| ()).expect_err("wrong words").to_string()
+        };
+        let plain = TargetArgs::default();
+        assert!(refused(&plain, &[]).contains("an image"));
+        assert!(refused(&plain, &["i", "a"]).contains("the new name is missing"));
+        assert!(refused(&plain, &["i", "a", "b", "c"]).contains("'c'"));
+        let remote = TargetArgs {
+            control: Some("sock".into()),
+            ..TargetArgs::default()
+        };
+        assert!(refused(&remote, &["i", "a", "b"]).contains("the image is not named"));
+    }
+}
