@@ -14,6 +14,7 @@ pub mod gaur;
 pub mod guest;
 pub mod hostile;
 pub mod layout;
+pub mod machine;
 pub mod nbd;
 pub mod op;
 pub mod place;
