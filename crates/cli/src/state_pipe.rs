@@ -1,4 +1,4 @@
-//! The bytes of a machine's state on their way between a thread or socket and the engine: a few pieces
+//! The bytes of a machine's state on their way between a thread or socket and the engine: some pieces
 //! of memory that go round, so that one side reads while the other writes.
 //!
 //! Both ends wait without a runtime: a task on a reactor, or a thread by `block_on`. Whoever drops its
@@ -11,8 +11,11 @@ use std::task::{Context, Poll, Waker};
 
 /// Bytes of a piece.
 pub const PIECE_BYTES: usize = 1 << 20;
-/// Pieces of a pipe: one being filled, one being used, and two for whoever is ahead.
-const PIECES: usize = 4;
+/// Pieces of a pipe.
+const PIECES: usize = 16;
+/// A sender that waits for memory goes on when so many pieces are free: threads that take turns piece by
+/// piece do little else on a busy machine.
+const PIECES_TO_WAKE: usize = PIECES / 2;
 
 /// A piece of memory and how much of it counts.
 pub struct Piece {
@@ -73,21 +76,13 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes something and wakes whoever may wait for it.
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
-        let (result, wakers) = {
+    fn end(&self, end: End) {
+        let wakers = {
             let mut state = self.lock();
-            let result = change(&mut state);
-            (result, [state.sender.take(), state.receiver.take()])
+            state.end.get_or_insert(end);
+            [state.sender.take(), state.receiver.take()]
         };
         wakers.into_iter().flatten().for_each(Waker::wake);
-        result
-    }
-
-    fn end(&self, end: End) {
-        self.change(|state| {
-            state.end.get_or_insert(end);
-        });
     }
 }
 
@@ -147,10 +142,15 @@ impl Sender {
 
     /// Sends a piece on.
     pub fn send(&self, piece: Piece) {
-        self.0.change(|state| {
+        let waker = {
+            let mut state = self.0.lock();
             state.sent_bytes += piece.len as u64;
             state.full.push_back(piece);
-        });
+            state.receiver.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     /// That was all.
@@ -185,7 +185,15 @@ impl Receiver {
 
     /// A piece whose bytes were used.
     pub fn give_back(&self, piece: Piece) {
-        self.0.change(|state| state.free.push(piece));
+        let waker = {
+            let mut state = self.0.lock();
+            state.free.push(piece);
+            let enough = state.free.len() >= PIECES_TO_WAKE;
+            if enough { state.sender.take() } else { None }
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 }
 
