@@ -84,6 +84,7 @@ const RULES: &[Rule] = &[
             "gaur-engine",
             "gaur-reactor",
             "gaur-export",
+            "gaur-sim",
         ],
         tests: &[],
     },
