@@ -37,7 +37,7 @@ pub enum Writer {
 }
 
 impl Writer {
-    /// All of them, in the order of history.
+    /// All of them, in the order of history; the bare file is the last.
     pub const ALL: [Writer; 5] = [
         Writer::Vectors64,
         Writer::Vectors1024,

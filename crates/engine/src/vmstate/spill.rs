@@ -240,11 +240,6 @@ impl VmStateSave {
         }
         let run = run.map_err(fail)?;
         self.shared.lock().add_reserved(run, self.cluster_bytes);
-        if run.fresh && !run.backed {
-            // The host finds its space now, in one piece, and not write by write. Best effort.
-            let (offset, len) = (run.start * self.cluster_bytes, run.len * self.cluster_bytes);
-            let _ = queue.top_file().allocate_at(offset, len).await;
-        }
         Ok(())
     }
 }
