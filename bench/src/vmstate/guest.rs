@@ -43,9 +43,11 @@ impl Guest {
     /// Its pages, one after the other, from the start again when they are over.
     pub(super) fn pages(&self) -> impl Iterator<Item = Sent<'_>> {
         let pages = self.memory.chunks_exact(PAGE).zip(&self.zero);
-        (0_u64..).zip(pages.cycle()).map(|(number, (page, zero))| Sent {
-            header: (number * PAGE as u64).to_be_bytes(),
-            body: if *zero { &[0] } else { page },
-        })
+        (0_u64..)
+            .zip(pages.cycle())
+            .map(|(number, (page, zero))| Sent {
+                header: (number * PAGE as u64).to_be_bytes(),
+                body: if *zero { &[0] } else { page },
+            })
     }
 }

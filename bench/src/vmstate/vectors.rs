@@ -98,7 +98,10 @@ async fn write_padded<F: File>(
     len: u64,
     block: u64,
 ) -> Result<(), Errno> {
-    let (start, end) = (offset - offset % block, (offset + len).next_multiple_of(block));
+    let (start, end) = (
+        offset - offset % block,
+        (offset + len).next_multiple_of(block),
+    );
     let mut edge = vec![0; block as usize];
     let head = (offset - start) as usize;
     let tail = (offset + len - start) as usize;

@@ -45,10 +45,7 @@ impl VmStateSave {
         let finishing = Finishing::begin(self)?;
         self.spill_all(queue).await?;
         let mut tables = self.build_tables(queue, job).await?;
-        {
-            let mut shared = self.shared.lock();
-            self.release_reserve(&mut shared);
-        }
+        self.return_reserve(queue).await;
         // Somewhere in here the snapshot gets the clusters. If nobody waits for the end, they are
         // leaked rather than given back.
         finishing.commit(true);

@@ -28,7 +28,7 @@ const OPEN_MAX: usize = 32;
 const SPARE_MAX: usize = 16;
 /// Space that is taken at once: so much at first, twice as much each time, up to this.
 const RESERVE_BYTES: u64 = 2 << 20;
-const RESERVE_BYTES_MAX: u64 = 64 << 20;
+const RESERVE_BYTES_MAX: u64 = 16 << 20;
 
 /// The state of a virtual machine on its way into an image, see the [module](self).
 ///
@@ -158,6 +158,7 @@ impl VmStateSave {
     /// If the queue is one of another image.
     pub async fn abort<F: File>(&self, queue: &Queue<F>) {
         self.assert_image(queue);
+        self.return_reserve(queue).await;
         self.end();
         // Counts the clusters down. If it fails the image takes no more writes and says so.
         let _ = queue.flush_all().await;
@@ -310,14 +311,23 @@ impl VmStateSave {
             start: place.host,
             len: place.len,
         }));
-        self.release_reserve(shared);
-    }
-
-    pub(super) fn release_reserve(&self, shared: &mut Shared) {
         self.release(shared.reserve.drain(..).map(|run| Free {
             start: run.start,
             len: run.len,
         }));
+    }
+
+    /// Gives back what was taken ahead and not used, so that what comes next takes its place.
+    pub(super) async fn return_reserve<F: File>(&self, queue: &Queue<F>) {
+        // Counts change, as they do for a request: not while the whole image is switched.
+        let _inside = queue.enter_open().await;
+        if let Some(writer) = &self.image.writer {
+            let mut shared = self.shared.lock();
+            let mut alloc = writer.alloc.lock();
+            for run in shared.reserve.drain(..).rev() {
+                alloc.take_back_ahead(run);
+            }
+        }
     }
 
     /// Nothing refers to these clusters: the next pass gives them back.
@@ -401,7 +411,9 @@ impl Shared {
         let most = (RESERVE_BYTES_MAX / cluster_bytes).max(1);
         self.reserve_next = (self.reserve_next * 2).clamp(1, most);
         match self.reserve.back_mut() {
-            Some(last) if last.start + last.len == run.start => last.len += run.len,
+            Some(last) if last.start + last.len == run.start && last.fresh == run.fresh => {
+                last.len += run.len;
+            }
             _ => self.reserve.push_back(run),
         }
     }

@@ -233,6 +233,8 @@ impl VmStateSave {
             return Err(fail(errno));
         }
         queue.announce(writer).await.map_err(fail)?;
+        // As a request: nothing is counted while the whole image is switched.
+        let _inside = queue.enter_open().await;
         let many = self.shared.lock().reserve_next.max(want);
         let mut run = queue.take_clusters(qcow2, writer, many).await;
         if run.is_err() && many > want {

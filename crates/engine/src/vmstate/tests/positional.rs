@@ -215,3 +215,54 @@ fn positions_beyond_4_gib_are_positions() {
     drop(save);
     bench.close();
 }
+
+#[test]
+fn snapshots_come_and_go_beside_a_state_that_is_being_written() {
+    // Large clusters want a longer file than these are.
+    let shapes = shapes().into_iter().filter(|one| one.cluster_bits <= 16);
+    for (number, options) in (0..).zip(shapes) {
+        for seed in 0..4 {
+            let file = TestFile::new(Vec::new(), cached_limits()).with_jitter(seed, 6);
+            let bench = Bench::on(&options, file);
+            bench.write(0, 500_000, 1);
+            let (one, two) = (bench.another_queue(), bench.another_queue());
+            let stream = page_stream(number, 5 * MIB + 77);
+            let save = bench.begin();
+            let job = Job::default();
+            let mut writer = save.writer(&bench.queue);
+            let tasks: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = vec![
+                Box::pin(async {
+                    for piece in stream.chunks(100_000) {
+                        writer.write(piece).await.unwrap();
+                    }
+                    writer.flush().await.unwrap();
+                }),
+                Box::pin(async {
+                    for _ in 0..3 {
+                        one.create_snapshot(&named("beside"), &job).await.unwrap();
+                        one.delete_snapshot("beside", &job).await.unwrap();
+                    }
+                    one.create_snapshot(&named("stays"), &job).await.unwrap();
+                }),
+                Box::pin(async {
+                    for at in 0..20_u64 {
+                        let request = Request::Write {
+                            offset_bytes: at * 70_000,
+                            fua: at % 5 == 0,
+                        };
+                        let payload = Payload::Write(Source::Memory(&[9; 3000]));
+                        two.submit(Tag(0), request, payload).await.unwrap();
+                    }
+                }),
+            ];
+            run_shuffled(Random::new(seed + 10 * number), tasks);
+            drop(writer);
+            let disk = bench.disk();
+            bench.finish(&save, "one").unwrap();
+            bench.assert_state("one", &stream);
+            assert!(bench.disk() == disk);
+            drop((one, two, save));
+            bench.close();
+        }
+    }
+}

@@ -195,3 +195,25 @@ fn nothing_on_the_disk_refers_to_a_state_before_it_is_finished() {
     drop(save);
     bench.close();
 }
+
+#[test]
+fn space_that_was_taken_ahead_and_not_used_makes_no_file_longer() {
+    for options in shapes() {
+        let bench = Bench::new(&options);
+        let save = bench.begin();
+        let stream = page_stream(1, 5 * MIB);
+        block_on(save.writer(&bench.queue).write(&stream)).unwrap();
+        bench.finish(&save, "one").unwrap();
+        drop(save);
+        let bench = bench.next_process();
+        let clusters = 40 << options.cluster_bits;
+        let most = stream.len() + (stream.len() / 16).max(clusters);
+        assert!(
+            bench.file.bytes().len() < most,
+            "{}",
+            bench.file.bytes().len()
+        );
+        bench.assert_state("one", &stream);
+        bench.close();
+    }
+}
