@@ -126,6 +126,13 @@ macro_rules! counting {
                 self.floor.with(ordering, Access::Both, subtract)
             }
 
+            /// Makes the value at least `value`, and returns the one before.
+            #[track_caller]
+            pub fn fetch_max(&self, value: $value, ordering: Ordering) -> $value {
+                let max = |granted| self.value.fetch_max(value, granted);
+                self.floor.with(ordering, Access::Both, max)
+            }
+
             /// Sets bits of the value, and returns the one before.
             #[track_caller]
             pub fn fetch_or(&self, value: $value, ordering: Ordering) -> $value {
