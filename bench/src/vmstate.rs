@@ -6,6 +6,7 @@
 //! bytes are durable.
 
 mod aligned;
+pub mod disk;
 mod guest;
 mod ours;
 mod raw;

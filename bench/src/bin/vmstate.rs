@@ -1,18 +1,28 @@
 //! How fast the state of a machine is saved and loaded, by history's writers and by ours:
-//! `vmstate PATH [MIB [ROUNDS [direct|cached]]]`.
+//! `vmstate PATH [MIB [ROUNDS [direct|cached]]]`, or `vmstate rotating [MIB]`.
+//!
+//! `rotating` is no file but a simulated disk of 7200 turns a minute, whose time is virtual: with its write
+//! cache off, and on.
 //!
 //! The file at PATH is made, and removed at the end. Every round runs all writers one after the other;
 //! what is printed is the median of the rounds, and the median of each round's ratio to the bare file.
 
+use std::rc::Rc;
+
 use gaur_bench::engine::Failure;
 use gaur_bench::vmstate::run::{self, Times};
-use gaur_bench::vmstate::{Guest, Writer};
+use gaur_bench::vmstate::{Guest, Writer, disk};
+use gaur_sim::Rotating;
 
 fn main() -> Result<(), Failure> {
     let mut arguments = std::env::args().skip(1);
     let Some(path) = arguments.next() else {
         return Err("usage: vmstate PATH [MIB [ROUNDS [direct|cached]]]".into());
     };
+    if path == "rotating" {
+        let mib: u64 = arguments.next().map_or(Ok(128), |text| text.parse())?;
+        return rotating(mib);
+    }
     let mib: u64 = arguments.next().map_or(Ok(1024), |text| text.parse())?;
     let rounds: usize = arguments.next().map_or(Ok(3), |text| text.parse())?;
     let only = arguments.next();
@@ -30,6 +40,25 @@ fn main() -> Result<(), Failure> {
             all.push(round);
         }
         print(name, mib, &all);
+    }
+    Ok(())
+}
+
+fn rotating(mib: u64) -> Result<(), Failure> {
+    let guest = Rc::new(Guest::new(32 << 20));
+    for (name, write_memory_bytes) in [
+        ("rotating disk, write cache off", 0),
+        ("rotating disk, write cache of 64 MiB", 64 << 20),
+    ] {
+        let shape = Rotating {
+            write_memory_bytes,
+            ..Rotating::SATA_7200
+        };
+        let mut round = Vec::new();
+        for writer in Writer::ALL {
+            round.push(disk::on_disk(writer, shape, &guest, mib << 20)?);
+        }
+        print(name, mib, &[round]);
     }
     Ok(())
 }

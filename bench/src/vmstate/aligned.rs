@@ -1,9 +1,11 @@
-//! Two aligned buffers: the stream fills one while the other is being written.
+//! Two aligned buffers: the stream fills one while the other is being written. A full one is on its way at
+//! once, so for a moment there are two requests.
 
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::Poll;
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use gaur_block::{Device, Errno, File, Payload, Request, Source, Tag};
 use gaur_engine::Queue;
 
@@ -14,22 +16,24 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 type Writing<'a, B> = Pin<Box<dyn Future<Output = Result<B, Errno>> + 'a>>;
 
-/// The buffer that is filled, and the other one on its way.
+/// The two buffers, and how far they have come.
 struct Buffers<'a, F: File> {
     queue: &'a Queue<F>,
-    filling: F::Buffer,
+    /// The one that is filled; none only while both are written.
+    filling: Option<F::Buffer>,
     filled: usize,
     offset: u64,
-    writing: Option<Writing<'a, F::Buffer>>,
-    spare: Option<F::Buffer>,
+    writing: FuturesUnordered<Writing<'a, F::Buffer>>,
+    free: Vec<F::Buffer>,
 }
 
 impl<F: File> Buffers<'_, F> {
     async fn put(&mut self, mut bytes: &[u8]) -> Result<(), Errno> {
         while !bytes.is_empty() {
+            let filling = self.filling.as_mut().ok_or(Errno::EIO)?;
             let count = bytes.len().min(BUFFER_BYTES - self.filled);
             let (piece, rest) = bytes.split_at(count);
-            self.filling[self.filled..self.filled + count].copy_from_slice(piece);
+            filling[self.filled..self.filled + count].copy_from_slice(piece);
             self.filled += count;
             bytes = rest;
             if self.filled == BUFFER_BYTES {
@@ -39,17 +43,11 @@ impl<F: File> Buffers<'_, F> {
         Ok(())
     }
 
-    /// Waits for the other buffer, and starts to write this one.
+    /// Starts to write the full buffer, and waits until the other one is there.
     async fn swap(&mut self) -> Result<(), Errno> {
-        if let Some(writing) = self.writing.take() {
-            self.spare = Some(writing.await?);
-        }
-        let Some(next) = self.spare.take() else {
-            return Err(Errno::EIO);
-        };
-        let full = std::mem::replace(&mut self.filling, next);
+        let full = self.filling.take().ok_or(Errno::EIO)?;
         let (queue, offset_bytes) = (self.queue, self.offset);
-        let mut writing: Writing<'_, F::Buffer> = Box::pin(async move {
+        self.writing.push(Box::pin(async move {
             let request = Request::Write {
                 offset_bytes,
                 fua: false,
@@ -57,29 +55,37 @@ impl<F: File> Buffers<'_, F> {
             let payload = Payload::Write(Source::Memory(&full[..BUFFER_BYTES]));
             queue.submit(Tag(0), request, payload).await?;
             Ok(full)
-        });
+        }));
         self.offset += BUFFER_BYTES as u64;
         self.filled = 0;
-        match start(&mut writing).await {
-            Some(done) => self.spare = Some(done?),
-            None => self.writing = Some(writing),
+        self.turn().await?;
+        while self.free.is_empty()
+            && let Some(written) = self.writing.next().await
+        {
+            self.free.push(written?);
         }
+        self.filling = self.free.pop();
         Ok(())
     }
-}
 
-/// Polls once, and lets the host run once so that the request leaves this thread.
-async fn start<T>(future: &mut Pin<Box<dyn Future<Output = T> + '_>>) -> Option<T> {
-    let mut yielded = false;
-    poll_fn(|context| match future.as_mut().poll(context) {
-        Poll::Ready(value) => Poll::Ready(Some(value)),
-        Poll::Pending if std::mem::replace(&mut yielded, true) => Poll::Ready(None),
-        Poll::Pending => {
+    /// Starts what was put on its way, and lets the host run once so that it leaves this thread.
+    async fn turn(&mut self) -> Result<(), Errno> {
+        let mut yielded = false;
+        poll_fn(|context| {
+            while let Poll::Ready(Some(written)) = self.writing.poll_next_unpin(context) {
+                match written {
+                    Ok(buffer) => self.free.push(buffer),
+                    Err(errno) => return Poll::Ready(Err(errno)),
+                }
+            }
+            if self.writing.is_empty() || std::mem::replace(&mut yielded, true) {
+                return Poll::Ready(Ok(()));
+            }
             context.waker().wake_by_ref();
             Poll::Pending
-        }
-    })
-    .await
+        })
+        .await
+    }
 }
 
 pub(super) async fn save<F: File>(
@@ -90,11 +96,11 @@ pub(super) async fn save<F: File>(
 ) -> Result<(), Failure> {
     let mut buffers = Buffers {
         queue,
-        filling: file.buffer(BUFFER_BYTES),
+        filling: Some(file.buffer(BUFFER_BYTES)),
         filled: 0,
         offset: 0,
-        writing: None,
-        spare: Some(file.buffer(BUFFER_BYTES)),
+        writing: FuturesUnordered::new(),
+        free: vec![file.buffer(BUFFER_BYTES)],
     };
     for sent in guest.pages() {
         buffers.put(&sent.header).await?;
@@ -103,8 +109,8 @@ pub(super) async fn save<F: File>(
             break;
         }
     }
-    if let Some(writing) = buffers.writing.take() {
-        writing.await?;
+    while let Some(written) = buffers.writing.next().await {
+        written?;
     }
     let flushed = queue.submit(Tag(0), Request::Flush, Payload::None).await;
     flushed.map_err(|errno| format!("flush: {errno}").into())

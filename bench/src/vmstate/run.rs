@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use gaur_block::{Access, File, Host};
 use gaur_engine::OpenOptions;
-use gaur_format::plan::CreateOptions;
+use gaur_format::plan::{CreateOptions, Preallocation};
 use gaur_reactor::{Config, CreateFile, OpenFile, Reactor, ReactorHost};
 
 use super::{Guest, Writer, load, save};
@@ -19,10 +19,16 @@ pub struct Times {
     pub load: Option<f64>,
 }
 
-/// Options of the image that a writer gets: its disk has room for the whole stream.
-pub fn image_options(bytes: u64) -> CreateOptions {
+/// Options of the image that a writer gets: its disk has room for the whole stream. For those that write to
+/// the disk its clusters have their places, so that a request is one request to the file; otherwise
+/// they would pay for clusters that are taken one request at a time.
+pub fn image_options(writer: Writer, bytes: u64) -> CreateOptions {
     CreateOptions {
         size_bytes: (bytes + (64 << 20)).next_multiple_of(1 << 20),
+        preallocation: match writer {
+            Writer::Vectors64 | Writer::Vectors1024 | Writer::TwoBuffers => Preallocation::Metadata,
+            Writer::Ours | Writer::Bare => Preallocation::Off,
+        },
         ..CreateOptions::default()
     }
 }
@@ -58,7 +64,7 @@ async fn measure(
     };
     let file = ReactorHost.open(path, access).await;
     let file = file.map_err(|error| error.to_string())?;
-    gaur_engine::create(&file, &image_options(bytes)).await?;
+    gaur_engine::create(&file, &image_options(writer, bytes)).await?;
     if writer == Writer::Bare {
         file.set_len(0).await?;
     }

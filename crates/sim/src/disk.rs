@@ -13,6 +13,7 @@ use gaur_block::{Errno, FileId};
 use crate::fault::{FaultKind, Faults};
 use crate::host::DiskProfile;
 use crate::operation::Change;
+use crate::rotating::Mechanics;
 use crate::{FileImage, Random, SECTOR_BYTES};
 
 /// Bytes of a sector.
@@ -68,6 +69,8 @@ pub(crate) struct Disk {
     pub(crate) id: FileId,
     pub(crate) profile: DiskProfile,
     pub(crate) faults: Faults,
+    /// How long requests take; `None` if chance alone decides.
+    pub(crate) mechanics: Option<Mechanics>,
     /// Faults that struck.
     pub(crate) struck: u64,
     /// Flushes that failed.
@@ -92,6 +95,7 @@ impl Disk {
             id,
             profile,
             faults: Faults::default(),
+            mechanics: None,
             struck: 0,
             flushes_failed: 0,
             durable_len: image.len_bytes(),

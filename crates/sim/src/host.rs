@@ -8,7 +8,8 @@ use gaur_block::{Access, Errno, FileId, Host, OpenError};
 
 use crate::disk::Disk;
 use crate::file::WriteLock;
-use crate::{Faults, FileImage, Handle, Random, SimFile, Survivors, crash};
+use crate::rotating::Mechanics;
+use crate::{Faults, FileImage, Handle, Random, Rotating, SimFile, Survivors, crash};
 
 /// What kind of disk a file lies on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +97,13 @@ impl SimHost {
         };
         let disk = Disk::new(name, id, image, profile);
         disks.insert(name.to_owned(), Rc::new(RefCell::new(disk)));
+    }
+
+    /// Requests on the file called `name` take their time from now on, as on a rotating disk.
+    pub fn set_rotating(&self, name: &str, shape: Rotating) {
+        if let Some(disk) = self.disks.borrow().get(name) {
+            disk.borrow_mut().mechanics = Some(Mechanics::new(shape));
+        }
     }
 
     /// Which requests on the file called `name` fail from now on.

@@ -21,6 +21,7 @@ mod host;
 mod image;
 mod operation;
 mod random;
+mod rotating;
 mod scheduler;
 mod trace;
 
@@ -31,6 +32,7 @@ pub use file::SimFile;
 pub use host::{DiskProfile, SimHost};
 pub use image::FileImage;
 pub use random::Random;
+pub use rotating::Rotating;
 pub use scheduler::{Handle, Scheduler, Stop, Stuck};
 pub use trace::Trace;
 

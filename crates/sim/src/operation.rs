@@ -1,6 +1,6 @@
 //! Requests in flight on a simulated disk.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
@@ -9,6 +9,7 @@ use gaur_block::Errno;
 
 use crate::disk::{Disk, Moment, Sector};
 use crate::fault::FaultKind;
+use crate::rotating::Command;
 use crate::scheduler::Pending;
 use crate::{Handle, Random, SECTOR_BYTES, Trace};
 
@@ -111,6 +112,8 @@ pub(crate) struct Operation {
     disk: Rc<RefCell<Disk>>,
     kind: Kind,
     outcome: RefCell<Outcome>,
+    /// It does not end before.
+    due_ns: Cell<u64>,
 }
 
 #[derive(Default)]
@@ -161,6 +164,7 @@ impl Operation {
             disk: Rc::clone(disk),
             kind,
             outcome: RefCell::default(),
+            due_ns: Cell::new(0),
         })
     }
 
@@ -169,6 +173,7 @@ impl Operation {
         handle
             .trace()
             .record(&[2, self.word()], || format!("submit {}", self.describe()));
+        self.due_ns.set(self.due(handle.now_ns()));
         handle.submit(Rc::<Operation>::clone(&self));
         std::future::poll_fn(|context| {
             let mut outcome = self.outcome.borrow_mut();
@@ -181,6 +186,21 @@ impl Operation {
             }
         })
         .await
+    }
+
+    /// When the disk has done it, if it says so.
+    fn due(&self, now_ns: u64) -> u64 {
+        let mut disk = self.disk.borrow_mut();
+        let command = match &self.kind {
+            Kind::Read(range) if !is_hole(&disk, range) => Command::Read(range.clone()),
+            Kind::Change(change) if matches!(change.fill, Fill::Data(_)) => {
+                Command::Write(change.range.clone())
+            }
+            Kind::Flush(_) => Command::Flush,
+            _ => Command::Other,
+        };
+        let mechanics = disk.mechanics.as_mut();
+        mechanics.map_or(0, |mechanics| mechanics.take(now_ns, &command))
     }
 
     fn word(&self) -> u64 {
@@ -210,6 +230,10 @@ impl Operation {
 }
 
 impl Pending for Operation {
+    fn due_ns(&self) -> u64 {
+        self.due_ns.get()
+    }
+
     fn advance(&self, random: &mut Random, trace: &mut Trace) -> bool {
         let result = self.act(random);
         let code = match &result {
@@ -257,6 +281,14 @@ fn stored(disk: &Disk, sectors: Range<u64>) -> Vec<u64> {
         at = sector + 1;
     }
     found
+}
+
+/// Whether no byte of the range was ever written.
+fn is_hole(disk: &Disk, range: &Range<u64>) -> bool {
+    let end = range.end.div_ceil(SECTOR_BYTES);
+    disk.image
+        .next_stored(range.start / SECTOR_BYTES, end)
+        .is_none()
 }
 
 fn read(disk: &mut Disk, range: &Range<u64>, random: &mut Random) -> Result<Vec<u8>, Errno> {

@@ -21,6 +21,9 @@ pub(crate) trait Pending {
     /// Moves on, by chance; true when it is over.
     fn advance(&self, random: &mut Random, trace: &mut Trace) -> bool;
 
+    /// Virtual time before which it does not move.
+    fn due_ns(&self) -> u64;
+
     /// What it is, for a person.
     fn describe(&self) -> String;
 }
@@ -286,15 +289,15 @@ impl Scheduler {
         let ready: Vec<usize> = (0..self.tasks.len())
             .filter(|&index| self.is_ready(index))
             .collect();
-        let pending = state.pending.len();
-        if ready.is_empty() && pending == 0 {
-            return state.wake_next_timer();
+        let due = state.due();
+        if ready.is_empty() && due == 0 {
+            return state.jump();
         }
         state.wake_due_timers();
         let io_per_mille = state.io_per_mille;
-        let io = pending > 0 && (ready.is_empty() || state.random.chance(io_per_mille));
+        let io = due > 0 && (ready.is_empty() || state.random.chance(io_per_mille));
         if io {
-            state.advance_one();
+            state.advance_one(due);
             return true;
         }
         let index = ready[state.random.index(ready.len())];
@@ -330,16 +333,32 @@ impl Scheduler {
 }
 
 impl State {
-    fn advance_one(&mut self) {
-        let index = self.random.index(self.pending.len());
+    /// How many transfers could move now.
+    fn due(&self) -> usize {
+        let due = |pending: &&Rc<dyn Pending>| pending.due_ns() <= self.now_ns;
+        self.pending.iter().filter(due).count()
+    }
+
+    /// Moves one of the `due` transfers that can.
+    fn advance_one(&mut self, due: usize) {
+        let chosen = self.random.index(due);
+        let now_ns = self.now_ns;
+        let mut indexes =
+            (0..self.pending.len()).filter(|index| self.pending[*index].due_ns() <= now_ns);
+        let Some(index) = indexes.nth(chosen) else {
+            return;
+        };
         let pending = Rc::clone(&self.pending[index]);
         if pending.advance(&mut self.random, &mut self.trace) {
             self.pending.swap_remove(index);
         }
     }
 
-    fn wake_next_timer(&mut self) -> bool {
-        let Some(first) = self.timers.iter().map(|(deadline, _)| *deadline).min() else {
+    /// Goes on to when the next timer or transfer is due; false if there is none.
+    fn jump(&mut self) -> bool {
+        let timers = self.timers.iter().map(|(deadline, _)| *deadline);
+        let transfers = self.pending.iter().map(|pending| pending.due_ns());
+        let Some(first) = timers.chain(transfers).min() else {
             return false;
         };
         self.now_ns = self.now_ns.max(first);

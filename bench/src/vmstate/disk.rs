@@ -1,0 +1,79 @@
+//! Runs the writers on a simulated rotating disk, whose time is virtual.
+
+use std::rc::Rc;
+
+use gaur_block::{Access, File, Host};
+use gaur_engine::OpenOptions;
+use gaur_sim::{DiskProfile, FileImage, Handle, Rotating, Scheduler, SimHost, Trace};
+
+use super::run::{Times, image_options};
+use super::{Guest, Writer, load, save};
+use crate::engine::Failure;
+
+const NAME: &str = "disk";
+/// More than any run needs.
+const STEPS_MAX: u64 = 1 << 40;
+
+/// Saves `bytes` to a new file on such a disk, opened with O_DIRECT, and loads it again.
+pub fn on_disk(
+    writer: Writer,
+    shape: Rotating,
+    guest: &Rc<Guest>,
+    bytes: u64,
+) -> Result<Times, Failure> {
+    let mut scheduler = Scheduler::new(1, Trace::default());
+    let handle = scheduler.handle();
+    let host = SimHost::new(&handle);
+    let direct = DiskProfile {
+        request_alignment: 512,
+        memory_alignment: 512,
+        ..DiskProfile::default()
+    };
+    host.add(NAME, FileImage::new(0), direct);
+    let guest = Rc::clone(guest);
+    let run = async move { measure(writer, shape, host, handle, &guest, bytes).await };
+    let done = scheduler.block_on(NAME, STEPS_MAX, run);
+    done.map_err(|stuck| stuck.to_string())?
+        .ok_or("it never ends")?
+}
+
+async fn measure(
+    writer: Writer,
+    shape: Rotating,
+    host: SimHost,
+    clock: Handle,
+    guest: &Guest,
+    bytes: u64,
+) -> Result<Times, Failure> {
+    let access = Access {
+        write: true,
+        direct: true,
+        lock: false,
+        force_share: false,
+    };
+    let file = host.open(NAME, access).await;
+    let file = file.map_err(|error| error.to_string())?;
+    gaur_engine::create(&file, &image_options(writer, bytes)).await?;
+    if writer == Writer::Bare {
+        file.set_len(0).await?;
+    }
+    let options = OpenOptions {
+        format: (writer == Writer::Bare).then_some(gaur_engine::Format::Raw),
+        ..OpenOptions::default()
+    };
+    let opened = gaur_engine::open(&host, NAME, &options).await?;
+    let queue = opened.image.queue(opened.files);
+    host.set_rotating(NAME, shape);
+    let since = |started: u64| (clock.now_ns() - started) as f64 / 1e9;
+    let started = clock.now_ns();
+    save(writer, &queue, &file, guest, bytes).await?;
+    let saved = since(started);
+    let started = clock.now_ns();
+    let loaded = load(writer, &queue, &file, bytes).await?;
+    let loaded = loaded.map(|()| since(started));
+    queue.close().await?;
+    Ok(Times {
+        save: saved,
+        load: loaded,
+    })
+}
