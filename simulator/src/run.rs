@@ -30,6 +30,7 @@ pub enum Rule {
     O2,
     O3,
     O4,
+    O5,
     O7,
 }
 
@@ -208,6 +209,7 @@ impl<'a> Run<'a> {
                 Rule::O2 => gaur_engine::BrokenRule::O2,
                 Rule::O3 => gaur_engine::BrokenRule::O3,
                 Rule::O4 => gaur_engine::BrokenRule::O4,
+                Rule::O5 => gaur_engine::BrokenRule::O5,
                 Rule::O7 => gaur_engine::BrokenRule::O7,
             }),
             ..OpenOptions::default()

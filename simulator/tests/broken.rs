@@ -38,6 +38,11 @@ fn broken_o4_is_noticed() {
 }
 
 #[test]
+fn broken_o5_is_noticed() {
+    is_noticed(Rule::O5);
+}
+
+#[test]
 fn broken_o7_is_noticed() {
     is_noticed(Rule::O7);
 }

@@ -13,8 +13,8 @@ use gaur_simulator::{Failure, Options, Rule, Stats, run_seed};
 
 const USAGE: &str = "\
 usage: cargo xtask sim [--seeds N] [--start S] [--jobs J] [--qemu PER_MILLE] [--by-qemu]
-                      [--broken O1|O2|O3|O4|O7]
-       cargo xtask sim --seed S [--broken O1|O2|O3|O4|O7] [--dump DIRECTORY]
+                      [--broken O1|O2|O3|O4|O5|O7]
+       cargo xtask sim --seed S [--broken O1|O2|O3|O4|O5|O7] [--dump DIRECTORY]
 
   --seeds N    run N seeds (default 100), from --start on (default 0)
   --seed S     run one seed and print its trace
@@ -93,8 +93,9 @@ fn rule(name: &str) -> Result<Rule, String> {
         "O2" => Ok(Rule::O2),
         "O3" => Ok(Rule::O3),
         "O4" => Ok(Rule::O4),
+        "O5" => Ok(Rule::O5),
         "O7" => Ok(Rule::O7),
-        _ => Err(format!("--broken: '{name}' is none of O1, O2, O3, O4, O7")),
+        _ => Err(format!("--broken: '{name}' is none of O1, O2, O3, O4, O5, O7")),
     }
 }
 
