@@ -53,6 +53,23 @@ pub enum Mishaps {
     Full,
 }
 
+/// Somebody who changes internal snapshots while the load runs.
+#[derive(Clone, Copy, Debug)]
+pub struct SnapshotLoad {
+    /// How many do so at once.
+    pub tasks: u32,
+    /// Operations of each between two crashes.
+    pub operations: u32,
+    /// How often they create, delete, apply, rename, list, and ask for what cannot be.
+    pub weights: [u32; 6],
+    /// Operations in a thousand that are cancelled.
+    pub cancel_per_mille: u32,
+    /// Longest pause between two operations.
+    pub pause_ns: u64,
+    /// Snapshots at which no more are made.
+    pub most: u32,
+}
+
 /// Loads that chance alone would make too rarely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Special {
@@ -124,6 +141,8 @@ pub struct Config {
     pub epochs: u32,
     /// What goes wrong.
     pub mishaps: Mishaps,
+    /// Snapshots are made and applied meanwhile.
+    pub snapshot_load: Option<SnapshotLoad>,
 }
 
 /// Most units, smaller than a sector, that a disk is divided into.
@@ -194,6 +213,7 @@ impl Config {
             fua_per_mille: random.pick(&[0, 50, 300, 1000]),
             epochs: random.between(1, 5) as u32,
             mishaps,
+            snapshot_load: draw_snapshot_load(seed, shape, guest_bytes),
         };
         match special {
             Special::None => config,
@@ -356,6 +376,37 @@ fn draw_profile(direct: bool, random: &mut Random) -> DiskProfile {
         write_zeroes: random.chance(700),
     }
 }
+
+/// Most bytes that the disks of all snapshots have together.
+const SNAPSHOT_BYTES: u64 = 12 << 20;
+
+/// Drawn apart as well, and such that the seeds in `seeds.txt` that are older have none.
+fn draw_snapshot_load(seed: u64, shape: Shape, guest_bytes: u64) -> Option<SnapshotLoad> {
+    let mut random = Random::new(seed ^ SNAPSHOT_STREAM);
+    if !random.chance(400) {
+        return None;
+    }
+    let mut some = |weights: &[u32]| random.pick(weights);
+    let weights = [
+        some(&[10, 20]),
+        some(&[0, 5, 15]),
+        some(&[0, 5, 15]),
+        some(&[0, 2]),
+        some(&[0, 2]),
+        some(&[0, 2]),
+    ];
+    let most = (SNAPSHOT_BYTES / guest_bytes.max(shape.cluster_bytes())).clamp(1, 8);
+    Some(SnapshotLoad {
+        tasks: random.pick(&[1, 1, 1, 2, 3]),
+        operations: random.pick(&[1, 3, 6]),
+        weights,
+        cancel_per_mille: random.pick(&[0, 0, 100, 500]),
+        pause_ns: random.pick(&[1, 20_000, 200_000]),
+        most: random.between(1, most) as u32,
+    })
+}
+
+const SNAPSHOT_STREAM: u64 = 0x51ab_0a98;
 
 fn draw_weights(snapshots: u32, shape: Shape, random: &mut Random) -> Weights {
     let mut some = |weights: &[u32]| random.pick(weights);

@@ -1,14 +1,16 @@
 //! What an image must be after a power cut, a kill or a close.
 
+use std::rc::Rc;
+
 use gaur_format::check::{Check, Severity, Step};
 use gaur_sim::FileImage;
 
 use crate::content::Script;
 use crate::content::{Value, ZERO};
-use crate::model::Model;
+use crate::model::{Model, Seen};
 use crate::prepare::{ALLOCATION_EXTENSION, Content, UNKNOWN_EXTENSION, allocation_data};
 use crate::shape::Shape;
-use crate::view::{Files, View};
+use crate::view::{Files, Snapshot, View};
 
 /// What the checker counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,53 +102,35 @@ pub struct Expectations {
     /// The policy for space that the header says.
     pub stored_allocation: Option<u8>,
     /// The disk below the top image.
-    pub below: Vec<u8>,
-    /// The disk at each snapshot.
-    pub snapshots: Vec<Vec<u8>>,
+    pub below: Rc<[u8]>,
 }
 
 impl Expectations {
-    /// Checks the content of every internal snapshot: it never changes.
-    fn check_snapshots(&self, view: &View<'_>) -> Result<(), String> {
-        if view.snapshots.len() != self.snapshots.len() {
-            return Err(format!("there are {} snapshots", view.snapshots.len()));
-        }
-        for (number, (l1, expected)) in view.snapshots.iter().zip(&self.snapshots).enumerate() {
-            let disk = view.read_disk(*l1)?;
-            if disk != *expected {
-                let what = self.first_difference(&disk, expected);
-                return Err(format!("snapshot {} has changed: {what}", number + 1));
-            }
-        }
-        Ok(())
+    /// The snapshot called `id`, as the reader sees it.
+    pub fn snapshot(&self, files: &Files, id: &str) -> Result<Seen, String> {
+        let file = files.get(&self.name).ok_or("the image is gone")?;
+        let view = View::open(file, &self.below)?;
+        let found = view.snapshots.iter().find(|snapshot| snapshot.id == id);
+        read_snapshot(&view, found.ok_or("it is not in the table")?)
     }
 
-    fn first_difference(&self, disk: &[u8], expected: &[u8]) -> String {
-        let unit_bytes = self.script.unit_bytes() as usize;
-        let pairs = disk.chunks(unit_bytes).zip(expected.chunks(unit_bytes));
-        match pairs
-            .enumerate()
-            .find(|(_, (found, expected))| found != expected)
-        {
-            None => format!("{} bytes for {}", disk.len(), expected.len()),
-            Some((unit, (found, expected))) => format!(
-                "unit {unit} holds {} instead of {}",
-                self.script.decode(unit as u32, found),
-                self.script.decode(unit as u32, expected)
-            ),
-        }
+    /// The snapshots of an image, as the reader sees them.
+    pub fn snapshots(&self, files: &Files) -> Result<Vec<Seen>, String> {
+        let file = files.get(&self.name).ok_or("the image is gone")?;
+        read_snapshots(&View::open(file, &self.below)?)
     }
 
     /// Judges the files that a power cut left: our checker, the snapshots, and every unit of the
     /// disk. Gives the leaks, the disk and the values on it.
-    pub fn judge(&self, files: &Files, model: &Model, exact: bool) -> Result<Verdict, String> {
+    pub fn judge(&self, files: &Files, model: &mut Model, exact: bool) -> Result<Verdict, String> {
         let file = files.get(&self.name).ok_or("the image is gone")?;
         let counts = check(file, self.shape)?;
         let view = View::open(file, &self.below)?;
         if self.has_extension {
             check_header(file, self.shape, self.stored_allocation)?;
         }
-        self.check_snapshots(&view)?;
+        let snapshots = read_snapshots(&view)?;
+        model.check_snapshots(&snapshots)?;
         let disk = view.read_disk(view.active)?;
         let units = (disk.len() as u64 / self.script.unit_bytes()) as u32;
         if !model.sizes().contains(&units) {
@@ -165,8 +149,26 @@ impl Expectations {
             tables: (view.active.offset, view.refcount_table()),
             disk,
             values,
+            snapshots,
         })
     }
+}
+
+/// Every snapshot with its content.
+pub fn read_snapshots(view: &View<'_>) -> Result<Vec<Seen>, String> {
+    let snapshots = view.snapshots.iter();
+    snapshots.map(|one| read_snapshot(view, one)).collect()
+}
+
+fn read_snapshot(view: &View<'_>, snapshot: &Snapshot) -> Result<Seen, String> {
+    let within = |what| format!("snapshot {} ({}): {what}", snapshot.id, snapshot.name);
+    Ok(Seen {
+        id: snapshot.id.clone(),
+        name: snapshot.name.clone(),
+        times: snapshot.times,
+        disk: view.read_disk(snapshot.l1).map_err(within)?.into(),
+        state: view.read_state(snapshot).map_err(within)?.into(),
+    })
 }
 
 /// What a judged image holds.
@@ -184,6 +186,8 @@ pub struct Verdict {
     pub disk: Vec<u8>,
     /// The value of each unit.
     pub values: Vec<Value>,
+    /// The snapshots.
+    pub snapshots: Vec<Seen>,
 }
 
 /// What each unit holds, where `content` leaves it to a layer below that holds `below`.

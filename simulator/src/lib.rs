@@ -19,6 +19,7 @@ mod machine;
 pub mod model;
 pub mod prepare;
 pub mod qemu;
+mod reopen;
 mod run;
 pub mod shape;
 mod stats;

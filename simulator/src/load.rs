@@ -14,14 +14,20 @@ use gaur_sim::{Handle, Random, SimBuffer, SimFile, SimHost};
 
 use crate::config::Config;
 use crate::content::{Value, ZERO};
+use crate::judge::Expectations;
 use crate::model::Model;
 use crate::stats::Stats;
+
+mod snapshots;
+
+pub(crate) use snapshots::check_list;
 
 /// What the tasks of an epoch share.
 pub struct Load {
     config: Config,
     handle: Handle,
     host: SimHost,
+    expectations: Expectations,
     /// Flushes that the host had failed before.
     flushes_failed: u64,
     /// The disk as it should be.
@@ -40,6 +46,10 @@ pub struct Load {
     exclusive: Cell<bool>,
     /// A resize that the others need not wait for runs.
     growing: Cell<bool>,
+    /// The disk is being set to a shorter snapshot: requests may find themselves beyond its end.
+    shrinking: Cell<bool>,
+    /// The last request that may have been in flight then.
+    shrunk_at: Cell<u32>,
     /// Requests in flight.
     active: Cell<u32>,
     next_tag: Cell<u32>,
@@ -75,6 +85,7 @@ impl Load {
         config: &Config,
         handle: Handle,
         host: &SimHost,
+        expectations: &Expectations,
         model: Model,
         next_value: Value,
     ) -> Rc<Load> {
@@ -82,6 +93,7 @@ impl Load {
             config: config.clone(),
             handle,
             host: host.clone(),
+            expectations: expectations.clone(),
             flushes_failed: host.flushes_failed(),
             model: RefCell::new(model),
             next_value: Cell::new(next_value),
@@ -91,6 +103,8 @@ impl Load {
             poisoned: Cell::new(false),
             exclusive: Cell::new(false),
             growing: Cell::new(false),
+            shrinking: Cell::new(false),
+            shrunk_at: Cell::new(0),
             active: Cell::new(0),
             next_tag: Cell::new(0),
         })
@@ -208,7 +222,9 @@ impl Load {
         });
         if let Err(errno) = result {
             self.stats.borrow_mut().errors += 1;
-            if !self.may_fail.get() {
+            let beyond = [Errno::ENOSPC, Errno::EINVAL].contains(errno)
+                && (self.shrinking.get() || tag <= self.shrunk_at.get());
+            if !self.may_fail.get() && !beyond {
                 self.fail(format!(
                     "request {tag} fails with {errno:?} on a healthy disk"
                 ));
@@ -362,6 +378,9 @@ impl Load {
         if self.exclusive.get() || self.growing.get() {
             return;
         }
+        if self.config.shape.version == 2 && self.has_snapshots() {
+            return self.resize_with_snapshots(queue).await;
+        }
         let old = self.model.borrow().len_units();
         let most = 3 * self.config.guest_bytes / self.unit_bytes();
         let per_sector = 512 / self.unit_bytes();
@@ -378,6 +397,26 @@ impl Load {
         }
         self.resize_now(queue, old, new).await;
         self.exclusive.set(false);
+    }
+
+    fn has_snapshots(&self) -> bool {
+        let model = self.model.borrow();
+        !model.saved().is_empty() || model.is_changing()
+    }
+
+    /// Version 2 has no place for the size of a snapshot's disk.
+    async fn resize_with_snapshots(&self, queue: &Queue<SimFile>) {
+        if self.model.borrow().is_changing() {
+            return;
+        }
+        self.growing.set(true);
+        let tag = self.tag();
+        self.begin(tag, format!("resize with snapshots tag {}", tag.0));
+        let result = queue.resize(queue.size_bytes() + 512, false).await;
+        if result.is_ok() {
+            self.fail(format!("resize {} of version 2 goes well", tag.0));
+        }
+        self.growing.set(false);
     }
 
     async fn resize_now(&self, queue: &Queue<SimFile>, old: u32, new: u32) {
@@ -421,6 +460,10 @@ impl Load {
     }
 
     async fn beyond(&self, queue: &Queue<SimFile>, random: &mut Random) {
+        if self.config.snapshot_load.is_some() && self.growing.get() {
+            // While others make it wait the end may move.
+            return;
+        }
         let size = queue.size_bytes();
         let len = self.unit_bytes() as usize;
         let offset_bytes = match random.below(3) {

@@ -16,6 +16,11 @@ use std::rc::Rc;
 
 use crate::content::{Found, Script, Value, ZERO};
 
+mod snapshots;
+
+use snapshots::Snapshots;
+pub use snapshots::{Applying, ChangeId, Creation, Saved, Seen};
+
 type Moment = u64;
 
 #[derive(Clone, Debug)]
@@ -69,6 +74,12 @@ pub struct Model {
     shaken: bool,
     /// Other sizes in units that a power cut may leave. Cleared by `settle_size` alone.
     other_sizes: Vec<u32>,
+    /// The internal snapshots.
+    snapshots: Snapshots,
+    /// Changes of these that a power cut may still take back, because the process was killed.
+    killed_changes: Vec<ChangeId>,
+    /// An apply in flight: when it was issued, and the size in units that it brings.
+    applying: Option<(Moment, u32)>,
 }
 
 /// A unit that holds what it must not.
@@ -115,6 +126,9 @@ impl Model {
             reads: BTreeMap::new(),
             shaken: false,
             other_sizes: Vec::new(),
+            snapshots: Snapshots::default(),
+            killed_changes: Vec::new(),
+            applying: None,
         }
     }
 
@@ -124,8 +138,8 @@ impl Model {
     }
 
     /// The same disk, as it was found to be after a power cut or a close.
-    pub fn restarted(&self, values: &[Value]) -> Model {
-        Model::new(self.script, values, Rc::clone(&self.below))
+    pub fn restarted(&self, values: &[Value], snapshots: Vec<Seen>) -> Model {
+        Model::new(self.script, values, Rc::clone(&self.below)).with_snapshots(snapshots)
     }
 
     /// The script of the content.
@@ -200,10 +214,16 @@ impl Model {
             .enumerate()
         {
             let unit = first + number as u32;
+            if unit >= self.size {
+                // The disk was set to a shorter snapshot meanwhile.
+                break;
+            }
             let found = self.script.decode(unit, part);
             let allowed = self.readable(unit, read.issued);
             match found {
-                Found::Value(value) if allowed.contains(&value) => self.pin(unit, value, read, now),
+                Found::Value(value) if allowed.contains(&value) => {
+                    self.pin_at(unit, value, read.issued, now);
+                }
                 _ => {
                     return Err(Wrong {
                         unit,
@@ -218,7 +238,7 @@ impl Model {
 
     /// Whether every unit may read as zeros, for a caller that was told so since `read`.
     pub fn check_zero(&self, read: &Reading, units: Range<u32>) -> Result<(), Wrong> {
-        for unit in units {
+        for unit in units.start..units.end.min(self.size) {
             let allowed = self.readable(unit, read.issued);
             if !allowed.contains(&ZERO) {
                 return Err(Wrong {
@@ -249,9 +269,11 @@ impl Model {
     }
 
     /// What was read once, with nothing in flight, stays so.
-    fn pin(&mut self, unit: u32, value: Value, read: &Reading, now: Moment) {
-        let entries = &mut self.units[unit as usize];
-        let quiet = entries.iter().all(|entry| entry.completed < read.issued);
+    fn pin_at(&mut self, unit: u32, value: Value, since: Moment, now: Moment) {
+        let Some(entries) = self.units.get_mut(unit as usize) else {
+            return;
+        };
+        let quiet = entries.iter().all(|entry| entry.completed < since);
         if !quiet || entries.len() < 2 {
             return;
         }
@@ -278,6 +300,7 @@ impl Model {
             self.shaken = true;
             return;
         }
+        self.settle_table();
         for unit in self.open.clone() {
             for entry in &mut self.units[unit as usize] {
                 entry.settled |= entry.superseded.is_some_and(|at| at < flush.issued);
@@ -305,6 +328,7 @@ impl Model {
     /// by a flush, and that by `settle_size`.
     pub fn resize(&mut self, len_units: u32) -> Issued {
         let old = self.size;
+        self.note_size(len_units);
         self.other_sizes.push(len_units);
         if len_units >= old {
             let len = self.units.len().max(len_units as usize);
@@ -360,6 +384,25 @@ impl Model {
     /// Checks what is there after a power cut, or after a close (`exact`), when only what is
     /// readable counts.
     pub fn check_view(&self, bytes: &[u8], exact: bool) -> Result<Vec<Value>, Wrong> {
+        let Some(worlds) = self.worlds() else {
+            return self.check_world(bytes, exact);
+        };
+        let fits = |world: &&Model| bytes.len() as u64 == world.len_bytes();
+        let mut outcome = self.check_world(bytes, exact);
+        for world in worlds.iter().filter(fits) {
+            outcome = world.check_world(bytes, exact);
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        outcome
+    }
+
+    fn len_bytes(&self) -> u64 {
+        u64::from(self.size) * self.script.unit_bytes()
+    }
+
+    fn check_world(&self, bytes: &[u8], exact: bool) -> Result<Vec<Value>, Wrong> {
         let unit_bytes = self.script.unit_bytes() as usize;
         let mut values = Vec::with_capacity(bytes.len() / unit_bytes);
         for (number, part) in bytes.chunks_exact(unit_bytes).enumerate() {

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use gaur_block::{Device, Payload, Request, Tag, Target};
 use gaur_engine::{CacheOptions, Format, Image, OpenOptions, Queue};
 use gaur_sim::{
     FaultKind, Faults, FileImage, Random, Scheduler, SimFile, SimHost, Stop, Survivors, Trace,
@@ -16,11 +15,12 @@ use crate::judge::{Expectations, Verdict};
 use crate::load::Load;
 use crate::machine::{Machine, TOP};
 use crate::model::Model;
+use crate::reopen::open;
 use crate::stats::Stats;
 use crate::view::Files;
 
 /// Steps after which an epoch counts as hanging: many times what the longest needs.
-const STEPS_MAX: u64 = 3_000_000;
+pub(crate) const STEPS_MAX: u64 = 3_000_000;
 
 /// A rule of the write order that can be broken on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,19 +88,21 @@ enum End {
     Close,
 }
 
-struct Run<'a> {
+pub(crate) struct Run<'a> {
     config: Config,
     options: &'a Options,
-    random: Random,
+    pub(crate) random: Random,
     trace: Trace,
     expectations: Expectations,
-    host: SimHost,
+    pub(crate) host: SimHost,
     model: Model,
     next_value: Value,
+    /// The disk at each snapshot that there is from the start.
+    past: Vec<Vec<u8>>,
     leaks: u64,
     /// Where the L1 table and the refcount table were.
     tables: (u64, u64),
-    stats: Stats,
+    pub(crate) stats: Stats,
 }
 
 impl<'a> Run<'a> {
@@ -134,8 +136,7 @@ impl<'a> Run<'a> {
             script,
             has_extension: machine.has_extension,
             stored_allocation: config.stored_allocation,
-            below: machine.below,
-            snapshots: machine.snapshots,
+            below: machine.below.into(),
         };
         let model = Model::new(script, &machine.active, machine.below_values.into());
         let stats = Stats::default();
@@ -148,6 +149,7 @@ impl<'a> Run<'a> {
             host,
             model,
             next_value,
+            past: machine.snapshots,
             leaks: 0,
             tables: (0, 0),
             stats,
@@ -155,6 +157,7 @@ impl<'a> Run<'a> {
     }
 
     fn play(mut self) -> Result<(Stats, u64), String> {
+        self.recall()?;
         let verdict = self.judge(&self.host.images(), true)?;
         self.settle(&verdict);
         self.tables = verdict.tables;
@@ -169,6 +172,17 @@ impl<'a> Run<'a> {
         Ok((self.stats, self.trace.hash()))
     }
 
+    /// What is known of the snapshots that the image was made with.
+    fn recall(&mut self) -> Result<(), String> {
+        let snapshots = self.expectations.snapshots(&self.host.images())?;
+        let disks = snapshots.iter().map(|seen| &*seen.disk);
+        if !disks.eq(self.past.iter().map(Vec::as_slice)) {
+            return Err("the snapshots are not as they were made".to_owned());
+        }
+        self.model = self.model.clone().with_snapshots(snapshots);
+        Ok(())
+    }
+
     fn dump(&self, name: &str, files: &Files) -> Result<(), String> {
         match &self.options.dump {
             Some(directory) => crate::qemu::write_files(&directory.join(name), files),
@@ -176,14 +190,16 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn judge(&self, files: &Files, exact: bool) -> Result<Verdict, String> {
+    fn judge(&mut self, files: &Files, exact: bool) -> Result<Verdict, String> {
         self.dump("judged", files)?;
-        self.expectations.judge(files, &self.model, exact)
+        self.expectations.judge(files, &mut self.model, exact)
     }
 
     /// What was found on the disk is what the model starts from now.
     fn settle(&mut self, verdict: &Verdict) {
-        self.model = self.model.restarted(&verdict.values);
+        self.model = self
+            .model
+            .restarted(&verdict.values, verdict.snapshots.clone());
         self.leaks = verdict.leaks + verdict.leaks_beyond;
     }
 
@@ -191,7 +207,7 @@ impl<'a> Run<'a> {
         Scheduler::new(self.random.number(), std::mem::take(&mut self.trace))
     }
 
-    fn engine_options(&self) -> OpenOptions {
+    pub(crate) fn engine_options(&self) -> OpenOptions {
         OpenOptions {
             format: Some(Format::Qcow2),
             direct: self.config.direct,
@@ -309,6 +325,7 @@ impl<'a> Run<'a> {
             &self.config,
             scheduler.handle(),
             &self.host,
+            &self.expectations,
             self.model.clone(),
             self.next_value,
         );
@@ -331,6 +348,13 @@ impl<'a> Run<'a> {
             queues.push(queue);
         }
         drop(files);
+        if let Some(wanted) = self.config.snapshot_load {
+            for number in 0..wanted.tasks {
+                let work = Rc::clone(&load).manage(queues.clone(), self.random.fork(), wanted);
+                let name = format!("snapshots {number}");
+                scheduler.handle().spawn(&name, work);
+            }
+        }
         let end = self.drive(scheduler, &load);
         self.model = load.model.borrow().clone();
         self.next_value = load.next_value.get();
@@ -346,16 +370,25 @@ impl<'a> Run<'a> {
     fn drive(&mut self, scheduler: &mut Scheduler, load: &Rc<Load>) -> Result<End, String> {
         let stride = self.random.pick(&[10, 40, 150, 600]);
         let mut looks = 12;
+        // Operations on snapshots are looked at more closely.
+        let watches = self.config.snapshot_load.is_some();
+        let close_stride = if watches {
+            self.random.pick(&[3, 12, 50])
+        } else {
+            0
+        };
+        let mut close_looks = if watches { 25 } else { 0 };
         let crash_at = match self.random.below(3) {
             0 => u64::MAX,
             _ => self.random.below(12 * stride),
         };
         let start = scheduler.steps();
         loop {
-            let steps = if looks > 0 {
-                self.random.between(1, stride)
-            } else {
-                10_000
+            let watching = close_looks > 0;
+            let steps = match looks {
+                _ if watching => self.random.between(1, close_stride),
+                0 => 10_000,
+                _ => self.random.between(1, stride),
             };
             let stop = scheduler.run(steps).map_err(|stuck| stuck.to_string())?;
             if let Some(what) = load.failure.borrow().clone() {
@@ -379,9 +412,17 @@ impl<'a> Run<'a> {
                     End::PowerCut
                 });
             }
-            if looks > 0 {
+            let changing = watching && load.model.borrow().is_changing();
+            if changing {
+                close_looks -= 1;
+                self.stats.snapshot_crashes += 1;
+                self.look(scheduler, &mut load.model.borrow_mut())?;
+                if self.random.chance(20) {
+                    return Ok(self.random.pick(&[End::PowerCut, End::Kill]));
+                }
+            } else if looks > 0 && (!watching || self.random.chance(100)) {
                 looks -= 1;
-                self.look(scheduler, &load.model.borrow())?;
+                self.look(scheduler, &mut load.model.borrow_mut())?;
             }
         }
         Ok(match self.random.below(6) {
@@ -392,7 +433,7 @@ impl<'a> Run<'a> {
     }
 
     /// Judges what a power cut now would leave; the load does not notice.
-    fn look(&mut self, scheduler: &Scheduler, model: &Model) -> Result<(), String> {
+    fn look(&mut self, scheduler: &Scheduler, model: &mut Model) -> Result<(), String> {
         let survivors = Survivors::draw(&mut self.random);
         let files = self.host.crash_images(survivors, &mut self.random);
         let steps = scheduler.steps();
@@ -414,25 +455,6 @@ impl<'a> Run<'a> {
             crate::qemu::judge(files, TOP, &verdict.disk, Some(verdict.leaks))?;
         }
         Ok(())
-    }
-
-    /// Opens a copy of the files with the engine, which must read the same as the judge.
-    fn reopen(&mut self, files: &Files, verdict: &Verdict) -> Result<(), String> {
-        let mut scheduler = Scheduler::new(self.random.number(), Trace::default());
-        let profile = |name: &str| self.host.profile(name).unwrap_or_default();
-        let images = files
-            .iter()
-            .map(|(name, image)| (name.as_str(), image.clone(), profile(name)));
-        let host = SimHost::from_images(&scheduler.handle(), images);
-        let options = OpenOptions {
-            read_only: self.random.chance(500),
-            ..self.engine_options()
-        };
-        let (image, files) = open(&mut scheduler, &host, options)?
-            .map_err(|error| format!("the engine does not open the image: {error}"))?;
-        self.stats.reopened += 1;
-        let queue = image.queue(files);
-        compare(&mut scheduler, queue, &verdict.disk)
     }
 
     /// Judges what the end of an epoch left, and goes on from there.
@@ -460,7 +482,10 @@ impl<'a> Run<'a> {
         self.stats.reftable_moves += u64::from(self.tables.1 != verdict.tables.1);
         self.tables = verdict.tables;
         match end {
-            End::Kill => self.model.survived_kill(&verdict.values),
+            End::Kill => {
+                self.model.survived_kill(&verdict.values);
+                self.model.snapshots_survived_kill(verdict.snapshots);
+            }
             End::Close | End::PowerCut => self.settle(&verdict),
         }
         if end == End::PowerCut {
@@ -523,20 +548,6 @@ impl<'a> Run<'a> {
     }
 }
 
-type Opened = Result<(Arc<Image>, Vec<SimFile>), String>;
-
-/// Opens the image; the outer error is a hang, the inner one what the engine says.
-fn open(scheduler: &mut Scheduler, host: &SimHost, options: OpenOptions) -> Result<Opened, String> {
-    let host = host.clone();
-    let opening = async move { gaur_engine::open(&host, TOP, &options).await };
-    let opened = scheduler.block_on("open", STEPS_MAX, opening);
-    match opened.map_err(|stuck| format!("opening: {stuck}"))? {
-        None => Err("opening does not end".to_owned()),
-        Some(Ok(opened)) => Ok(Ok((opened.image, opened.files))),
-        Some(Err(error)) => Ok(Err(format!("{error:#}"))),
-    }
-}
-
 /// Closes the image by its last queue.
 fn close(
     scheduler: &mut Scheduler,
@@ -552,38 +563,5 @@ fn close(
         Some(Ok(())) => Ok(End::Close),
         Some(Err(_)) if mishaps => Ok(End::Kill),
         Some(Err(error)) => Err(format!("close fails on a healthy disk: {error:#}")),
-    }
-}
-
-/// Reads the whole disk through a queue and compares it.
-fn compare(scheduler: &mut Scheduler, queue: Queue<SimFile>, disk: &[u8]) -> Result<(), String> {
-    let size = queue.size_bytes();
-    if size != disk.len() as u64 {
-        return Err(format!(
-            "the engine sees a disk of {size} bytes instead of {}",
-            disk.len()
-        ));
-    }
-    let len = disk.len();
-    let reading = async move {
-        let mut memory = vec![0xa5; len];
-        let step = queue.limits().max_transfer.clamp(1, 256 << 10) as usize;
-        for (number, part) in memory.chunks_mut(step).enumerate() {
-            let request = Request::Read {
-                offset_bytes: (number * step) as u64,
-            };
-            let payload = Payload::Read(Target::Memory(part));
-            queue.submit(Tag(number as u32), request, payload).await?;
-        }
-        Ok::<Vec<u8>, gaur_block::Errno>(memory)
-    };
-    let read = scheduler.block_on("read the disk", STEPS_MAX, reading);
-    let read = read
-        .map_err(|stuck| stuck.to_string())?
-        .ok_or("reading does not end")?;
-    let read = read.map_err(|errno| format!("the engine cannot read the disk: {errno:?}"))?;
-    match read.iter().zip(disk).position(|(one, other)| one != other) {
-        Some(at) => Err(format!("the engine reads something else at byte {at}")),
-        None => Ok(()),
     }
 }

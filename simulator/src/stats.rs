@@ -32,6 +32,12 @@ pub struct Stats {
     pub reftable_moves: u64,
     /// Holes made inside clusters.
     pub holes: u64,
+    /// Snapshots made, applied, deleted and renamed.
+    pub snapshots: u64,
+    /// Operations on snapshots that failed, by a fault or because they were cancelled.
+    pub snapshots_refused: u64,
+    /// Of the crash points, those in the middle of an operation on snapshots.
+    pub snapshot_crashes: u64,
     /// Steps of the scheduler.
     pub steps: u64,
 }
@@ -51,6 +57,9 @@ impl AddAssign for Stats {
         self.l1_moves += other.l1_moves;
         self.reftable_moves += other.reftable_moves;
         self.holes += other.holes;
+        self.snapshots += other.snapshots;
+        self.snapshots_refused += other.snapshots_refused;
+        self.snapshot_crashes += other.snapshot_crashes;
         self.steps += other.steps;
     }
 }
@@ -61,7 +70,8 @@ impl fmt::Display for Stats {
             out,
             "{} seeds, {} crash points ({} reopened by the engine, {} judged by qemu-img), \
              {} kills, {} closes, {} epochs, {} requests, {} faults, {} failed requests, \
-             {} L1 tables moved, {} refcount tables moved, {} holes, {} steps",
+             {} L1 tables moved, {} refcount tables moved, {} holes, \
+             {} changes of snapshots ({} refused, {} crash points inside), {} steps",
             self.seeds,
             self.crash_points,
             self.reopened,
@@ -75,6 +85,9 @@ impl fmt::Display for Stats {
             self.l1_moves,
             self.reftable_moves,
             self.holes,
+            self.snapshots,
+            self.snapshots_refused,
+            self.snapshot_crashes,
             self.steps
         )
     }

@@ -23,6 +23,32 @@ pub struct L1 {
     pub disk_bytes: u64,
 }
 
+/// An internal snapshot as the file describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its L1 table and the size of its disk.
+    pub l1: L1,
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Bytes of the virtual machine's state.
+    pub state_bytes: u64,
+    /// When it was made, and the guest's clocks then.
+    pub times: Times,
+}
+
+/// When a snapshot was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// Seconds and nanoseconds of Unix time.
+    pub date: (u32, u32),
+    /// Nanoseconds the guest had run.
+    pub vm_clock_nsec: u64,
+    /// Instructions it had executed.
+    pub icount: Option<u64>,
+}
+
 /// A qcow2 file over a disk that never changes.
 pub struct View<'a> {
     file: &'a FileImage,
@@ -30,8 +56,8 @@ pub struct View<'a> {
     shape: Shape,
     /// The L1 table of the active disk.
     pub active: L1,
-    /// L1 tables of the internal snapshots, oldest first.
-    pub snapshots: Vec<L1>,
+    /// The internal snapshots, oldest first.
+    pub snapshots: Vec<Snapshot>,
 }
 
 impl<'a> View<'a> {
@@ -84,6 +110,20 @@ impl<'a> View<'a> {
             self.fill(l1, number as u64 * share, target)?;
         }
         Ok(disk)
+    }
+
+    /// The state of the virtual machine that a snapshot holds. It lies behind the last L1 entry that
+    /// the disk needs.
+    pub fn read_state(&self, snapshot: &Snapshot) -> Result<Vec<u8>, String> {
+        let shape = self.shape;
+        let l1 = snapshot.l1;
+        let start = shape.l1_entries(l1.disk_bytes) * shape.entries() * shape.cluster_bytes();
+        let mut state = vec![0; snapshot.state_bytes as usize];
+        let share = shape.cluster_bytes() / shape.subclusters();
+        for (number, target) in state.chunks_mut(share as usize).enumerate() {
+            self.fill(l1, start + number as u64 * share, target)?;
+        }
+        Ok(state)
     }
 
     /// Fills `target`, a subcluster or the part of one that the disk has.
@@ -185,6 +225,9 @@ fn inflate(
     Ok(plain)
 }
 
+/// More snapshots than a load ever makes.
+const SNAPSHOTS_MAX: u32 = 64;
+
 /// What of a header matters here.
 struct Header {
     shape: Shape,
@@ -226,25 +269,49 @@ impl Header {
         })
     }
 
-    fn snapshots(&self, file: &FileImage) -> Result<Vec<L1>, String> {
+    fn snapshots(&self, file: &FileImage) -> Result<Vec<Snapshot>, String> {
         let half = |offset: u64| (word(file, offset) >> 32) as u32;
+        let text = |at: u64, len: u32| {
+            let bytes = file.bytes(at, len as usize);
+            String::from_utf8(bytes).map_err(|_| "a snapshot has a name of garbage".to_owned())
+        };
+        if self.snapshots > SNAPSHOTS_MAX {
+            return Err(format!("the header tells of {} snapshots", self.snapshots));
+        }
         let mut at = self.snapshots_offset;
         let mut found = Vec::new();
-        for _ in 0..self.snapshots.min(16) {
+        for _ in 0..self.snapshots {
             let (id_len, name_len) = (half(at + 12) >> 16, half(at + 12) & 0xffff);
             let extra = half(at + 36);
-            let disk_bytes = if extra >= 16 {
-                word(file, at + 48)
-            } else {
-                self.l1.disk_bytes
+            let has = |bytes: u32, offset: u64, otherwise: u64| {
+                if extra >= bytes {
+                    word(file, at + offset)
+                } else {
+                    otherwise
+                }
             };
-            if disk_bytes > 1 << 30 {
-                return Err(format!("a snapshot of {disk_bytes} bytes"));
+            let disk_bytes = has(16, 48, self.l1.disk_bytes);
+            let state_bytes = has(8, 40, half(at + 32).into());
+            if disk_bytes > 1 << 30 || state_bytes > 1 << 30 {
+                return Err(format!(
+                    "a snapshot of {disk_bytes} bytes and {state_bytes} of state"
+                ));
             }
-            found.push(L1 {
-                offset: word(file, at),
-                entries: half(at + 8).into(),
-                disk_bytes,
+            let names = at + 40 + u64::from(extra);
+            found.push(Snapshot {
+                l1: L1 {
+                    offset: word(file, at),
+                    entries: half(at + 8).into(),
+                    disk_bytes,
+                },
+                id: text(names, id_len)?,
+                name: text(names + u64::from(id_len), name_len)?,
+                state_bytes,
+                times: Times {
+                    date: (half(at + 16), half(at + 20)),
+                    vm_clock_nsec: word(file, at + 24),
+                    icount: Some(has(24, 56, u64::MAX)).filter(|&count| count != u64::MAX),
+                },
             });
             at += u64::from(40 + extra + id_len + name_len).next_multiple_of(8);
         }

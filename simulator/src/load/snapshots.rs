@@ -1,0 +1,494 @@
+//! Somebody who makes, applies, deletes and renames internal snapshots while the guest goes on.
+//!
+//! Every operation is told to the [`Model`](crate::model::Model) before and after, so that a power
+//! cut in the middle finds a table that may be as before or as after. Some are cancelled, some ask
+//! for what cannot be.
+
+use std::rc::Rc;
+
+use gaur_block::{Device, Tag};
+use gaur_engine::{ErrorKind, ImageError, Job, NewSnapshot, Queue, Snapshot};
+use gaur_sim::{Random, SimFile};
+
+use super::Load;
+use crate::config::SnapshotLoad;
+use crate::model::{ChangeId, Creation, Saved, Seen};
+use crate::view::Times;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Create,
+    Delete,
+    Apply,
+    Rename,
+    List,
+    Wrong,
+}
+
+const ACTIONS: [Action; 6] = [
+    Action::Create,
+    Action::Delete,
+    Action::Apply,
+    Action::Rename,
+    Action::List,
+    Action::Wrong,
+];
+
+/// How an operation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    /// It failed, and nothing has changed.
+    Nothing,
+    /// It failed, and only the next open will tell how far it came.
+    Unknown,
+}
+
+/// An operation that has begun.
+struct Begun {
+    tag: Tag,
+    what: String,
+    /// The image refused writes already.
+    poisoned: bool,
+    job: Rc<Job>,
+    cancelled: bool,
+}
+
+impl Load {
+    /// A task that changes snapshots.
+    pub async fn manage(
+        self: Rc<Self>,
+        queues: Vec<Rc<Queue<SimFile>>>,
+        mut random: Random,
+        load: SnapshotLoad,
+    ) {
+        let random = &mut random;
+        for _ in 0..load.operations {
+            self.handle.doing("pausing".to_owned());
+            self.handle.sleep(random.below(load.pause_ns)).await;
+            while self.exclusive.get() {
+                self.handle.sleep(3_000).await;
+            }
+            if self.failure.borrow().is_some() {
+                return;
+            }
+            self.active.set(self.active.get() + 1);
+            let queue = &queues[random.index(queues.len())];
+            match ACTIONS[random.weighted(&load.weights)] {
+                Action::Create => self.create(queue, random, &load).await,
+                Action::Delete => self.delete(queue, random, &load).await,
+                Action::Apply => self.apply(queue, random, &load).await,
+                Action::Rename => self.rename(queue, random).await,
+                Action::List => self.list(queue).await,
+                Action::Wrong => self.ask_wrongly(queue, random).await,
+            }
+            self.active.set(self.active.get() - 1);
+        }
+        self.handle.doing("done".to_owned());
+    }
+
+    fn start(&self, what: String, random: &mut Random, cancel_per_mille: u32) -> Begun {
+        let tag = self.tag();
+        let what = format!("{what} tag {}", tag.0);
+        self.begin(tag, what.clone());
+        let job = Rc::new(Job::default());
+        let cancelled = random.chance(cancel_per_mille);
+        if cancelled {
+            let after = random.pick(&[5_000, 100_000, 1_000_000]);
+            let (handle, job) = (self.handle.clone(), Rc::clone(&job));
+            let after = random.below(after);
+            self.handle.spawn("impatience", async move {
+                handle.sleep(after).await;
+                job.cancel();
+            });
+        }
+        Begun {
+            tag,
+            what,
+            poisoned: self.poisoned.get(),
+            job,
+            cancelled,
+        }
+    }
+
+    /// Judges the answer to an operation; `excuse` says why it may fail on a healthy disk.
+    fn finish(
+        &self,
+        queue: &Queue<SimFile>,
+        begun: &Begun,
+        result: Result<&Snapshot, &ImageError>,
+        excuse: bool,
+    ) -> Outcome {
+        let code = u64::from(result.is_ok());
+        let (tag, what) = (begun.tag.0, &begun.what);
+        self.handle
+            .trace()
+            .record(&[6, u64::from(tag), code], || match result {
+                Ok(snapshot) => format!("answer {tag}: snapshot {:?}", snapshot.id),
+                Err(error) => format!("answer {tag}: {error:#}"),
+            });
+        let error = match result {
+            Ok(_) if begun.poisoned => {
+                self.fail(format!("{what} goes well after a flush has failed"));
+                return Outcome::Done;
+            }
+            Ok(_) => {
+                self.stats.borrow_mut().snapshots += 1;
+                return Outcome::Done;
+            }
+            Err(error) => error,
+        };
+        self.stats.borrow_mut().snapshots_refused += 1;
+        let asked = begun.cancelled && error.kind() == ErrorKind::Cancelled;
+        let poisoned = queue.image().poisoned().is_some();
+        if !asked && !excuse && !poisoned && !self.may_fail.get() {
+            self.fail(format!("{what} fails on a healthy disk: {error:#}"));
+        }
+        match poisoned {
+            true => Outcome::Unknown,
+            false => Outcome::Nothing,
+        }
+    }
+
+    /// One of the snapshots that nobody is about to change.
+    fn pick_saved(&self, random: &mut Random) -> Option<Saved> {
+        let model = self.model.borrow();
+        let free: Vec<&Saved> = model.saved().iter().filter(|saved| !saved.busy).collect();
+        match free.len() {
+            0 => None,
+            count => Some(free[random.index(count)].clone()),
+        }
+    }
+
+    /// The least of what a refcount has to bear is more than it can.
+    fn may_overflow(&self) -> bool {
+        let shape = self.config.shape;
+        let snapshots = self.model.borrow().saved().len() as u64;
+        let shared = if self.config.compressed_per_mille > 0 {
+            10
+        } else {
+            1
+        };
+        // Those that are being made or deleted count as well, by another task.
+        shape.refcount_max() < (snapshots + 4) * shared
+    }
+
+    async fn create(&self, queue: &Queue<SimFile>, random: &mut Random, load: &SnapshotLoad) {
+        let resizing = self.growing.get() || self.exclusive.get();
+        if self.config.shape.version == 2 && resizing {
+            return;
+        }
+        if self.model.borrow().saved().len() >= load.most as usize {
+            return self.delete(queue, random, load).await;
+        }
+        let new = self.draw_new(random);
+        let begun = self.start(
+            format!("create {}", new.name),
+            random,
+            load.cancel_per_mille,
+        );
+        let change = self.model.borrow_mut().create(Creation {
+            name: new.name.clone(),
+            times: times(&new),
+            state: Rc::new([]),
+        });
+        let result = queue.create_snapshot(&new, &begun.job).await;
+        let result = result.as_ref();
+        match self.finish(queue, &begun, result, self.may_overflow()) {
+            Outcome::Done => self.created(&begun, change, &new, result.ok()),
+            Outcome::Nothing => self.model.borrow_mut().undo_change(change),
+            Outcome::Unknown => {}
+        }
+    }
+
+    pub(super) fn draw_new(&self, random: &mut Random) -> NewSnapshot {
+        let number = self.next_value();
+        let icount = random.chance(300).then(|| random.below(1 << 40));
+        NewSnapshot {
+            name: format!("made {number}"),
+            id: random.chance(150).then(|| format!("id {number}")),
+            date_sec: random.number() as u32,
+            date_nsec: random.below(1_000_000_000) as u32,
+            vm_clock_nsec: random.below(1 << 50),
+            icount,
+        }
+    }
+
+    /// Looks at once at what was made; from then on it has a content.
+    fn created(
+        &self,
+        begun: &Begun,
+        change: ChangeId,
+        new: &NewSnapshot,
+        snapshot: Option<&Snapshot>,
+    ) {
+        let made = snapshot.ok_or("there is none".to_owned());
+        let outcome = made.and_then(|snapshot| {
+            let id = String::from_utf8_lossy(&snapshot.id);
+            if new.id.as_ref().is_some_and(|wanted| *wanted != id) {
+                return Err(format!("its id is {id}"));
+            }
+            let seen = self.expectations.snapshot(&self.host.images(), &id)?;
+            check_description(snapshot, &seen)?;
+            self.model.borrow_mut().end_create(change, seen)
+        });
+        if let Err(what) = outcome {
+            self.fail(format!("after {}: {what}", begun.what));
+        }
+    }
+
+    async fn delete(&self, queue: &Queue<SimFile>, random: &mut Random, load: &SnapshotLoad) {
+        let Some(saved) = self.pick_saved(random) else {
+            return;
+        };
+        let which = either_name(&saved, random);
+        let begun = self.start(format!("delete {which}"), random, load.cancel_per_mille);
+        let change = self.model.borrow_mut().delete(&saved.seen.id);
+        let result = queue.delete_snapshot(&which, &begun.job).await;
+        match self.finish(queue, &begun, result.as_ref(), false) {
+            Outcome::Done => self.model.borrow_mut().end_change(change),
+            Outcome::Nothing => self.model.borrow_mut().undo_change(change),
+            Outcome::Unknown => {}
+        }
+        self.check_answer(&begun, result.ok(), &saved.seen);
+    }
+
+    async fn rename(&self, queue: &Queue<SimFile>, random: &mut Random) {
+        let Some(saved) = self.pick_saved(random) else {
+            return;
+        };
+        let which = either_name(&saved, random);
+        let name = format!("called {}", self.next_value());
+        let begun = self.start(format!("rename {which} to {name}"), random, 0);
+        let change = self.model.borrow_mut().rename(&saved.seen.id, &name);
+        let result = queue.rename_snapshot(&which, &name).await;
+        match self.finish(queue, &begun, result.as_ref(), false) {
+            Outcome::Done => self.model.borrow_mut().end_change(change),
+            Outcome::Nothing => self.model.borrow_mut().undo_change(change),
+            Outcome::Unknown => {}
+        }
+        let renamed = Seen { name, ..saved.seen };
+        self.check_answer(&begun, result.ok(), &renamed);
+    }
+
+    fn check_answer(&self, begun: &Begun, answer: Option<Snapshot>, expected: &Seen) {
+        if let Some(snapshot) = answer
+            && let Err(what) = check_description(&snapshot, expected)
+        {
+            self.fail(format!("{} answers that {what}", begun.what));
+        }
+    }
+
+    /// Sets the disk to a snapshot. Others go on meanwhile, also when it becomes shorter.
+    async fn apply(&self, queue: &Queue<SimFile>, random: &mut Random, load: &SnapshotLoad) {
+        if self.growing.get() || self.exclusive.get() {
+            return;
+        }
+        let Some(saved) = self.pick_saved(random) else {
+            return;
+        };
+        self.growing.set(true);
+        let shrinks = saved.values.len() < self.model.borrow().len_units() as usize;
+        let alone = random.chance(200);
+        if alone {
+            self.exclusive.set(true);
+            while self.active.get() > 1 {
+                self.handle.sleep(3_000).await;
+            }
+        }
+        self.shrinking.set(shrinks);
+        let which = either_name(&saved, random);
+        let begun = self.start(format!("apply {which}"), random, load.cancel_per_mille);
+        // Others were awaited since it was picked; it may be gone.
+        let applying = self.model.borrow_mut().apply(&saved.seen.id);
+        if let Some(applying) = applying {
+            let result = queue.apply_snapshot(&which, &begun.job).await;
+            let excuse = self.may_overflow();
+            match self.finish(queue, &begun, result.as_ref(), excuse) {
+                Outcome::Done => {
+                    self.model.borrow_mut().end_apply(&applying);
+                    self.check_size(&begun, queue, saved.seen.disk.len() as u64);
+                }
+                Outcome::Nothing => self.model.borrow_mut().undo_apply(&applying),
+                Outcome::Unknown => self.fail_quietly(),
+            }
+            self.model.borrow_mut().release(&saved.seen.id);
+            self.check_answer(&begun, result.ok(), &saved.seen);
+        }
+        if shrinks {
+            self.shrunk_at.set(self.next_tag.get());
+        }
+        self.shrinking.set(false);
+        self.exclusive.set(self.exclusive.get() && !alone);
+        self.growing.set(false);
+    }
+
+    fn check_size(&self, begun: &Begun, queue: &Queue<SimFile>, bytes: u64) {
+        let size = queue.size_bytes();
+        if size != bytes {
+            self.fail(format!(
+                "after {} the size is {size} instead of {bytes}",
+                begun.what
+            ));
+        }
+    }
+
+    async fn list(&self, queue: &Queue<SimFile>) {
+        let tag = self.tag();
+        self.begin(tag, format!("list tag {}", tag.0));
+        let expected = |load: &Load| {
+            let model = load.model.borrow();
+            let seen = model.saved().iter().map(|saved| saved.seen.clone());
+            (!model.is_changing()).then(|| seen.collect::<Vec<Seen>>())
+        };
+        let before = expected(self);
+        let result = queue.snapshots().await;
+        let after = expected(self);
+        match result {
+            Err(error) if !self.may_fail.get() => {
+                self.fail(format!("list {} fails: {error:#}", tag.0));
+            }
+            Ok(list) if before.is_some() && before == after => {
+                if let Err(what) = check_list(&list, &after.unwrap_or_default()) {
+                    self.fail(format!("list {}: {what}", tag.0));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What must be refused.
+    async fn ask_wrongly(&self, queue: &Queue<SimFile>, random: &mut Random) {
+        let job = Job::default();
+        let tag = self.tag();
+        let new = self.draw_new(random);
+        let saved = self.pick_saved(random);
+        let (what, result) = match (random.below(6), saved) {
+            (0, _) => {
+                self.begin(tag, format!("delete what is not there tag {}", tag.0));
+                (
+                    "delete of nothing",
+                    queue.delete_snapshot("none", &job).await,
+                )
+            }
+            (1, _) => {
+                self.begin(tag, format!("apply what is not there tag {}", tag.0));
+                ("apply of nothing", queue.apply_snapshot("none", &job).await)
+            }
+            (2, _) => {
+                self.begin(tag, format!("create without a name tag {}", tag.0));
+                let new = NewSnapshot {
+                    name: String::new(),
+                    ..new
+                };
+                (
+                    "create without a name",
+                    queue.create_snapshot(&new, &job).await,
+                )
+            }
+            (_, None) => {
+                self.begin(tag, format!("rename what is not there tag {}", tag.0));
+                (
+                    "rename of nothing",
+                    queue.rename_snapshot("none", "x").await,
+                )
+            }
+            (3, Some(saved)) => {
+                let name = either_name(&saved, random);
+                self.begin(tag, format!("create {name} again tag {}", tag.0));
+                let new = NewSnapshot { name, ..new };
+                self.model.borrow_mut().hold(&saved.seen.id);
+                let result = queue.create_snapshot(&new, &job).await;
+                self.model.borrow_mut().release(&saved.seen.id);
+                ("create of a name twice", result)
+            }
+            (4, Some(saved)) => {
+                let id = saved.seen.id.clone();
+                self.begin(tag, format!("create with id {id} again tag {}", tag.0));
+                let new = NewSnapshot {
+                    id: Some(id.clone()),
+                    ..new
+                };
+                self.model.borrow_mut().hold(&id);
+                let result = queue.create_snapshot(&new, &job).await;
+                self.model.borrow_mut().release(&id);
+                ("create of an id twice", result)
+            }
+            (_, Some(saved)) => {
+                let Some(other) = self.pick_saved(random) else {
+                    return;
+                };
+                if other.seen.id == saved.seen.id {
+                    return;
+                }
+                let name = either_name(&other, random);
+                self.begin(tag, format!("rename to {name} again tag {}", tag.0));
+                let ids = [saved.seen.id.clone(), other.seen.id.clone()];
+                ids.iter().for_each(|id| self.model.borrow_mut().hold(id));
+                let result = queue.rename_snapshot(&ids[0], &name).await;
+                ids.iter()
+                    .for_each(|id| self.model.borrow_mut().release(id));
+                ("rename to a name twice", result)
+            }
+        };
+        if result.is_ok() {
+            self.fail(format!("{what} {} goes well", tag.0));
+        }
+    }
+}
+
+fn times(new: &NewSnapshot) -> Times {
+    Times {
+        date: (new.date_sec, new.date_nsec),
+        vm_clock_nsec: new.vm_clock_nsec,
+        icount: new.icount,
+    }
+}
+
+fn either_name(saved: &Saved, random: &mut Random) -> String {
+    match random.chance(500) {
+        true => saved.seen.id.clone(),
+        false => saved.seen.name.clone(),
+    }
+}
+
+/// Whether the engine describes a snapshot as the reader does.
+pub(crate) fn check_description(snapshot: &Snapshot, seen: &Seen) -> Result<(), String> {
+    let described = Times {
+        date: (snapshot.date_sec, snapshot.date_nsec),
+        vm_clock_nsec: snapshot.vm_clock_nsec,
+        icount: snapshot.icount,
+    };
+    let same = snapshot.id == seen.id.as_bytes()
+        && snapshot.name == seen.name.as_bytes()
+        && snapshot.vm_state_size == seen.state.len() as u64
+        && snapshot
+            .disk_size
+            .is_none_or(|bytes| bytes == seen.disk.len() as u64)
+        && described == seen.times;
+    if same {
+        return Ok(());
+    }
+    Err(format!(
+        "{snapshot:?} is snapshot {} ({}) of {} bytes with {} of state, {:?}",
+        seen.id,
+        seen.name,
+        seen.disk.len(),
+        seen.state.len(),
+        seen.times
+    ))
+}
+
+/// Whether the engine lists what the reader does.
+pub(crate) fn check_list(list: &[Snapshot], seen: &[Seen]) -> Result<(), String> {
+    if list.len() != seen.len() {
+        return Err(format!(
+            "{} snapshots instead of {}",
+            list.len(),
+            seen.len()
+        ));
+    }
+    list.iter()
+        .zip(seen)
+        .try_for_each(|(one, other)| check_description(one, other))
+}

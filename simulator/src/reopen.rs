@@ -1,0 +1,133 @@
+//! The engine as a judge: it opens a copy of what a power cut left, and must see what the reader saw.
+
+use std::sync::Arc;
+
+use gaur_block::{Device, Payload, Request, Tag, Target};
+use gaur_engine::{Image, OpenOptions, Queue};
+use gaur_sim::{Scheduler, SimFile, SimHost, Trace};
+
+use crate::judge::Verdict;
+use crate::load::check_list;
+use crate::machine::TOP;
+use crate::model::Seen;
+use crate::run::{Run, STEPS_MAX};
+use crate::view::Files;
+
+impl Run<'_> {
+    /// Opens a copy of the files with the engine, which must read the same as the judge.
+    pub(crate) fn reopen(&mut self, files: &Files, verdict: &Verdict) -> Result<(), String> {
+        let mut scheduler = Scheduler::new(self.random.number(), Trace::default());
+        let profile = |name: &str| self.host.profile(name).unwrap_or_default();
+        let images = files
+            .iter()
+            .map(|(name, image)| (name.as_str(), image.clone(), profile(name)));
+        let host = SimHost::from_images(&scheduler.handle(), images);
+        let options = OpenOptions {
+            read_only: self.random.chance(500),
+            ..self.engine_options()
+        };
+        let (image, files) = open(&mut scheduler, &host, options)?
+            .map_err(|error| format!("the engine does not open the image: {error}"))?;
+        self.stats.reopened += 1;
+        let queue = image.queue(files);
+        let queue = compare(&mut scheduler, queue, &verdict.disk)?;
+        compare_list(&mut scheduler, queue, &verdict.snapshots)?;
+        drop(image);
+        self.reopen_snapshot(&mut scheduler, &host, verdict)
+    }
+
+    /// Opens one of the snapshots with the engine.
+    fn reopen_snapshot(
+        &mut self,
+        scheduler: &mut Scheduler,
+        host: &SimHost,
+        verdict: &Verdict,
+    ) -> Result<(), String> {
+        let count = verdict.snapshots.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let seen = &verdict.snapshots[self.random.index(count)];
+        let which = self.random.pick(&[&seen.id, &seen.name]);
+        let options = OpenOptions {
+            read_only: true,
+            snapshot: Some(which.clone()),
+            ..self.engine_options()
+        };
+        let within = |what: String| format!("snapshot {which}: {what}");
+        let (image, files) = open(scheduler, host, options)?.map_err(within)?;
+        let queue = image.queue(files);
+        compare(scheduler, queue, &seen.disk).map_err(within)?;
+        Ok(())
+    }
+}
+
+pub(crate) type Opened = Result<(Arc<Image>, Vec<SimFile>), String>;
+
+/// Opens the image; the outer error is a hang, the inner one what the engine says.
+pub(crate) fn open(
+    scheduler: &mut Scheduler,
+    host: &SimHost,
+    options: OpenOptions,
+) -> Result<Opened, String> {
+    let host = host.clone();
+    let opening = async move { gaur_engine::open(&host, TOP, &options).await };
+    let opened = scheduler.block_on("open", STEPS_MAX, opening);
+    match opened.map_err(|stuck| format!("opening: {stuck}"))? {
+        None => Err("opening does not end".to_owned()),
+        Some(Ok(opened)) => Ok(Ok((opened.image, opened.files))),
+        Some(Err(error)) => Ok(Err(format!("{error:#}"))),
+    }
+}
+
+/// Whether the engine knows of the same snapshots.
+fn compare_list(
+    scheduler: &mut Scheduler,
+    queue: Queue<SimFile>,
+    seen: &[Seen],
+) -> Result<(), String> {
+    let listing = async move { queue.snapshots().await };
+    let list = scheduler.block_on("list snapshots", STEPS_MAX, listing);
+    let list = list
+        .map_err(|stuck| stuck.to_string())?
+        .ok_or("listing does not end")?;
+    check_list(&list.map_err(|error| format!("{error:#}"))?, seen)
+}
+
+/// Reads the whole disk through a queue and compares it.
+fn compare(
+    scheduler: &mut Scheduler,
+    queue: Queue<SimFile>,
+    disk: &[u8],
+) -> Result<Queue<SimFile>, String> {
+    let size = queue.size_bytes();
+    if size != disk.len() as u64 {
+        return Err(format!(
+            "the engine sees a disk of {size} bytes instead of {}",
+            disk.len()
+        ));
+    }
+    let len = disk.len();
+    let reading = async move {
+        let mut memory = vec![0xa5; len];
+        let step = queue.limits().max_transfer.clamp(1, 256 << 10) as usize;
+        for (number, part) in memory.chunks_mut(step).enumerate() {
+            let request = Request::Read {
+                offset_bytes: (number * step) as u64,
+            };
+            let payload = Payload::Read(Target::Memory(part));
+            queue.submit(Tag(number as u32), request, payload).await?;
+        }
+        Ok::<_, gaur_block::Errno>((memory, queue))
+    };
+    let read = scheduler.block_on("read the disk", STEPS_MAX, reading);
+    let read = read
+        .map_err(|stuck| stuck.to_string())?
+        .ok_or("reading does not end")?;
+    let (read, queue) =
+        read.map_err(|errno| format!("the engine cannot read the disk: {errno:?}"))?;
+    match read.iter().zip(disk).position(|(one, other)| one != other) {
+        Some(at) => Err(format!("the engine reads something else at byte {at}")),
+        None => Ok(queue),
+    }
+}
