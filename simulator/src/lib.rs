@@ -13,7 +13,7 @@
 
 pub mod config;
 pub mod content;
-mod judge;
+pub mod judge;
 pub mod load;
 mod machine;
 pub mod model;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use gaur_sim::FileImage;
 
+use crate::model::Seen;
 use crate::shape::Shape;
 use crate::view::Files;
 
@@ -31,9 +32,16 @@ impl Drop for Directory {
     }
 }
 
-/// Lets QEMU check the image called `name` and compares its view of the disk with `view`. Leaks are
-/// allowed, and there must be as many as `leaks` says; anything else is an error.
-pub fn judge(files: &Files, name: &str, view: &[u8], leaks: Option<u64>) -> Result<(), String> {
+/// Lets QEMU check the image called `name` and compares its view of the disk with `view`, and that of
+/// its snapshots with `snapshots`. Leaks are allowed, and there must be as many as `leaks` says;
+/// anything else is an error.
+pub fn judge(
+    files: &Files,
+    name: &str,
+    view: &[u8],
+    snapshots: &[Seen],
+    leaks: Option<u64>,
+) -> Result<(), String> {
     let directory = Directory::new()?;
     write_files(&directory.0, files)?;
     let found = check(&directory.0, name)?;
@@ -42,17 +50,26 @@ pub fn judge(files: &Files, name: &str, view: &[u8], leaks: Option<u64>) -> Resu
             "qemu-img check finds {found} leaks, we find {leaks:?}"
         ));
     }
-    let raw = directory.0.join("view");
-    run(
-        &directory.0,
-        &["convert", "-f", "qcow2", "-O", "raw", name, "view"],
-        &[0],
-    )?;
+    compare(&directory.0, name, None, view)?;
+    snapshots.iter().try_for_each(|seen| {
+        let which = format!("snapshot.id={},snapshot.name={}", seen.id, seen.name);
+        compare(&directory.0, name, Some(&which), &seen.disk)
+    })
+}
+
+/// Compares what `qemu-img convert` makes of an image, or of one of its snapshots, with `view`.
+fn compare(directory: &Path, name: &str, which: Option<&str>, view: &[u8]) -> Result<(), String> {
+    let mut arguments = vec!["convert", "-f", "qcow2", "-O", "raw"];
+    arguments.extend(which.iter().flat_map(|which| ["-l", which]));
+    arguments.extend([name, "view"]);
+    run(directory, &arguments, &[0])?;
+    let raw = directory.join("view");
     let seen = fs::read(&raw).map_err(|error| format!("{}: {error}", raw.display()))?;
     if seen != view {
         let at = seen.iter().zip(view).position(|(one, other)| one != other);
         return Err(format!(
-            "qemu-img convert sees another disk: {} bytes for {}, first difference at {at:?}",
+            "qemu-img convert sees another {}: {} bytes for {}, first difference at {at:?}",
+            which.unwrap_or("disk"),
             seen.len(),
             view.len()
         ));

@@ -452,7 +452,8 @@ impl<'a> Run<'a> {
     fn ask_qemu(&mut self, files: &Files, verdict: &Verdict) -> Result<(), String> {
         if self.random.chance(self.options.qemu_per_mille) {
             self.stats.qemu += 1;
-            crate::qemu::judge(files, TOP, &verdict.disk, Some(verdict.leaks))?;
+            let (disk, snapshots) = (&verdict.disk, &verdict.snapshots);
+            crate::qemu::judge(files, TOP, disk, snapshots, Some(verdict.leaks))?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@
 use gaur_sim::Random;
 use gaur_simulator::config::Config;
 use gaur_simulator::content::{Found, Script};
+use gaur_simulator::judge::read_snapshots;
 use gaur_simulator::prepare::{Wanted, prepare};
 use gaur_simulator::qemu;
 use gaur_simulator::view::{Files, View};
@@ -54,8 +55,9 @@ fn prepared_images_are_what_they_are_said_to_be() {
         }
         assert_eq!(view.snapshots.len(), prepared.snapshots.len());
         with_snapshots += usize::from(!view.snapshots.is_empty());
+        let snapshots = read_snapshots(&view).unwrap();
         let files = Files::from([("top.qcow2".to_owned(), prepared.file)]);
-        qemu::judge(&files, "top.qcow2", &disk, None)
+        qemu::judge(&files, "top.qcow2", &disk, &snapshots, None)
             .unwrap_or_else(|what| panic!("seed {seed}: {what}"));
     }
     assert!(with_snapshots > 5);

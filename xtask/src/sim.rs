@@ -95,7 +95,9 @@ fn rule(name: &str) -> Result<Rule, String> {
         "O4" => Ok(Rule::O4),
         "O5" => Ok(Rule::O5),
         "O7" => Ok(Rule::O7),
-        _ => Err(format!("--broken: '{name}' is none of O1, O2, O3, O4, O5, O7")),
+        _ => Err(format!(
+            "--broken: '{name}' is none of O1, O2, O3, O4, O5, O7"
+        )),
     }
 }
 

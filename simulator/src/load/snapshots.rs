@@ -359,80 +359,68 @@ impl Load {
 
     /// What must be refused.
     async fn ask_wrongly(&self, queue: &Queue<SimFile>, random: &mut Random) {
+        let new = self.draw_new(random);
+        let pair = match (self.pick_saved(random), self.pick_saved(random)) {
+            (Some(one), Some(other)) if random.chance(500) => Some([one, other]),
+            _ => None,
+        };
+        let Some([one, other]) = pair else {
+            return self.ask_for_nothing(queue, random, new).await;
+        };
+        let id = one.seen.id.clone();
+        let name = either_name(&one, random);
+        let held = [&one.seen.id, &other.seen.id];
+        held.iter().for_each(|id| self.model.borrow_mut().hold(id));
         let job = Job::default();
         let tag = self.tag();
-        let new = self.draw_new(random);
-        let saved = self.pick_saved(random);
-        let (what, result) = match (random.below(6), saved) {
-            (0, _) => {
-                self.begin(tag, format!("delete what is not there tag {}", tag.0));
-                (
-                    "delete of nothing",
-                    queue.delete_snapshot("none", &job).await,
-                )
+        let (what, result) = match random.below(3) {
+            0 if id != other.seen.id => {
+                self.begin(tag, format!("rename to {name} again tag {}", tag.0));
+                let result = queue.rename_snapshot(&other.seen.id, &name).await;
+                ("rename to a name twice", result)
             }
-            (1, _) => {
-                self.begin(tag, format!("apply what is not there tag {}", tag.0));
-                ("apply of nothing", queue.apply_snapshot("none", &job).await)
+            1 => {
+                self.begin(tag, format!("create with id {id} again tag {}", tag.0));
+                let new = NewSnapshot {
+                    id: Some(id),
+                    ..new
+                };
+                let result = queue.create_snapshot(&new, &job).await;
+                ("create of an id twice", result)
             }
-            (2, _) => {
-                self.begin(tag, format!("create without a name tag {}", tag.0));
+            _ => {
+                self.begin(tag, format!("create {name} again tag {}", tag.0));
+                let new = NewSnapshot { name, ..new };
+                let result = queue.create_snapshot(&new, &job).await;
+                ("create of a name twice", result)
+            }
+        };
+        held.iter()
+            .for_each(|id| self.model.borrow_mut().release(id));
+        if result.is_ok() {
+            self.fail(format!("{what} {} goes well", tag.0));
+        }
+    }
+
+    async fn ask_for_nothing(&self, queue: &Queue<SimFile>, random: &mut Random, new: NewSnapshot) {
+        let job = Job::default();
+        let tag = self.tag();
+        let what = random.below(4);
+        self.begin(tag, format!("ask for nothing ({what}) tag {}", tag.0));
+        let (what, result) = match what {
+            0 => ("delete", queue.delete_snapshot("none", &job).await),
+            1 => ("apply", queue.apply_snapshot("none", &job).await),
+            2 => ("rename", queue.rename_snapshot("none", &new.name).await),
+            _ => {
                 let new = NewSnapshot {
                     name: String::new(),
                     ..new
                 };
-                (
-                    "create without a name",
-                    queue.create_snapshot(&new, &job).await,
-                )
-            }
-            (_, None) => {
-                self.begin(tag, format!("rename what is not there tag {}", tag.0));
-                (
-                    "rename of nothing",
-                    queue.rename_snapshot("none", "x").await,
-                )
-            }
-            (3, Some(saved)) => {
-                let name = either_name(&saved, random);
-                self.begin(tag, format!("create {name} again tag {}", tag.0));
-                let new = NewSnapshot { name, ..new };
-                self.model.borrow_mut().hold(&saved.seen.id);
-                let result = queue.create_snapshot(&new, &job).await;
-                self.model.borrow_mut().release(&saved.seen.id);
-                ("create of a name twice", result)
-            }
-            (4, Some(saved)) => {
-                let id = saved.seen.id.clone();
-                self.begin(tag, format!("create with id {id} again tag {}", tag.0));
-                let new = NewSnapshot {
-                    id: Some(id.clone()),
-                    ..new
-                };
-                self.model.borrow_mut().hold(&id);
-                let result = queue.create_snapshot(&new, &job).await;
-                self.model.borrow_mut().release(&id);
-                ("create of an id twice", result)
-            }
-            (_, Some(saved)) => {
-                let Some(other) = self.pick_saved(random) else {
-                    return;
-                };
-                if other.seen.id == saved.seen.id {
-                    return;
-                }
-                let name = either_name(&other, random);
-                self.begin(tag, format!("rename to {name} again tag {}", tag.0));
-                let ids = [saved.seen.id.clone(), other.seen.id.clone()];
-                ids.iter().for_each(|id| self.model.borrow_mut().hold(id));
-                let result = queue.rename_snapshot(&ids[0], &name).await;
-                ids.iter()
-                    .for_each(|id| self.model.borrow_mut().release(id));
-                ("rename to a name twice", result)
+                ("create", queue.create_snapshot(&new, &job).await)
             }
         };
         if result.is_ok() {
-            self.fail(format!("{what} {} goes well", tag.0));
+            self.fail(format!("{what} {} of nothing goes well", tag.0));
         }
     }
 }
