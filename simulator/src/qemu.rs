@@ -65,7 +65,12 @@ fn compare(directory: &Path, name: &str, which: Option<&str>, view: &[u8]) -> Re
     run(directory, &arguments, &[0])?;
     let raw = directory.join("view");
     let seen = fs::read(&raw).map_err(|error| format!("{}: {error}", raw.display()))?;
-    if seen != view {
+    // Of a snapshot QEMU shows as much as the active disk has.
+    let len = match which {
+        Some(_) => view.len().min(seen.len()),
+        None => view.len(),
+    };
+    if seen.get(..len) != view.get(..len) || which.is_none() && seen.len() != len {
         let at = seen.iter().zip(view).position(|(one, other)| one != other);
         return Err(format!(
             "qemu-img convert sees another {}: {} bytes for {}, first difference at {at:?}",
