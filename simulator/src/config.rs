@@ -215,6 +215,13 @@ impl Config {
             mishaps,
             snapshot_load: draw_snapshot_load(seed, shape, guest_bytes),
         };
+        let config = match config.snapshot_load {
+            Some(_) => Config {
+                requests: config.requests.max(random.pick(&[6, 12, 40])),
+                ..config
+            },
+            None => config,
+        };
         match special {
             Special::None => config,
             Special::Holes => config.with_holes(space),
@@ -383,7 +390,9 @@ const SNAPSHOT_BYTES: u64 = 12 << 20;
 /// Drawn apart as well, and such that the seeds in `seeds.txt` that are older have none.
 fn draw_snapshot_load(seed: u64, shape: Shape, guest_bytes: u64) -> Option<SnapshotLoad> {
     let mut random = Random::new(seed ^ SNAPSHOT_STREAM);
-    if !random.chance(400) {
+    // Where refcounts cannot tell two from one there is little to do.
+    let often = if shape.refcount_max() > 1 { 400 } else { 50 };
+    if !random.chance(often) {
         return None;
     }
     let mut some = |weights: &[u32]| random.pick(weights);
@@ -398,7 +407,7 @@ fn draw_snapshot_load(seed: u64, shape: Shape, guest_bytes: u64) -> Option<Snaps
     let most = (SNAPSHOT_BYTES / guest_bytes.max(shape.cluster_bytes())).clamp(1, 8);
     Some(SnapshotLoad {
         tasks: random.pick(&[1, 1, 1, 2, 3]),
-        operations: random.pick(&[1, 3, 6]),
+        operations: random.pick(&[2, 5, 12]),
         weights,
         cancel_per_mille: random.pick(&[0, 0, 100, 500]),
         pause_ns: random.pick(&[1, 20_000, 200_000]),

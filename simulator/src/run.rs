@@ -417,7 +417,7 @@ impl<'a> Run<'a> {
                 close_looks -= 1;
                 self.stats.snapshot_crashes += 1;
                 self.look(scheduler, &mut load.model.borrow_mut())?;
-                if self.random.chance(20) {
+                if self.random.chance(8) {
                     return Ok(self.random.pick(&[End::PowerCut, End::Kill]));
                 }
             } else if looks > 0 && (!watching || self.random.chance(100)) {
