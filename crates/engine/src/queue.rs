@@ -145,9 +145,10 @@ impl<F: File> Queue<F> {
     }
 
     async fn serve_write(&self, offset: u64, source: Source<'_>) -> Result<(), Errno> {
-        self.check_writable()?;
         {
             let _inside = self.enter_open().await;
+            // Whoever waited for a switch must not go on where it failed.
+            self.check_writable()?;
             self.check_range(offset, source.len() as u64, Errno::ENOSPC)?;
             match self.top() {
                 Some((qcow2, writer)) => {
@@ -161,9 +162,10 @@ impl<F: File> Queue<F> {
     }
 
     async fn serve_zeroes(&self, offset: u64, len: u64, may_unmap: bool) -> Result<(), Errno> {
-        self.check_writable()?;
         {
             let _inside = self.enter_open().await;
+            // Whoever waited for a switch must not go on where it failed.
+            self.check_writable()?;
             self.check_range(offset, len, Errno::ENOSPC)?;
             match self.top() {
                 Some((qcow2, writer)) => {
@@ -177,9 +179,10 @@ impl<F: File> Queue<F> {
     }
 
     async fn serve_discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        self.check_writable()?;
         {
             let _inside = self.enter_open().await;
+            // Whoever waited for a switch must not go on where it failed.
+            self.check_writable()?;
             self.check_range(offset, len, Errno::EINVAL)?;
             match self.top() {
                 Some((qcow2, writer)) => {
