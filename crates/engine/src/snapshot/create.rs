@@ -290,6 +290,7 @@ impl<F: File> Switch<'_, F> {
         if slot.counted {
             let source = if slot.copied { slot.copy } else { slot.table };
             let bytes = self.read(source, self.cluster_size()).await?;
+            self.cover_blocks();
             self.plan.refer(&bytes, -1)?;
             if slot.copied {
                 self.plan.count(slot.copy, -1)?;
@@ -329,6 +330,7 @@ impl<F: File> Switch<'_, F> {
             self.read_active(&tables, slice_bytes, &mut new),
         );
         both.0.and(both.1)?;
+        self.cover_blocks();
         self.plan.refer(&old, -1)?;
         self.plan.refer(&new, 1)?;
         references::clear_flags(&mut new, &self.qcow2.geometry);

@@ -149,7 +149,6 @@ impl<'a, F: File> Switch<'a, F> {
         let spare = if copies { batch } else { 0 };
         for tables in list.chunks(batch) {
             self.fill_spare(spare.min(tables.len())).await?;
-            self.cover_blocks();
             let len = tables.len() * size as usize;
             let mut buffer = self.queue.pool.take(self.queue.top_file(), len);
             let places: Vec<u64> = tables.iter().map(|table| table.1).collect();
@@ -158,6 +157,8 @@ impl<'a, F: File> Switch<'a, F> {
             } else {
                 self.read_all(&places, size, &mut buffer).await?;
             }
+            // A block is there before what it counts is referred to; some may be younger than the last look.
+            self.cover_blocks();
             let mut writes = Vec::new();
             let pieces = buffer.chunks_exact_mut(size as usize);
             for ((number, _), bytes) in tables.iter().zip(pieces) {
@@ -392,6 +393,7 @@ impl<'a, F: File> Switch<'a, F> {
     /// The areas that nobody needs once the switch is made lose their reference: the active L1 table,
     /// the refcount table and the table of snapshots.
     pub(crate) fn drop_old_areas(&mut self) -> Result<(), Failure> {
+        self.cover_blocks();
         let l1 = &self.qcow2.maps.l1;
         self.plan.count_bytes(l1.offset(), l1.len() * 8, -1)?;
         let (offset, clusters) = {
