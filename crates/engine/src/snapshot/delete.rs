@@ -3,6 +3,9 @@
 //! Everything its L1 table leads to loses one reference. What the active image alone still refers to gets
 //! its COPIED flag back, in copies of the tables concerned.
 
+use std::collections::BTreeSet;
+
+use futures_util::future::try_join_all;
 use gaur_block::File;
 use gaur_format::snapshot::Snapshot;
 
@@ -64,6 +67,7 @@ impl<F: File> Queue<F> {
         switch
             .plan
             .count_bytes(gone.l1_table_offset.0, own_bytes, -1)?;
+        switch.note_shared(&rest).await?;
         switch.load_counts().await?;
         switch.flag_active().await?;
         switch.write_blocks(false).await?;
@@ -91,6 +95,9 @@ impl<F: File> Queue<F> {
         Ok(())
     }
 }
+
+/// L1 tables of snapshots read at once.
+const L1_TABLES_AT_ONCE: usize = 32;
 
 /// Everything a table of the snapshot refers to has one reference less.
 fn drop_table(plan: &mut Plan, _: u64, bytes: &mut [u8]) -> Result<Option<u64>, Failure> {
@@ -156,11 +163,35 @@ impl<F: File> Switch<'_, F> {
         Ok(())
     }
 
+    /// Looks for the active image's tables in the snapshots that stay. The tables' counts do not say it:
+    /// after a crash one may be too high.
+    async fn note_shared(&mut self, rest: &[Snapshot]) -> Result<(), Failure> {
+        let tables = self.active_tables().into_iter();
+        let own: BTreeSet<u64> = tables.map(|(_, table)| table).collect();
+        for some in rest.chunks(L1_TABLES_AT_ONCE) {
+            let this = &*self;
+            let reads = some.iter().map(|one| {
+                let len = u64::from(one.l1_size) * 8;
+                this.read(one.l1_table_offset.0, len)
+            });
+            for bytes in try_join_all(reads).await? {
+                for raw in bytes.as_chunks().0 {
+                    // A snapshot that is damaged is nothing to the one that goes.
+                    let slot = self.plan.slot_of(u64::from_be_bytes(*raw));
+                    let table = slot.map_or(0, |slot| slot.table);
+                    if own.contains(&table) {
+                        self.plan.shared.insert(table);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Whether a table that is not the active image's own will still be shared: all that it refers to is
     /// shared too, then.
     fn stays_shared(&self, table: u64) -> bool {
-        let bits = self.qcow2.geometry.cluster_bits();
-        self.plan.new_count(table >> bits) != Some(1)
+        self.plan.shared.contains(&table)
     }
 
     /// Sets the flags of all tables of the active image that need it, in copies.

@@ -1,7 +1,7 @@
 //! What a switch of the whole image is going to change: counts, copies of L2 tables, copies of refcount
 //! blocks. Sync; [`super::switch`] does the input and output.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use gaur_block::Errno;
 use gaur_format::geometry::Geometry;
@@ -50,6 +50,8 @@ pub(crate) struct Plan {
     pub(crate) spare: VecDeque<u64>,
     /// Counts in force of the blocks that the deletion of a snapshot changes.
     pub(crate) counts: BTreeMap<u64, Box<[u8]>>,
+    /// Tables of the active image that snapshots refer to which stay.
+    pub(crate) shared: BTreeSet<u64>,
     pub(crate) freed: FreedBlocks,
 }
 
@@ -64,6 +66,7 @@ impl Plan {
             blocks: BTreeMap::new(),
             spare: VecDeque::new(),
             counts: BTreeMap::new(),
+            shared: BTreeSet::new(),
             freed: FreedBlocks::new(per_block),
         }
     }
