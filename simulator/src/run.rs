@@ -385,7 +385,9 @@ impl<'a> Run<'a> {
         let start = scheduler.steps();
         loop {
             let watching = close_looks > 0;
+            let switching = watching && self.host.is_dirty(TOP, 0);
             let steps = match looks {
+                _ if switching => 1,
                 _ if watching => self.random.between(1, close_stride),
                 0 => 10_000,
                 _ => self.random.between(1, stride),
@@ -417,7 +419,9 @@ impl<'a> Run<'a> {
                 close_looks -= 1;
                 self.stats.snapshot_crashes += 1;
                 self.look(scheduler, &mut load.model.borrow_mut())?;
-                if self.random.chance(8) {
+                // The moments around the switch of the header are few.
+                let often = if switching { 120 } else { 8 };
+                if self.random.chance(often) {
                     return Ok(self.random.pick(&[End::PowerCut, End::Kill]));
                 }
             } else if looks > 0 && (!watching || self.random.chance(100)) {

@@ -131,6 +131,15 @@ impl SimHost {
             .sum()
     }
 
+    /// Whether the sector at `offset_bytes` of the file called `name` has an unflushed version.
+    pub fn is_dirty(&self, name: &str, offset_bytes: u64) -> bool {
+        let sector = offset_bytes / crate::SECTOR_BYTES;
+        let disks = self.disks.borrow();
+        disks
+            .get(name)
+            .is_some_and(|disk| disk.borrow().dirty.contains_key(&sector))
+    }
+
     /// Sectors with unflushed versions, on all files.
     pub fn dirty_sectors(&self) -> usize {
         self.disks
