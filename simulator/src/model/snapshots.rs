@@ -440,17 +440,19 @@ impl Model {
             }
             return Ok(());
         }
+        let mut verdict = Err(format!(
+            "snapshot {} ({}) should not be there",
+            seen.id, seen.name
+        ));
         for change in changes.values() {
             if let Change::Return { saved } = change
                 && saved.seen.id == seen.id
+                && verdict.is_err()
             {
-                return self.check_saved(saved, seen);
+                verdict = self.check_saved(saved, seen);
             }
         }
-        Err(format!(
-            "snapshot {} ({}) should not be there",
-            seen.id, seen.name
-        ))
+        verdict
     }
 
     /// Checks a snapshot that is in the making.
@@ -523,7 +525,10 @@ impl Model {
     /// The process was killed, and a reader found these snapshots with the power still on. What was
     /// in flight may or may not be durable.
     pub fn snapshots_survived_kill(&mut self, found: Vec<Seen>) {
-        let old = std::mem::take(&mut self.snapshots);
+        let mut old = std::mem::take(&mut self.snapshots);
+        // An earlier kill may not have been settled yet.
+        let earlier = std::mem::take(&mut self.killed_changes).into_iter();
+        let earlier: Vec<Change> = earlier.filter_map(|id| old.changes.remove(&id)).collect();
         self.applying = None;
         let saved = found.into_iter().map(|seen| self.save(seen)).collect();
         let mut new = Snapshots::of(saved);
@@ -547,8 +552,10 @@ impl Model {
             .map(|saved| saved.seen.id.clone())
             .filter(|id| old.position(id).is_none())
             .collect();
-        for id in added {
-            self.killed_changes.push(new.add(Change::Delete { id }));
+        let added = added.into_iter().map(|id| Change::Delete { id });
+        let possible: Vec<Change> = added.chain(earlier).collect();
+        for change in possible {
+            self.killed_changes.push(new.add(change));
         }
         self.snapshots = new;
     }
