@@ -40,8 +40,10 @@ impl<F: File> Queue<F> {
         .await
     }
 
-    /// Before the first change: clears the autoclear bits, because this engine does not keep what
-    /// they stand for (persistent bitmaps) up to date (O6).
+    /// Before the first change: flushes, because whoever had the image before may have been killed before
+    /// he could, and what is free by the tables that were read must be free by those on the disk (O3).
+    /// And clears the autoclear bits, because this engine does not keep what they stand for (persistent
+    /// bitmaps) up to date (O6).
     pub(crate) async fn announce(&self, writer: &Writer) -> Result<(), Errno> {
         if writer.announced.load(Ordering::Acquire) {
             return Ok(());
@@ -50,6 +52,7 @@ impl<F: File> Queue<F> {
         if writer.announced.load(Ordering::Acquire) {
             return Ok(());
         }
+        self.barrier().await?;
         if let Some(header) = self.header()
             && header.version == Version::V3
             && header.autoclear.0 != 0
