@@ -387,7 +387,8 @@ impl Model {
         let Some(worlds) = self.worlds() else {
             return self.check_world(bytes, exact);
         };
-        let fits = |world: &&Model| bytes.len() as u64 == world.len_bytes();
+        let units = (bytes.len() as u64 / self.script.unit_bytes()) as u32;
+        let fits = |world: &&Model| world.sizes().contains(&units);
         let mut outcome = self.check_world(bytes, exact);
         for world in worlds.iter().filter(fits) {
             outcome = world.check_world(bytes, exact);
@@ -396,10 +397,6 @@ impl Model {
             }
         }
         outcome
-    }
-
-    fn len_bytes(&self) -> u64 {
-        u64::from(self.size) * self.script.unit_bytes()
     }
 
     fn check_world(&self, bytes: &[u8], exact: bool) -> Result<Vec<Value>, Wrong> {
