@@ -215,17 +215,22 @@ impl Config {
             mishaps,
             snapshot_load: draw_snapshot_load(seed, shape, guest_bytes),
         };
-        let config = match config.snapshot_load {
-            Some(_) => Config {
-                requests: config.requests.max(random.pick(&[6, 12, 40])),
-                ..config
-            },
-            None => config,
-        };
+        let config = config.with_time_for_snapshots(random);
         match special {
             Special::None => config,
             Special::Holes => config.with_holes(space),
             Special::TornWrites => config.with_holes(space).with_torn_writes(space),
+        }
+    }
+
+    /// The same with enough requests for snapshots to be made beside them.
+    fn with_time_for_snapshots(self, random: &mut Random) -> Config {
+        match self.snapshot_load {
+            Some(_) => Config {
+                requests: self.requests.max(random.pick(&[6, 12, 40])),
+                ..self
+            },
+            None => self,
         }
     }
 
