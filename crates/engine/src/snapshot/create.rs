@@ -23,7 +23,7 @@ pub(crate) const ROUNDS_MAX: usize = 8;
 /// So few changed slices are left for the time when requests are stopped.
 pub(crate) const SLICES_FEW: usize = 16;
 /// Slices read at once when they are copied again.
-const SLICES_AT_ONCE: usize = 32;
+const SLICES_AT_ONCE: usize = 64;
 
 /// What is to be created.
 struct Wanted<'a> {
@@ -334,10 +334,8 @@ impl<F: File> Switch<'_, F> {
         self.plan.refer(&old, -1)?;
         self.plan.refer(&new, 1)?;
         references::clear_flags(&mut new, &self.qcow2.geometry);
-        let pieces = new.chunks_exact(slice_bytes as usize);
-        for ((to, _), bytes) in places.iter().zip(pieces) {
-            self.write_piece(*to, bytes).await?;
-        }
+        let places: Vec<Option<u64>> = copies.into_iter().map(Some).collect();
+        self.write_some(&places, slice_bytes, &new).await?;
         Ok(Vec::new())
     }
 }

@@ -219,7 +219,7 @@ impl<'a, F: File> Switch<'a, F> {
     }
 
     /// Writes those pieces of `buffer` that have an offset.
-    async fn write_some(
+    pub(crate) async fn write_some(
         &self,
         places: &[Option<u64>],
         size: u64,
