@@ -96,7 +96,10 @@ impl Machine {
     /// Ends it in order.
     #[track_caller]
     pub fn quit(mut self) {
-        self.command(&json!({"execute": "quit"}));
+        let input = self.child.stdin.as_mut().expect("a pipe was asked for");
+        writeln!(input, "{}", json!({"execute": "quit"})).expect("the monitor listens");
+        // It may be gone before its answer is.
+        let _ = std::io::copy(&mut self.replies, &mut std::io::sink());
         let status = self.child.wait().expect("it can be waited for");
         assert!(status.success(), "{status}");
     }
