@@ -93,15 +93,14 @@ impl Machine {
         }));
     }
 
-    /// Ends it in order.
-    #[track_caller]
+    /// Ends it. What it did has been answered; now and then it is gone before it was told to go.
     pub fn quit(mut self) {
-        let input = self.child.stdin.as_mut().expect("a pipe was asked for");
-        writeln!(input, "{}", json!({"execute": "quit"})).expect("the monitor listens");
-        // It may be gone before its answer is.
+        if let Some(input) = self.child.stdin.as_mut() {
+            let _ = writeln!(input, "{}", json!({"execute": "quit"}));
+        }
+        // Until its output ends.
         let _ = std::io::copy(&mut self.replies, &mut std::io::sink());
-        let status = self.child.wait().expect("it can be waited for");
-        assert!(status.success(), "{status}");
+        self.child.wait().expect("it can be waited for");
     }
 }
 
