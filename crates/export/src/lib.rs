@@ -1,5 +1,21 @@
 //! Front ends that serve a [`gaur_block::Device`] to clients, one module and one feature each.
+//!
+//! A front end takes a function that makes devices: it is called on each of the threads on which
+//! requests run, because a device belongs to one thread. All of them are queues of one image.
 
 pub mod device;
+mod error;
+mod front;
+#[cfg(feature = "fuse")]
+pub mod fuse;
 #[cfg(feature = "nbd")]
 pub mod nbd;
+#[cfg(feature = "ublk")]
+pub mod ublk;
+#[cfg(feature = "vduse")]
+pub mod vduse;
+#[cfg(feature = "vhost-user")]
+pub mod vhost_user;
+
+pub use error::ServeError;
+pub use front::Front;

@@ -14,7 +14,9 @@
 
 mod address;
 mod blocking;
+mod command;
 mod context;
+mod descriptor;
 #[cfg_attr(loom, path = "event_modelled.rs")]
 mod event;
 mod file;
@@ -41,7 +43,9 @@ mod whole;
 
 pub use address::Address;
 pub use blocking::{BlockingFile, BlockingHost, block_on};
+pub use command::command;
 pub use context::has_reactor;
+pub use descriptor::Descriptor;
 pub use file::{ReactorFile, ReactorHost};
 pub use memory::Buffer;
 pub use open::{CreateFile, OpenFile};
@@ -56,5 +60,5 @@ pub use timer::sleep;
 
 /// io_uring on this machine.
 pub mod uring {
-    pub use crate::ring::{Unavailable, available};
+    pub use crate::ring::{EXPORT_BUFFER_FIRST, EXPORT_BUFFERS, Unavailable, available};
 }

@@ -32,6 +32,13 @@ pub(crate) const POOL_SLOTS: usize = 16;
 /// Places for all buffers: those of the pool, and others that an export registers (ublk).
 const BUFFER_SLOTS: u32 = 1024;
 
+/// The first number of a buffer that an export may have the kernel register with the ring of its
+/// thread; the numbers before it are the reactor's own.
+pub const EXPORT_BUFFER_FIRST: u16 = POOL_SLOTS as u16;
+
+/// How many such numbers there are.
+pub const EXPORT_BUFFERS: u16 = BUFFER_SLOTS as u16 - EXPORT_BUFFER_FIRST;
+
 /// Completions taken at a time.
 const REAP_BATCH: usize = 64;
 

@@ -12,10 +12,10 @@ use gaur_reactor::local::Notify;
 use gaur_reactor::{Either, Stream, race, sleep, timeout};
 
 use super::client::{Client, Presence};
-use super::error::ServeError;
 use super::listen::Listener;
 use super::options::{Options, Outcome};
 use super::stop::Stop;
+use crate::error::ServeError;
 
 /// After a failed accept (no more descriptors, usually) the next attempt waits this long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use gaur_block::Errno;
 use gaur_reactor::Address;
 
-use super::error::ServeError;
+use crate::error::ServeError;
 
 /// An address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,6 @@
 mod client;
 mod connection;
 mod control;
-mod error;
 mod execute;
 mod hub;
 mod inflow;
@@ -20,7 +19,7 @@ mod shelf;
 mod stations;
 mod stop;
 
-pub use error::ServeError;
+pub use crate::error::ServeError;
 pub use listen::{Listen, Listener};
 pub use options::{Export, Log, Options, Outcome, Place};
 pub use stations::{serve_blocking, serve_uring};

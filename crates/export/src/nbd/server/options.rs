@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::error::ServeError;
+use crate::error::ServeError;
 use crate::nbd::proto::wire::{PAYLOAD_MAX_BYTES, STRING_MAX_BYTES};
 
 /// Takes one line about a connection: who came, who left and why.

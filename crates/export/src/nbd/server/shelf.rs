@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use gaur_block::{Device, Errno, Payload, Request, Tag};
 
-use super::error::ServeError;
 use super::options::{Options, Place};
+use crate::error::ServeError;
 use crate::nbd::proto::{ExportInfo, Exports};
 
 /// Makes the device of an export for a thread.

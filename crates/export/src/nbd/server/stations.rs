@@ -14,11 +14,11 @@ use gaur_reactor::{Config, Driver, JoinHandle, Reactor, Threads, ThreadsConfig};
 use super::client::Presence;
 use super::connection;
 use super::control::{self, Stations};
-use super::error::ServeError;
 use super::listen::Listener;
 use super::options::{Options, Outcome, Place};
 use super::shelf::{Make, Shelf};
 use super::stop::Stop;
+use crate::error::ServeError;
 
 /// Serves on [`Options::threads`] reactor threads. Every connection stays on one thread; every
 /// thread has its own device for each export, made by `devices` on that thread before the first

@@ -11,13 +11,13 @@ pub struct ServeError {
 }
 
 impl ServeError {
-    pub(super) fn new(message: impl Into<String>) -> ServeError {
+    pub(crate) fn new(message: impl Into<String>) -> ServeError {
         ServeError {
             message: message.into(),
         }
     }
 
-    pub(super) fn because(what: impl fmt::Display, errno: Errno) -> ServeError {
+    pub(crate) fn because(what: impl fmt::Display, errno: Errno) -> ServeError {
         ServeError {
             message: format!("{what}: {errno}"),
         }

@@ -1,0 +1,1 @@
+//! Exports as a raw file at a path.

@@ -1,0 +1,1 @@
+//! Exports as ublk block devices of this machine.

@@ -1,0 +1,1 @@
+//! Exports as VDUSE block devices of this machine.

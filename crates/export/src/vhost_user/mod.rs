@@ -1,0 +1,1 @@
+//! Exports over vhost-user-blk, for virtual machines.
