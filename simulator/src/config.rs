@@ -60,8 +60,9 @@ pub struct SnapshotLoad {
     pub tasks: u32,
     /// Operations of each between two crashes.
     pub operations: u32,
-    /// How often they create, delete, apply, rename, list, and ask for what cannot be.
-    pub weights: [u32; 6],
+    /// How often they create, delete, apply, rename, list, ask for what cannot be, save the state of a
+    /// virtual machine, and read it.
+    pub weights: [u32; 8],
     /// Operations in a thousand that are cancelled.
     pub cancel_per_mille: u32,
     /// Longest pause between two operations.
@@ -408,6 +409,8 @@ fn draw_snapshot_load(seed: u64, shape: Shape, guest_bytes: u64) -> Option<Snaps
         some(&[0, 2]),
         some(&[0, 2]),
         some(&[0, 2]),
+        some(&[0, 0, 20]),
+        some(&[0, 4]),
     ];
     let most = (SNAPSHOT_BYTES / guest_bytes.max(shape.cluster_bytes())).clamp(1, 8);
     Some(SnapshotLoad {

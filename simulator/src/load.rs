@@ -19,8 +19,10 @@ use crate::model::Model;
 use crate::stats::Stats;
 
 mod snapshots;
+mod states;
 
 pub(crate) use snapshots::check_list;
+pub(crate) use states::compare_state;
 
 /// What the tasks of an epoch share.
 pub struct Load {
@@ -50,6 +52,8 @@ pub struct Load {
     shrinking: Cell<bool>,
     /// The last request that may have been in flight then.
     shrunk_at: Cell<u32>,
+    /// States of virtual machines being saved.
+    pub saving: Cell<u32>,
     /// Requests in flight.
     active: Cell<u32>,
     next_tag: Cell<u32>,
@@ -104,6 +108,7 @@ impl Load {
             exclusive: Cell::new(false),
             growing: Cell::new(false),
             shrinking: Cell::new(false),
+            saving: Cell::new(0),
             shrunk_at: Cell::new(0),
             active: Cell::new(0),
             next_tag: Cell::new(0),

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use gaur_block::{Device, Payload, Request, Tag, Target};
-use gaur_engine::{Image, OpenOptions, Queue};
+use gaur_engine::{Image, OpenOptions, Queue, VmStateReader};
 use gaur_sim::{Scheduler, SimFile, SimHost, Trace};
 
 use crate::judge::Verdict;
-use crate::load::check_list;
+use crate::load::{check_list, compare_state};
 use crate::machine::TOP;
 use crate::model::Seen;
 use crate::run::{Run, STEPS_MAX};
@@ -58,7 +58,36 @@ impl Run<'_> {
         let (image, files) = open(scheduler, host, options)?.map_err(within)?;
         let queue = image.queue(files);
         compare(scheduler, queue, &seen.disk).map_err(within)?;
-        Ok(())
+        self.reread_state(scheduler, host, seen).map_err(within)
+    }
+
+    /// Reads the state that a snapshot holds.
+    fn reread_state(
+        &mut self,
+        scheduler: &mut Scheduler,
+        host: &SimHost,
+        seen: &Seen,
+    ) -> Result<(), String> {
+        let options = OpenOptions {
+            read_only: true,
+            ..self.engine_options()
+        };
+        let (image, files) = open(scheduler, host, options)??;
+        let (seen, random) = (seen.clone(), self.random.fork());
+        let queue = image.queue(files);
+        let reading = async move {
+            let mut reader = VmStateReader::open(&queue, &seen.id).await?;
+            compare_state(&mut reader, &seen.state, random).await
+        };
+        let read = scheduler.block_on("read a state", STEPS_MAX, reading);
+        let read = read
+            .map_err(|stuck| stuck.to_string())?
+            .ok_or("reading does not end")?;
+        match read {
+            Ok(None) => Ok(()),
+            Ok(Some(wrong)) => Err(wrong),
+            Err(error) => Err(format!("{error:#}")),
+        }
     }
 }
 

@@ -414,7 +414,8 @@ impl<'a> Run<'a> {
                     End::PowerCut
                 });
             }
-            let changing = watching && load.model.borrow().is_changing();
+            let changes = load.saving.get() > 0 || load.model.borrow().is_changing();
+            let changing = watching && changes;
             if changing {
                 close_looks -= 1;
                 self.stats.snapshot_crashes += 1;

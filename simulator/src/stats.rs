@@ -34,6 +34,8 @@ pub struct Stats {
     pub holes: u64,
     /// Snapshots made, applied, deleted and renamed.
     pub snapshots: u64,
+    /// Of these, snapshots with the state of a virtual machine.
+    pub states: u64,
     /// Operations on snapshots that failed, by a fault or because they were cancelled.
     pub snapshots_refused: u64,
     /// Of the crash points, those in the middle of an operation on snapshots.
@@ -58,6 +60,7 @@ impl AddAssign for Stats {
         self.reftable_moves += other.reftable_moves;
         self.holes += other.holes;
         self.snapshots += other.snapshots;
+        self.states += other.states;
         self.snapshots_refused += other.snapshots_refused;
         self.snapshot_crashes += other.snapshot_crashes;
         self.steps += other.steps;
@@ -71,7 +74,7 @@ impl fmt::Display for Stats {
             "{} seeds, {} crash points ({} reopened by the engine, {} judged by qemu-img), \
              {} kills, {} closes, {} epochs, {} requests, {} faults, {} failed requests, \
              {} L1 tables moved, {} refcount tables moved, {} holes, \
-             {} changes of snapshots ({} refused, {} crash points inside), {} steps",
+             {} changes of snapshots ({} with a state, {} refused, {} crash points inside), {} steps",
             self.seeds,
             self.crash_points,
             self.reopened,
@@ -86,6 +89,7 @@ impl fmt::Display for Stats {
             self.reftable_moves,
             self.holes,
             self.snapshots,
+            self.states,
             self.snapshots_refused,
             self.snapshot_crashes,
             self.steps

@@ -23,20 +23,24 @@ enum Action {
     Rename,
     List,
     Wrong,
+    Save,
+    ReadState,
 }
 
-const ACTIONS: [Action; 6] = [
+const ACTIONS: [Action; 8] = [
     Action::Create,
     Action::Delete,
     Action::Apply,
     Action::Rename,
     Action::List,
     Action::Wrong,
+    Action::Save,
+    Action::ReadState,
 ];
 
 /// How an operation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+pub(super) enum Outcome {
     Done,
     /// It failed, and nothing has changed.
     Nothing,
@@ -45,12 +49,12 @@ enum Outcome {
 }
 
 /// An operation that has begun.
-struct Begun {
+pub(super) struct Begun {
     tag: Tag,
     what: String,
     /// The image refused writes already.
     poisoned: bool,
-    job: Rc<Job>,
+    pub(super) job: Rc<Job>,
     cancelled: bool,
 }
 
@@ -81,13 +85,18 @@ impl Load {
                 Action::Rename => self.rename(queue, random).await,
                 Action::List => self.list(queue).await,
                 Action::Wrong => self.ask_wrongly(queue, random).await,
+                Action::Save if self.is_full_of_snapshots(&load) => {
+                    self.delete(queue, random, &load).await;
+                }
+                Action::Save => self.save(&queues, random, &load).await,
+                Action::ReadState => self.read_state(queue, random).await,
             }
             self.active.set(self.active.get() - 1);
         }
         self.handle.doing("done".to_owned());
     }
 
-    fn start(&self, what: String, random: &mut Random, cancel_per_mille: u32) -> Begun {
+    pub(super) fn start(&self, what: String, random: &mut Random, cancel_per_mille: u32) -> Begun {
         let tag = self.tag();
         let what = format!("{what} tag {}", tag.0);
         self.begin(tag, what.clone());
@@ -112,7 +121,7 @@ impl Load {
     }
 
     /// Judges the answer to an operation; `excuse` says why it may fail on a healthy disk.
-    fn finish(
+    pub(super) fn finish(
         &self,
         queue: &Queue<SimFile>,
         begun: &Begun,
@@ -151,7 +160,7 @@ impl Load {
     }
 
     /// One of the snapshots that nobody is about to change.
-    fn pick_saved(&self, random: &mut Random) -> Option<Saved> {
+    pub(super) fn pick_saved(&self, random: &mut Random) -> Option<Saved> {
         let model = self.model.borrow();
         let free: Vec<&Saved> = model.saved().iter().filter(|saved| !saved.busy).collect();
         match free.len() {
@@ -161,7 +170,7 @@ impl Load {
     }
 
     /// The least of what a refcount has to bear is more than it can.
-    fn may_overflow(&self) -> bool {
+    pub(super) fn may_overflow(&self) -> bool {
         let shape = self.config.shape;
         let snapshots = self.model.borrow().saved().len() as u64;
         let shared = if self.config.compressed_per_mille > 0 {
@@ -178,7 +187,7 @@ impl Load {
         if self.config.shape.version == 2 && resizing {
             return;
         }
-        if self.model.borrow().saved().len() >= load.most as usize {
+        if self.is_full_of_snapshots(load) {
             return self.delete(queue, random, load).await;
         }
         let new = self.draw_new(random);
@@ -201,6 +210,10 @@ impl Load {
         }
     }
 
+    fn is_full_of_snapshots(&self, load: &SnapshotLoad) -> bool {
+        self.model.borrow().saved().len() >= load.most as usize
+    }
+
     pub(super) fn draw_new(&self, random: &mut Random) -> NewSnapshot {
         let number = self.next_value();
         let icount = random.chance(300).then(|| random.below(1 << 40));
@@ -215,7 +228,7 @@ impl Load {
     }
 
     /// Looks at once at what was made; from then on it has a content.
-    fn created(
+    pub(super) fn created(
         &self,
         begun: &Begun,
         change: ChangeId,
@@ -425,7 +438,7 @@ impl Load {
     }
 }
 
-fn times(new: &NewSnapshot) -> Times {
+pub(super) fn times(new: &NewSnapshot) -> Times {
     Times {
         date: (new.date_sec, new.date_nsec),
         vm_clock_nsec: new.vm_clock_nsec,

@@ -1,0 +1,300 @@
+//! Somebody who saves and reads the state of a virtual machine while the guest goes on.
+//!
+//! A state is written in pieces of any length, in order or not, by several writers, with holes between
+//! them. Before its end nothing of it is in the image; then the snapshot and all of it are.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use gaur_engine::{ErrorKind, ImageError, Queue, VmStateReader, VmStateSave};
+use gaur_sim::{Random, SimFile};
+
+use super::Load;
+use super::snapshots::{Outcome, times};
+use crate::config::SnapshotLoad;
+use crate::model::Creation;
+
+/// Longest state that is written without holes, in bytes.
+const DENSE_BYTES: u64 = 96 << 10;
+/// Longest state of few pieces; a writer keeps more than one chunk of it.
+const SPARSE_BYTES: u64 = 3 << 20;
+
+/// A state as it is to be.
+struct Wanted {
+    bytes: Vec<u8>,
+    /// What is written, in this order; the rest are holes.
+    pieces: Vec<Range<usize>>,
+}
+
+impl Wanted {
+    fn draw(random: &mut Random) -> Wanted {
+        let sparse = random.chance(100);
+        let len = match random.below(8) {
+            0 => 0,
+            1 => random.between(1, 700),
+            _ if sparse => random.between(1, SPARSE_BYTES),
+            _ => random.between(1, DENSE_BYTES),
+        };
+        let holes = sparse || random.chance(300);
+        let longest = random.pick(&[9, 600, 4104, 70_000]);
+        let mut pieces = Vec::new();
+        let mut at = 0;
+        while at < len {
+            let end = len.min(at + random.between(1, longest));
+            if !holes || random.chance(300) {
+                pieces.push(at as usize..end as usize);
+            }
+            at = end;
+            if sparse {
+                at += random.below(300_000);
+            }
+        }
+        let mut bytes = vec![0; len as usize];
+        for piece in &pieces {
+            let mut stream = random.fork();
+            for eight in bytes[piece.clone()].chunks_mut(8) {
+                let number = stream.number().to_le_bytes();
+                eight.copy_from_slice(&number[..eight.len()]);
+            }
+        }
+        if random.chance(300) {
+            // Not in order.
+            for number in 1..pieces.len() {
+                pieces.swap(number, random.index(number + 1));
+            }
+        }
+        Wanted { bytes, pieces }
+    }
+}
+
+/// The writers of one state.
+struct Writers {
+    left: Cell<usize>,
+    error: RefCell<Option<ImageError>>,
+}
+
+impl Load {
+    /// Saves a state, or begins to.
+    pub(super) async fn save(
+        self: &Rc<Self>,
+        queues: &[Rc<Queue<SimFile>>],
+        random: &mut Random,
+        load: &SnapshotLoad,
+    ) {
+        let resizing = self.growing.get() || self.exclusive.get();
+        if self.config.shape.version == 2 && resizing {
+            return;
+        }
+        let queue = &queues[random.index(queues.len())];
+        let save = match VmStateSave::begin(queue.image()) {
+            Ok(save) => save,
+            Err(error) => {
+                return self.refused("begin of a save", queue, &error, self.may_overflow());
+            }
+        };
+        self.saving.set(self.saving.get() + 1);
+        let wanted = Rc::new(Wanted::draw(random));
+        self.write_state(&save, &wanted, queues, random).await;
+        match random.below(10) {
+            0 => save.abort(queue).await,
+            1 => {}
+            _ => self.finish_save(&save, &wanted, queue, random, load).await,
+        }
+        self.saving.set(self.saving.get() - 1);
+    }
+
+    /// Writes all pieces, each by one of several writers.
+    async fn write_state(
+        self: &Rc<Self>,
+        save: &Arc<VmStateSave>,
+        wanted: &Rc<Wanted>,
+        queues: &[Rc<Queue<SimFile>>],
+        random: &mut Random,
+    ) {
+        let count = random.pick(&[1, 1, 2, 3]);
+        let writers = Rc::new(Writers {
+            left: Cell::new(count),
+            error: RefCell::default(),
+        });
+        let tag = self.tag();
+        let (len, pieces) = (wanted.bytes.len(), wanted.pieces.len());
+        self.begin(
+            tag,
+            format!(
+                "state of {len} bytes in {pieces} pieces by {count} tag {}",
+                tag.0
+            ),
+        );
+        for number in 0..count {
+            let queue = Rc::clone(&queues[random.index(queues.len())]);
+            let (load, writers) = (Rc::clone(self), Rc::clone(&writers));
+            let (save, wanted, random) = (Arc::clone(save), Rc::clone(wanted), random.fork());
+            let name = format!("state writer {number}");
+            self.handle.spawn(&name, async move {
+                let mine = number..;
+                let written = write_pieces(&save, &wanted, &queue, mine, count, random).await;
+                if let Err(error) = written {
+                    load.refused("write of a state", &queue, &error, false);
+                    writers.error.borrow_mut().get_or_insert(error);
+                }
+                drop(save);
+                writers.left.set(writers.left.get() - 1);
+            });
+        }
+        while writers.left.get() > 0 {
+            self.handle.sleep(2_000).await;
+        }
+        if writers.error.borrow().is_some() {
+            self.handle.doing("writers failed".to_owned());
+        }
+        if let Err(error) = save.extend_to(len as u64) {
+            self.refused("end of a state", &queues[0], &error, false);
+        }
+    }
+
+    /// An error without consequences; wrong on a healthy disk unless there is an `excuse`.
+    fn refused(&self, what: &str, queue: &Queue<SimFile>, error: &ImageError, excuse: bool) {
+        let poisoned = queue.image().poisoned().is_some();
+        if !excuse && !poisoned && !self.may_fail.get() {
+            self.fail(format!("{what} fails on a healthy disk: {error:#}"));
+        }
+    }
+
+    async fn finish_save(
+        &self,
+        save: &Arc<VmStateSave>,
+        wanted: &Wanted,
+        queue: &Queue<SimFile>,
+        random: &mut Random,
+        load: &SnapshotLoad,
+    ) {
+        // Once more if it fails: a write may have failed, or nobody wanted it.
+        for last in [false, true] {
+            let new = self.draw_new(random);
+            let begun = self.start(format!("save {}", new.name), random, load.cancel_per_mille);
+            let change = self.model.borrow_mut().create(Creation {
+                name: new.name.clone(),
+                times: times(&new),
+                state: wanted.bytes.as_slice().into(),
+            });
+            let result = save.finish(queue, &new, &begun.job).await;
+            let result = result.as_ref();
+            match self.finish(queue, &begun, result, self.may_overflow()) {
+                Outcome::Done => {
+                    self.stats.borrow_mut().states += 1;
+                    return self.created(&begun, change, &new, result.ok());
+                }
+                Outcome::Nothing => self.model.borrow_mut().undo_change(change),
+                Outcome::Unknown => return,
+            }
+            if last || random.chance(500) {
+                return save.abort(queue).await;
+            }
+        }
+    }
+
+    /// Reads the state of a snapshot, which cannot be deleted meanwhile.
+    pub(super) async fn read_state(&self, queue: &Queue<SimFile>, random: &mut Random) {
+        let Some(saved) = self.pick_saved(random) else {
+            return;
+        };
+        let id = saved.seen.id.clone();
+        self.model.borrow_mut().hold(&id);
+        let tag = self.tag();
+        self.begin(tag, format!("read the state of {id} tag {}", tag.0));
+        let reading = async {
+            let mut reader = VmStateReader::open(queue, &id).await?;
+            let seed = random.fork();
+            let wrong = compare_state(&mut reader, &saved.seen.state, seed).await?;
+            if random.chance(200) {
+                let job = gaur_engine::Job::default();
+                let deleted = queue.delete_snapshot(&id, &job).await;
+                let locked = deleted
+                    .as_ref()
+                    .is_err_and(|error| error.kind() == ErrorKind::Locked);
+                if !locked && !self.may_fail.get() {
+                    self.fail(format!("delete during a read {} gives {deleted:?}", tag.0));
+                }
+            }
+            Ok::<_, ImageError>(wrong)
+        };
+        match reading.await {
+            Ok(None) => {}
+            Ok(Some(wrong)) => self.fail(format!("read {}: {wrong}", tag.0)),
+            Err(error) => self.refused("read of a state", queue, &error, false),
+        }
+        self.model.borrow_mut().release(&id);
+    }
+}
+
+/// Writes every `count`th piece, from the first of `mine` on.
+async fn write_pieces(
+    save: &Arc<VmStateSave>,
+    wanted: &Wanted,
+    queue: &Queue<SimFile>,
+    mine: std::ops::RangeFrom<usize>,
+    count: usize,
+    mut random: Random,
+) -> Result<(), ImageError> {
+    let mut writer = save.writer(queue);
+    for piece in wanted.pieces.iter().skip(mine.start).step_by(count) {
+        let bytes = &wanted.bytes[piece.clone()];
+        if writer.position() == piece.start as u64 {
+            writer.write(bytes).await?;
+        } else if random.chance(500) {
+            writer.set_position(piece.start as u64);
+            writer.write(bytes).await?;
+        } else {
+            writer.write_at(piece.start as u64, bytes).await?;
+        }
+        if random.chance(10) {
+            writer.flush().await?;
+        }
+    }
+    writer.flush().await
+}
+
+/// Reads a state in order, then in places; what is wrong.
+pub(crate) async fn compare_state(
+    reader: &mut VmStateReader<'_, SimFile>,
+    expected: &[u8],
+    mut random: Random,
+) -> Result<Option<String>, ImageError> {
+    let size = reader.size_bytes();
+    if size != expected.len() as u64 {
+        let len = expected.len();
+        return Ok(Some(format!("the state has {size} bytes instead of {len}")));
+    }
+    let mut state = Vec::new();
+    let longest = random.pick(&[8, 5000, 200_000]).max(size / 50 + 1);
+    loop {
+        let mut part = vec![0xa5; random.between(1, longest) as usize];
+        let count = reader.read(&mut part).await?;
+        state.extend_from_slice(&part[..count]);
+        if count < part.len() {
+            break;
+        }
+    }
+    if state != expected {
+        let at = state
+            .iter()
+            .zip(expected)
+            .position(|(one, other)| one != other);
+        let len = state.len();
+        return Ok(Some(format!(
+            "{len} bytes of state, first difference at {at:?}"
+        )));
+    }
+    for _ in 0..4 {
+        let from = random.below(size + 1);
+        let mut part = vec![0xa5; random.between(1, 9000) as usize];
+        let count = reader.read_at(from, &mut part).await?;
+        let rest = &expected[from as usize..];
+        if part[..count] != rest[..part.len().min(rest.len())] {
+            return Ok(Some(format!("bytes of the state at {from} are wrong")));
+        }
+    }
+    Ok(None)
+}
