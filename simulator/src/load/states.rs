@@ -3,12 +3,12 @@
 //! A state is written in pieces of any length, in order or not, by several writers, with holes between
 //! them. Before its end nothing of it is in the image; then the snapshot and all of it are.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use gaur_engine::{ErrorKind, ImageError, Queue, VmStateReader, VmStateSave};
+use gaur_engine::{ErrorKind, ImageError, Queue, VmStateReader, VmStateSave, VmStateWriter};
 use gaur_sim::{Random, SimFile};
 
 use super::Load;
@@ -72,8 +72,12 @@ impl Wanted {
 /// The writers of one state.
 struct Writers {
     left: Cell<usize>,
-    error: RefCell<Option<ImageError>>,
+    /// One could not write all of its pieces.
+    failed: Cell<bool>,
 }
+
+/// How often a writer tries to write a piece.
+const TRIES_MAX: usize = 3;
 
 impl Load {
     /// Saves a state, or begins to.
@@ -96,8 +100,9 @@ impl Load {
         };
         self.saving.set(self.saving.get() + 1);
         let wanted = Rc::new(Wanted::draw(random));
-        self.write_state(&save, &wanted, queues, random).await;
+        let written = self.write_state(&save, &wanted, queues, random).await;
         match random.below(10) {
+            _ if !written => save.abort(queue).await,
             0 => save.abort(queue).await,
             1 => {}
             _ => self.finish_save(&save, &wanted, queue, random, load).await,
@@ -105,18 +110,18 @@ impl Load {
         self.saving.set(self.saving.get() - 1);
     }
 
-    /// Writes all pieces, each by one of several writers.
+    /// Writes all pieces, each by one of several writers. False if one could not.
     async fn write_state(
         self: &Rc<Self>,
         save: &Arc<VmStateSave>,
         wanted: &Rc<Wanted>,
         queues: &[Rc<Queue<SimFile>>],
         random: &mut Random,
-    ) {
+    ) -> bool {
         let count = random.pick(&[1, 1, 2, 3]);
         let writers = Rc::new(Writers {
             left: Cell::new(count),
-            error: RefCell::default(),
+            failed: Cell::new(false),
         });
         let tag = self.tag();
         let (len, pieces) = (wanted.bytes.len(), wanted.pieces.len());
@@ -137,7 +142,7 @@ impl Load {
                 let written = write_pieces(&save, &wanted, &queue, mine, count, random).await;
                 if let Err(error) = written {
                     load.refused("write of a state", &queue, &error, false);
-                    writers.error.borrow_mut().get_or_insert(error);
+                    writers.failed.set(true);
                 }
                 drop(save);
                 writers.left.set(writers.left.get() - 1);
@@ -146,12 +151,11 @@ impl Load {
         while writers.left.get() > 0 {
             self.handle.sleep(2_000).await;
         }
-        if writers.error.borrow().is_some() {
-            self.handle.doing("writers failed".to_owned());
-        }
         if let Err(error) = save.extend_to(len as u64) {
             self.refused("end of a state", &queues[0], &error, false);
+            return false;
         }
+        !writers.failed.get()
     }
 
     /// An error without consequences; wrong on a healthy disk unless there is an `excuse`.
@@ -241,19 +245,41 @@ async fn write_pieces(
     let mut writer = save.writer(queue);
     for piece in wanted.pieces.iter().skip(mine.start).step_by(count) {
         let bytes = &wanted.bytes[piece.clone()];
-        if writer.position() == piece.start as u64 {
-            writer.write(bytes).await?;
-        } else if random.chance(500) {
-            writer.set_position(piece.start as u64);
-            writer.write(bytes).await?;
-        } else {
-            writer.write_at(piece.start as u64, bytes).await?;
+        let mut tries = 0;
+        // An error may be that of an earlier piece, which is not lost; this one may be.
+        while let Err(error) =
+            write_piece(&mut writer, piece.start as u64, bytes, &mut random).await
+        {
+            tries += 1;
+            if tries == TRIES_MAX {
+                return Err(error);
+            }
         }
         if random.chance(10) {
-            writer.flush().await?;
+            writer.flush().await.ok();
         }
     }
+    let mut tries = 1;
+    while tries < TRIES_MAX && writer.flush().await.is_err() {
+        tries += 1;
+    }
     writer.flush().await
+}
+
+async fn write_piece(
+    writer: &mut VmStateWriter<'_, SimFile>,
+    at: u64,
+    bytes: &[u8],
+    random: &mut Random,
+) -> Result<(), ImageError> {
+    if writer.position() == at {
+        writer.write(bytes).await
+    } else if random.chance(500) {
+        writer.set_position(at);
+        writer.write(bytes).await
+    } else {
+        writer.write_at(at, bytes).await
+    }
 }
 
 /// Reads a state in order, then in places; what is wrong.
