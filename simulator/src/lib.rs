@@ -24,6 +24,7 @@ mod run;
 pub mod shape;
 mod stats;
 pub mod view;
+mod watch;
 
 pub use run::{Failure, Options, Rule, run_seed};
 pub use stats::Stats;

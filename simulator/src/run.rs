@@ -18,6 +18,7 @@ use crate::model::Model;
 use crate::reopen::open;
 use crate::stats::Stats;
 use crate::view::Files;
+use crate::watch::{Moment, Watch};
 
 /// Steps after which an epoch counts as hanging: many times what the longest needs.
 pub(crate) const STEPS_MAX: u64 = 3_000_000;
@@ -368,31 +369,12 @@ impl<'a> Run<'a> {
 
     /// Moves the load on, and looks at what a power cut would leave at moments of its choosing.
     fn drive(&mut self, scheduler: &mut Scheduler, load: &Rc<Load>) -> Result<End, String> {
-        let stride = self.random.pick(&[10, 40, 150, 600]);
-        let mut looks = 12;
-        // Operations on snapshots are looked at more closely.
-        let watches = self.config.snapshot_load.is_some();
-        let close_stride = if watches {
-            self.random.pick(&[3, 12, 50])
-        } else {
-            0
-        };
-        let mut close_looks = if watches { 25 } else { 0 };
-        let crash_at = match self.random.below(3) {
-            0 => u64::MAX,
-            _ => self.random.below(12 * stride),
-        };
+        let mut watch = Watch::draw(&mut self.random, self.config.snapshot_load.is_some());
         let start = scheduler.steps();
         loop {
-            let watching = close_looks > 0;
-            let switching = watching && self.host.is_dirty(TOP, 0);
-            let steps = match looks {
-                _ if switching => 1,
-                _ if watching => self.random.between(1, close_stride),
-                0 => 10_000,
-                _ => self.random.between(1, stride),
-            };
-            let stop = scheduler.run(steps).map_err(|stuck| stuck.to_string())?;
+            let stop = watch
+                .run(scheduler, &self.host, &mut self.random)
+                .map_err(|stuck| stuck.to_string())?;
             if let Some(what) = load.failure.borrow().clone() {
                 return if what.is_empty() {
                     Ok(End::Kill)
@@ -407,27 +389,28 @@ impl<'a> Run<'a> {
             if taken > STEPS_MAX {
                 return Err(format!("no end after {taken} steps: {}", scheduler.stuck()));
             }
-            if taken >= crash_at {
+            if taken >= watch.crash_at {
                 return Ok(if self.random.chance(150) {
                     End::Kill
                 } else {
                     End::PowerCut
                 });
             }
-            let changes = load.saving.get() > 0 || load.model.borrow().is_changing();
-            let changing = watching && changes;
-            if changing {
-                close_looks -= 1;
-                self.stats.snapshot_crashes += 1;
-                self.look(scheduler, &mut load.model.borrow_mut())?;
-                // The moments around the switch of the header are few.
-                let often = if switching { 120 } else { 8 };
-                if self.random.chance(often) {
-                    return Ok(self.random.pick(&[End::PowerCut, End::Kill]));
-                }
-            } else if looks > 0 && (!watching || self.random.chance(100)) {
-                looks -= 1;
-                self.look(scheduler, &mut load.model.borrow_mut())?;
+            let changing = load.saving.get() > 0 || load.model.borrow().is_changing();
+            let moment = watch.look(&self.host, &mut self.random, changing);
+            let Some(moment) = moment else {
+                continue;
+            };
+            self.look(scheduler, &mut load.model.borrow_mut())?;
+            let often = match moment {
+                Moment::Any => continue,
+                Moment::Change => 8,
+                // These moments are few.
+                Moment::Switch => 50,
+            };
+            self.stats.snapshot_crashes += 1;
+            if self.random.chance(often) {
+                return Ok(self.random.pick(&[End::PowerCut, End::Kill]));
             }
         }
         Ok(match self.random.below(6) {
