@@ -12,7 +12,7 @@
 //! * A write that is split or that rewrites a block is not atomic. Neighbouring bytes of a rewritten
 //!   block keep their value at any crash, torn or not, because the same bytes are written again.
 //! * Memory registered with the host's ring cannot be looked into, so it can be split but not
-//!   realigned: [`Errno::EINVAL`]. An export that uses it announces the file's block size.
+//!   realigned: [`Errno::EOPNOTSUPP`], and the export asks again with memory.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -82,7 +82,7 @@ pub(crate) async fn read<F: File>(
     match target {
         _ if direct => read_split(file, offset_bytes, target).await,
         Target::Memory(memory) => read_detour(file, pool, offset_bytes, memory).await,
-        Target::Registered(_) => Err(Errno::EINVAL),
+        Target::Registered(_) => Err(Errno::EOPNOTSUPP),
     }
 }
 
@@ -186,7 +186,7 @@ pub(crate) async fn write<F: File>(
             let parts = [IoSlice::new(memory)];
             write_detour(file, pool, offset_bytes, Gather::new(&parts)).await
         }
-        Source::Registered(_) => Err(Errno::EINVAL),
+        Source::Registered(_) => Err(Errno::EOPNOTSUPP),
     }
 }
 
