@@ -11,7 +11,7 @@ mod huge;
 mod images;
 mod load;
 mod markdown;
-mod plot;
+pub mod plot;
 mod record;
 mod scaling;
 mod stride;

@@ -8,10 +8,13 @@
 //! `bench-compare engine` runs `gaur bench` and `qemu-img bench`, which both work in process, over the
 //! tables of `docs/performance.md`: see [`engine`].
 //!
+//! `bench-compare exports` runs every kind of export in a guest: see [`exports`].
+//!
 //! `bench-compare snapshot` measures snapshots and states of virtual machines: see [`snapshot`].
 
 mod client;
 mod engine;
+mod exports;
 mod fio;
 mod machine;
 mod markdown;
@@ -37,6 +40,8 @@ struct Arguments {
 enum Benchmark {
     /// Random 4 KiB requests over NBD: gaur serve, qemu-nbd, and fio on the raw file
     Nbd(NbdArguments),
+    /// Every kind of export, in a guest: gaur, qemu-nbd, qemu-storage-daemon and rublk
+    Exports(exports::ExportsArguments),
     /// The tables of the engine: gaur bench, qemu-img bench, and fio on raw files
     Engine(engine::EngineArguments),
     /// Snapshots and states of virtual machines: gaur snapshot, qemu-img, QEMU, and fio on raw files
@@ -72,6 +77,7 @@ pub struct NbdArguments {
 fn main() -> Result<()> {
     match Arguments::parse().benchmark {
         Benchmark::Nbd(arguments) => nbd::run(&arguments),
+        Benchmark::Exports(arguments) => exports::run(&arguments),
         Benchmark::Engine(arguments) => engine::run(&arguments),
         Benchmark::Snapshot(arguments) => snapshot::run(&arguments),
     }

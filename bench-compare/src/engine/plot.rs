@@ -19,6 +19,7 @@ const COLOURS: &[RGBColor] = &[
     RGBColor(86, 180, 233),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
     RGBColor(150, 150, 150),
 ];
 

@@ -1,0 +1,166 @@
+//! One engine behind every kind of export, and one kind of export before several engines: fio on the
+//! block device or file that each makes, in one guest, in turn.
+//!
+//! `bench-compare exports` starts a guest whose kernel has ublk, nbd and VDUSE (`cargo xtask vm`) and
+//! runs itself in it. There, for every cell, each contestant starts on the cell's image, is measured
+//! and ends, round after round. The record that it leaves becomes tables and plots outside.
+
+mod contestant;
+mod device;
+mod image;
+mod inside;
+mod load;
+mod peers;
+mod plot;
+mod record;
+mod report;
+mod vhost;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::machine;
+use record::Record;
+
+/// How the benchmark of exports is run.
+#[derive(clap::Args, Clone)]
+pub struct ExportsArguments {
+    /// Contestants to measure, by name [default: all]
+    #[arg(long, value_delimiter = ',')]
+    who: Vec<String>,
+    /// Images to measure on: full, empty [default: both]
+    #[arg(long, value_delimiter = ',')]
+    images: Vec<String>,
+    /// Loads to measure: randread, randwrite, mix, read, write [default: all]
+    #[arg(long, value_delimiter = ',')]
+    loads: Vec<String>,
+    /// Requests in flight [default: 1 and 64]
+    #[arg(long, value_delimiter = ',')]
+    depths: Vec<u32>,
+    /// Jobs at once [default: 1 and 2]
+    #[arg(long, value_delimiter = ',')]
+    jobs: Vec<u32>,
+    /// Seconds per measurement
+    #[arg(long, default_value_t = 2)]
+    seconds: u64,
+    /// Times each cell is measured
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Size of the disk in MiB
+    #[arg(long, default_value_t = 1024)]
+    size_mib: u64,
+    /// The gaur binary [default: built in release mode]
+    #[arg(long)]
+    gaur: Option<PathBuf>,
+    /// The rublk binary [default: installed by cargo below target/peers]
+    #[arg(long)]
+    rublk: Option<PathBuf>,
+    /// Folder on the host that the guest shares
+    #[arg(long, default_value = "target/bench-exports")]
+    dir: PathBuf,
+    /// The machine-readable record
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Do not measure, make the pages from the record
+    #[arg(long, requires = "json")]
+    report: bool,
+    /// The page whose section between markers is written
+    #[arg(long)]
+    markdown: Option<PathBuf>,
+    /// Folder for plots
+    #[arg(long)]
+    plots: Option<PathBuf>,
+    /// This process runs in the guest
+    #[arg(long, hide = true)]
+    inside: bool,
+}
+
+/// Runs the guest and writes the reports.
+pub fn run(arguments: &ExportsArguments) -> Result<()> {
+    if arguments.inside {
+        return inside::run(arguments);
+    }
+    let record = match (&arguments.json, arguments.report) {
+        (Some(path), true) => read_record(path)?,
+        _ => measure(arguments)?,
+    };
+    if let Some(path) = &arguments.json {
+        std::fs::write(path, serde_json::to_string_pretty(&record)? + "\n")?;
+    }
+    if let Some(folder) = &arguments.plots {
+        std::fs::create_dir_all(folder)?;
+        plot::draw_all(&record, folder)?;
+    }
+    let section = report::section(&record);
+    match &arguments.markdown {
+        Some(path) => crate::markdown::update(path, "exports", &section),
+        None => {
+            println!("{section}");
+            Ok(())
+        }
+    }
+}
+
+fn read_record(path: &Path) -> Result<Record> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{}", path.display()))
+}
+
+fn measure(arguments: &ExportsArguments) -> Result<Record> {
+    let gaur = match &arguments.gaur {
+        Some(path) => path.clone(),
+        None => machine::build_gaur()?,
+    };
+    let rublk = peers::rublk(arguments.rublk.as_deref())?;
+    std::fs::create_dir_all(&arguments.dir)?;
+    let dir = arguments.dir.canonicalize()?;
+    let result = dir.join("record.json");
+    let _ = std::fs::remove_file(&result);
+    let mut command = guest(&dir)?;
+    command.arg(std::env::current_exe()?).arg("exports");
+    command.arg("--inside").arg("--dir").arg(&dir);
+    command.arg("--gaur").arg(gaur.canonicalize()?);
+    command.arg("--rublk").arg(rublk.canonicalize()?);
+    for (option, values) in [
+        ("--who", &arguments.who),
+        ("--images", &arguments.images),
+        ("--loads", &arguments.loads),
+        ("--depths", &numbers(&arguments.depths)),
+        ("--jobs", &numbers(&arguments.jobs)),
+        ("--seconds", &vec![arguments.seconds.to_string()]),
+        ("--rounds", &vec![arguments.rounds.to_string()]),
+        ("--size-mib", &vec![arguments.size_mib.to_string()]),
+    ] {
+        if !values.is_empty() {
+            command.arg(option).arg(values.join(","));
+        }
+    }
+    let status = command.status().context("cannot start the guest")?;
+    let mut record = read_record(&result).context("the guest left no record")?;
+    if !status.success() {
+        bail!("the guest ended with {status}");
+    }
+    // The tree's state and the host's processor are not to be seen in the guest.
+    record.host = machine::Machine::here();
+    Ok(record)
+}
+
+fn numbers(values: &[u32]) -> Vec<String> {
+    values.iter().map(u32::to_string).collect()
+}
+
+/// The command that runs another in a guest. `GAUR_BENCH_GUEST` replaces it.
+fn guest(share: &Path) -> Result<Command> {
+    const HOURS: u64 = 3;
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let usual = format!("{cargo} run --quiet --package xtask -- vm run");
+    let words = std::env::var("GAUR_BENCH_GUEST").unwrap_or(usual);
+    let mut words = words.split_whitespace();
+    let mut command = Command::new(words.next().context("GAUR_BENCH_GUEST is empty")?);
+    command.args(words).arg("--share").arg(share);
+    command.arg("--timeout").arg((HOURS * 3600).to_string());
+    command.args(["--mem", "6G", "--"]);
+    Ok(command)
+}

@@ -1,0 +1,333 @@
+//! Who is measured, and how each is started.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use anyhow::{Context, Result, bail};
+
+use super::device::{self, Running, Target, spawn, wait_for};
+use super::image::succeed;
+
+/// Programs and folders of a run.
+pub struct Place {
+    pub gaur: PathBuf,
+    pub rublk: PathBuf,
+    /// For sockets, logs and mount points.
+    pub dir: PathBuf,
+    /// How QEMU reads and writes files: the fastest way here.
+    pub qemu_aio: String,
+}
+
+/// Somebody who is measured.
+pub struct Contestant {
+    /// Name in tables.
+    pub who: &'static str,
+    /// It serves a raw file: a ceiling, not a rival.
+    pub raw: bool,
+    pub start: fn(&Place, &Path) -> Result<Running>,
+}
+
+/// All, in the order in which they are measured: each beside its rival.
+pub const ALL: &[Contestant] = &[
+    Contestant {
+        who: "raw file",
+        raw: true,
+        start: raw_file,
+    },
+    Contestant {
+        who: "gaur ublk, raw",
+        raw: true,
+        start: gaur_ublk_raw,
+    },
+    Contestant {
+        who: "gaur ublk",
+        raw: false,
+        start: gaur_ublk,
+    },
+    Contestant {
+        who: "rublk",
+        raw: false,
+        start: rublk,
+    },
+    Contestant {
+        who: "qemu-nbd",
+        raw: false,
+        start: qemu_nbd,
+    },
+    Contestant {
+        who: "gaur NBD",
+        raw: false,
+        start: gaur_nbd,
+    },
+    Contestant {
+        who: "qsd NBD",
+        raw: false,
+        start: qsd_nbd,
+    },
+    Contestant {
+        who: "gaur VDUSE",
+        raw: false,
+        start: gaur_vduse,
+    },
+    Contestant {
+        who: "qsd VDUSE",
+        raw: false,
+        start: qsd_vduse,
+    },
+    Contestant {
+        who: "gaur FUSE",
+        raw: false,
+        start: gaur_fuse,
+    },
+    Contestant {
+        who: "qsd FUSE",
+        raw: false,
+        start: qsd_fuse,
+    },
+    Contestant {
+        who: "gaur vhost-user",
+        raw: false,
+        start: gaur_vhost,
+    },
+    Contestant {
+        who: "qsd vhost-user",
+        raw: false,
+        start: qsd_vhost,
+    },
+];
+
+/// Connections of a network block device, and queues of the others.
+const QUEUES: &str = "2";
+const NBD: &str = "nbd0";
+const VDUSE: &str = "bench";
+
+fn raw_file(_: &Place, image: &Path) -> Result<Running> {
+    Ok(Running::new(Target::Path(image.to_owned())))
+}
+
+fn gaur_ublk(place: &Place, image: &Path) -> Result<Running> {
+    ublk_by_gaur(place, image, "qcow2")
+}
+
+fn gaur_ublk_raw(place: &Place, image: &Path) -> Result<Running> {
+    ublk_by_gaur(place, image, "raw")
+}
+
+fn ublk_by_gaur(place: &Place, image: &Path, format: &str) -> Result<Running> {
+    let mut command = serve(place, image, format);
+    command.arg("--ublk").args(["--ublk-queues", QUEUES]);
+    block_device(place, command, "ublkb")
+}
+
+/// `gaur serve` with nothing said about how.
+fn serve(place: &Place, image: &Path, format: &str) -> Command {
+    let mut command = Command::new(&place.gaur);
+    command.arg("serve").args(["-f", format]).arg(image);
+    command
+}
+
+/// A server that makes one block device by itself.
+fn block_device(place: &Place, mut command: Command, prefix: &str) -> Result<Running> {
+    let before = device::block_devices(prefix)?;
+    let log = place.dir.join("log");
+    let mut server = spawn(&mut command, &log)?;
+    let node = wait_for("a block device", &mut server, &log, || {
+        device::new_block_device(prefix, &before)
+    })?;
+    Ok(Running::new(Target::Path(node)).with_server(server))
+}
+
+fn rublk(place: &Place, image: &Path) -> Result<Running> {
+    let before = device::block_devices("ublkb")?;
+    let log = place.dir.join("log");
+    let mut command = Command::new(&place.rublk);
+    command
+        .args(["add", "qcow2", "--foreground", "-q", QUEUES, "-f"])
+        .arg(image);
+    let mut server = spawn(&mut command, &log)?;
+    let node = wait_for("a block device", &mut server, &log, || {
+        device::new_block_device("ublkb", &before)
+    })?;
+    let name = node.file_name().unwrap_or_default().to_string_lossy();
+    let number = name.trim_start_matches("ublkb").to_owned();
+    let running = Running::new(Target::Path(node)).with_server(server);
+    let program = place.rublk.to_str().context("a path of odd characters")?;
+    Ok(running.undone_by(program, &["del", "-n", &number]))
+}
+
+fn qemu_nbd(place: &Place, image: &Path) -> Result<Running> {
+    let socket = place.dir.join("nbd.sock");
+    let mut command = Command::new("qemu-nbd");
+    command.args(["--persistent", "--format=qcow2", "--shared=16"]);
+    command
+        .args(qemu_nbd_aio(&place.qemu_aio))
+        .arg("--socket")
+        .arg(&socket)
+        .arg(image);
+    attached(place, command, &socket)
+}
+
+fn qemu_nbd_aio(aio: &str) -> Vec<String> {
+    // Linux AIO needs files past the host's cache.
+    let cache = if aio == "native" { "none" } else { "writeback" };
+    vec![format!("--aio={aio}"), format!("--cache={cache}")]
+}
+
+fn gaur_nbd(place: &Place, image: &Path) -> Result<Running> {
+    let socket = place.dir.join("nbd.sock");
+    let mut command = serve(place, image, "qcow2");
+    command.args(["-t", "-e", "16", "-k"]).arg(&socket);
+    attached(place, command, &socket)
+}
+
+fn qsd_nbd(place: &Place, image: &Path) -> Result<Running> {
+    let socket = place.dir.join("nbd.sock");
+    let mut command = storage_daemon(place, image)?;
+    let path = socket.display();
+    command.arg("--nbd-server").arg(format!(
+        "addr.type=unix,addr.path={path},max-connections=16"
+    ));
+    command.args([
+        "--export",
+        "type=nbd,id=e,node-name=disk,name=,writable=on,iothread=t",
+    ]);
+    attached(place, command, &socket)
+}
+
+/// The kernel's client connects to a server.
+fn attached(place: &Place, mut command: Command, socket: &Path) -> Result<Running> {
+    let server = listening(place, &mut command, socket)?;
+    let node = format!("/dev/{NBD}");
+    let running = Running::new(Target::Path(node.clone().into())).with_server(server);
+    succeed(
+        Command::new("nbd-client")
+            .arg("-unix")
+            .arg(socket)
+            .args([&node, "-C", QUEUES, "-N", ""]),
+    )?;
+    if device::sectors(NBD) == 0 {
+        bail!("{node} has no size");
+    }
+    Ok(running.undone_by("nbd-client", &["-d", &node]))
+}
+
+/// Starts a server and waits until somebody listens at its socket.
+fn listening(place: &Place, command: &mut Command, socket: &Path) -> Result<Child> {
+    let _ = std::fs::remove_file(socket);
+    let log = place.dir.join("log");
+    let mut server = spawn(command, &log)?;
+    wait_for("the socket", &mut server, &log, || {
+        Ok(UnixStream::connect(socket).ok().map(|_| ()))
+    })?;
+    Ok(server)
+}
+
+/// `qemu-storage-daemon` with the image as node `disk` and a thread for its export.
+fn storage_daemon(place: &Place, image: &Path) -> Result<Command> {
+    let aio = &place.qemu_aio;
+    let direct = if aio == "native" { "on" } else { "off" };
+    let path = image.to_str().context("a path of odd characters")?;
+    let mut command = Command::new("qemu-storage-daemon");
+    command.args(["--object", "iothread,id=t", "--blockdev"]);
+    command.arg(format!(
+        "driver=file,node-name=file,filename={path},aio={aio},cache.direct={direct},discard=unmap"
+    ));
+    command.args([
+        "--blockdev",
+        "driver=qcow2,node-name=disk,file=file,discard=unmap",
+    ]);
+    Ok(command)
+}
+
+fn gaur_vduse(place: &Place, image: &Path) -> Result<Running> {
+    let mut command = serve(place, image, "qcow2");
+    command.args(["--vduse", VDUSE, "--queues", QUEUES]);
+    block_device(place, command, "vd")
+}
+
+fn qsd_vduse(place: &Place, image: &Path) -> Result<Running> {
+    let before = device::block_devices("vd")?;
+    let mut command = storage_daemon(place, image)?;
+    command.arg("--export").arg(format!(
+        "type=vduse-blk,id=e,node-name=disk,name={VDUSE},writable=on,num-queues={QUEUES},iothread=t"
+    ));
+    let log = place.dir.join("log");
+    let mut server = spawn(&mut command, &log)?;
+    let control = PathBuf::from(format!("/dev/vduse/{VDUSE}"));
+    wait_for("the VDUSE device", &mut server, &log, || {
+        Ok(control.exists().then_some(()))
+    })?;
+    succeed(Command::new("vdpa").args(["dev", "add", "name", VDUSE, "mgmtdev", "vduse"]))?;
+    let node = wait_for("a block device", &mut server, &log, || {
+        device::new_block_device("vd", &before)
+    })?;
+    let running = Running::new(Target::Path(node)).with_server(server);
+    Ok(running.undone_by("vdpa", &["dev", "del", VDUSE]))
+}
+
+fn gaur_fuse(place: &Place, image: &Path) -> Result<Running> {
+    let file = mount_point(place)?;
+    let mut command = serve(place, image, "qcow2");
+    command.arg("--fuse").arg(&file);
+    mounted(place, command, file)
+}
+
+fn qsd_fuse(place: &Place, image: &Path) -> Result<Running> {
+    let file = mount_point(place)?;
+    let mut command = storage_daemon(place, image)?;
+    let path = file.display();
+    command.arg("--export").arg(format!(
+        "type=fuse,id=e,node-name=disk,mountpoint={path},writable=on,iothread=t"
+    ));
+    mounted(place, command, file)
+}
+
+fn mount_point(place: &Place) -> Result<PathBuf> {
+    let file = place.dir.join("disk.img");
+    std::fs::write(&file, "")?;
+    Ok(file)
+}
+
+/// A server that mounts the image over an empty file.
+fn mounted(place: &Place, mut command: Command, file: PathBuf) -> Result<Running> {
+    let log = place.dir.join("log");
+    let mut server = spawn(&mut command, &log)?;
+    wait_for("the file", &mut server, &log, || {
+        let len = std::fs::metadata(&file).map_or(0, |facts| facts.len());
+        Ok((len > 0).then_some(()))
+    })?;
+    Ok(Running::new(Target::Path(file)).with_server(server))
+}
+
+fn gaur_vhost(place: &Place, image: &Path) -> Result<Running> {
+    let socket = place.dir.join("vhost.sock");
+    let mut command = serve(place, image, "qcow2");
+    command
+        .arg("--vhost-user")
+        .arg(&socket)
+        .args(["--queues", QUEUES]);
+    vhost(place, command, socket)
+}
+
+fn qsd_vhost(place: &Place, image: &Path) -> Result<Running> {
+    let socket = place.dir.join("vhost.sock");
+    let mut command = storage_daemon(place, image)?;
+    let path = socket.display();
+    command.arg("--export").arg(format!(
+        "type=vhost-user-blk,id=e,node-name=disk,writable=on,num-queues={QUEUES},iothread=t,\
+         addr.type=unix,addr.path={path}"
+    ));
+    vhost(place, command, socket)
+}
+
+fn vhost(place: &Place, mut command: Command, socket: PathBuf) -> Result<Running> {
+    let _ = std::fs::remove_file(&socket);
+    let log = place.dir.join("log");
+    let mut server = spawn(&mut command, &log)?;
+    // It may take one client only, which is to be the one that measures.
+    wait_for("the socket", &mut server, &log, || {
+        Ok(socket.exists().then_some(()))
+    })?;
+    Ok(Running::new(Target::Vhost(socket)).with_server(server))
+}

@@ -1,0 +1,199 @@
+//! The part that runs in the guest: cell by cell, all contestants in turn.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::contestant::{ALL, Contestant, Place};
+use super::device::Target;
+use super::image::Images;
+use super::load::{self, Run};
+use super::record::{Cell, Record, Series};
+use super::{ExportsArguments, vhost};
+use crate::machine;
+
+const IMAGES: &[&str] = &["full", "empty"];
+const LOADS: &[&str] = &["randread", "randwrite", "mix", "read", "write"];
+const DEPTHS: &[u32] = &[1, 64];
+const JOBS: &[u32] = &[1, 2];
+
+/// QEMU's ways to read and write files.
+const AIO: &[&str] = &["native", "io_uring", "threads"];
+
+/// Measures everything and leaves the record in the shared folder.
+pub fn run(arguments: &ExportsArguments) -> Result<()> {
+    let dir = PathBuf::from("/tmp/bench");
+    std::fs::create_dir_all(&dir)?;
+    let images = Images::new(&dir, arguments.size_mib)?;
+    let mut place = Place {
+        gaur: arguments.gaur.clone().context("--gaur is missing")?,
+        rublk: arguments.rublk.clone().context("--rublk is missing")?,
+        dir,
+        qemu_aio: "threads".to_owned(),
+    };
+    let mut record = Record {
+        guest_kernel: machine::kernel(),
+        peers: vec![
+            machine::version_of("qemu-nbd"),
+            machine::version_of("qemu-storage-daemon"),
+            machine::version_of(&place.rublk.to_string_lossy()),
+            machine::version_of("fio"),
+        ],
+        date: machine::today(),
+        seconds: arguments.seconds,
+        size_mib: arguments.size_mib,
+        ..Record::default()
+    };
+    let bench = Bench { arguments, images };
+    let asks_qemu = |one: &&Contestant| one.who.starts_with("q") && bench.wants(one.who);
+    if ALL.iter().any(|one| asks_qemu(&one)) {
+        bench.choose_aio(&mut place)?;
+        record.notes.push(format!(
+            "QEMU's files are opened with aio={}.",
+            place.qemu_aio
+        ));
+    }
+    for mut cell in bench.cells() {
+        bench.measure(&mut cell, &place);
+        record.cells.push(cell);
+        // A run that is cut short leaves what it has.
+        let text = serde_json::to_string_pretty(&record)?;
+        std::fs::write(arguments.dir.join("record.json"), text)?;
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    arguments: &'a ExportsArguments,
+    images: Images,
+}
+
+impl Bench<'_> {
+    fn wants(&self, who: &str) -> bool {
+        let wanted = &self.arguments.who;
+        wanted.is_empty() || wanted.iter().any(|one| one == who)
+    }
+
+    fn cells(&self) -> Vec<Cell> {
+        let or = |given: &[String], all: &[&str]| match given.is_empty() {
+            true => all.iter().map(|one| (*one).to_owned()).collect(),
+            false => given.to_vec(),
+        };
+        let or_numbers = |given: &[u32], all: &[u32]| match given.is_empty() {
+            true => all.to_vec(),
+            false => given.to_vec(),
+        };
+        let mut cells = Vec::new();
+        for image in or(&self.arguments.images, IMAGES) {
+            for load in or(&self.arguments.loads, LOADS) {
+                for depth in or_numbers(&self.arguments.depths, DEPTHS) {
+                    for jobs in or_numbers(&self.arguments.jobs, JOBS) {
+                        cells.push(Cell {
+                            image: image.clone(),
+                            load: load.clone(),
+                            depth,
+                            jobs,
+                            series: Vec::new(),
+                        });
+                    }
+                }
+            }
+        }
+        cells
+    }
+
+    /// Finds QEMU's fastest way with files on this machine.
+    fn choose_aio(&self, place: &mut Place) -> Result<()> {
+        let contestant = ALL
+            .iter()
+            .find(|one| one.who == "qemu-nbd")
+            .context("qemu-nbd")?;
+        let cell = Cell {
+            image: "full".to_owned(),
+            load: "randread".to_owned(),
+            depth: 64,
+            jobs: 1,
+            series: Vec::new(),
+        };
+        let mut best = (0.0, String::new());
+        for aio in AIO {
+            place.qemu_aio = (*aio).to_owned();
+            match self.once(contestant, &cell, place) {
+                Ok(run) => {
+                    println!("qemu-nbd with aio={aio}: {:.0} IOPS", run.iops);
+                    if run.iops > best.0 {
+                        best = (run.iops, place.qemu_aio.clone());
+                    }
+                }
+                Err(error) => println!("qemu-nbd with aio={aio}: {error:#}"),
+            }
+        }
+        place.qemu_aio = best.1;
+        Ok(())
+    }
+
+    fn measure(&self, cell: &mut Cell, place: &Place) {
+        let contestants: Vec<_> = ALL.iter().filter(|one| self.wants(one.who)).collect();
+        for one in &contestants {
+            cell.series.push(Series {
+                who: one.who.to_owned(),
+                ..Series::default()
+            });
+        }
+        // Those that need the raw file come first in one round and last in the next, so that the full
+        // image is made as rarely as can be.
+        for round in 0..self.arguments.rounds {
+            let mut order: Vec<usize> = (0..contestants.len()).collect();
+            if round % 2 == 1 {
+                order.reverse();
+            }
+            for index in order {
+                let run = self.once(contestants[index], cell, place);
+                let name = contestants[index].who;
+                let what = format!(
+                    "{} {} depth {} jobs {}",
+                    cell.image, cell.load, cell.depth, cell.jobs
+                );
+                let run = run.unwrap_or_else(|error| {
+                    println!("{what}: {name}: {error:#}");
+                    Run::default()
+                });
+                println!(
+                    "{what}: {name}: {:.0} IOPS, p99 {:.0} us",
+                    run.iops, run.p99_us
+                );
+                cell.series[index].iops.push(run.iops);
+                cell.series[index].p99_us.push(run.p99_us);
+            }
+        }
+    }
+
+    fn once(&self, contestant: &Contestant, cell: &Cell, place: &Place) -> Result<Run> {
+        let image = self.images.ready(&cell.image, contestant.raw)?;
+        let running = (contestant.start)(place, &image)?;
+        let size = self.images.size_bytes();
+        let seconds = self.arguments.seconds;
+        let run = match &running.target {
+            Target::Path(path) => {
+                settle(path);
+                load::run(cell, path, seconds, size)
+            }
+            Target::Vhost(socket) => vhost::run(cell, socket, seconds, size),
+        };
+        let stopped = running.stop();
+        let run = run?;
+        stopped?;
+        Ok(run)
+    }
+}
+
+/// No scheduler of requests stands between fio and the device.
+fn settle(path: &Path) {
+    let name = path
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
+    // A file has none.
+    let _ = std::fs::write(format!("/sys/block/{name}/queue/scheduler"), "none");
+}

@@ -1,0 +1,94 @@
+//! fio's requests.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use super::record::Cell;
+
+/// What a run of fio says.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Run {
+    /// Requests a second, reads and writes together.
+    pub iops: f64,
+    /// 99th percentile in microseconds, of the slower kind.
+    pub p99_us: f64,
+}
+
+/// Bytes of a request.
+pub fn block_bytes(cell: &Cell) -> u64 {
+    if cell.is_sequential() {
+        512 << 10
+    } else {
+        4096
+    }
+}
+
+/// Runs a cell's load on a block device or file for so many seconds.
+pub fn run(cell: &Cell, target: &Path, seconds: u64, size_bytes: u64) -> Result<Run> {
+    let jobs = u64::from(cell.jobs);
+    let kind = match cell.load.as_str() {
+        "mix" => "randrw",
+        other => other,
+    };
+    // Jobs that read in order have a part of the disk each.
+    let (size, step) = match cell.is_sequential() {
+        true => (size_bytes / jobs, size_bytes / jobs),
+        false => (size_bytes, 0),
+    };
+    let output = Command::new("fio")
+        .args([
+            "--name=bench",
+            "--ioengine=io_uring",
+            "--direct=1",
+            "--thread",
+        ])
+        .args(["--group_reporting", "--time_based", "--norandommap"])
+        .args(["--randrepeat=0", "--output-format=json", "--rwmixread=70"])
+        .arg(format!("--filename={}", target.display()))
+        .arg(format!("--rw={kind}"))
+        .arg(format!("--bs={}", block_bytes(cell)))
+        .arg(format!("--iodepth={}", cell.depth))
+        .arg(format!("--numjobs={jobs}"))
+        .arg(format!("--runtime={seconds}"))
+        .arg(format!("--size={size}"))
+        .arg(format!("--offset_increment={step}"))
+        .output()
+        .context("cannot start fio")?;
+    if !output.status.success() {
+        bail!("fio: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    // fio may print notes before the JSON.
+    let start = text.find('{').context("fio printed no JSON")?;
+    parse(&serde_json::from_str(&text[start..]).context("fio's JSON")?)
+}
+
+fn parse(report: &Value) -> Result<Run> {
+    let job = &report["jobs"][0];
+    let mut run = Run::default();
+    for side in ["read", "write"] {
+        run.iops += job[side]["iops"].as_f64().context("fio reports no IOPS")?;
+        let nanoseconds = job[side]["clat_ns"]["percentile"]["99.000000"].as_f64();
+        run.p99_us = run.p99_us.max(nanoseconds.unwrap_or(0.0) / 1000.0);
+    }
+    Ok(run)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_and_writes_are_added_and_the_slower_percentile_counts() {
+        let report = serde_json::json!({"jobs": [{
+            "read": {"iops": 70.0, "clat_ns": {"percentile": {"99.000000": 5000}}},
+            "write": {"iops": 30.0, "clat_ns": {"percentile": {"99.000000": 9000}}},
+        }]});
+        let run = parse(&report).unwrap();
+        assert_eq!((run.iops, run.p99_us), (100.0, 9.0));
+        assert!(parse(&serde_json::json!({"jobs": [{}]})).is_err());
+    }
+}
