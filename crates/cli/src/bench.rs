@@ -205,8 +205,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         out.flush()?;
     }
     let image = Arc::new(image);
-    let cleaned = (Arc::clone(image.image()), spec.clean_interval());
-    let cleaner = CacheCleaner::start(vec![cleaned]);
+    let cleaner = CacheCleaner::default();
+    if let Some(interval) = spec.clean_interval() {
+        cleaner.add(image.image(), interval);
+    }
     let outcome = measure(&image, &load, policy(args, &spec), host);
     drop(cleaner);
     let report = outcome.map(|tally| Report::new(&load, &tally, image.image(), open_us));

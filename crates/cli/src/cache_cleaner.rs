@@ -1,81 +1,117 @@
 //! `cache-clean-interval`: gives back the metadata of open images that nobody used for a while.
 
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use gaur_block::Errno;
 use gaur_engine::Image;
-use gaur_reactor::{Config, Driver, Either, Reactor, Stop, race, sleep, spawn};
 
 use crate::notice::say;
 
-/// A thread that cleans the caches of images as long as this value exists.
-pub struct CacheCleaner {
-    stop: Stop,
+/// An image, and when it is its turn.
+struct Turn {
+    image: Weak<Image>,
+    interval: Duration,
+    next: Instant,
+}
+
+#[derive(Default)]
+struct State {
+    turns: Vec<Turn>,
+    over: bool,
     thread: Option<JoinHandle<()>>,
 }
 
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A thread that cleans the caches of images as long as this value exists; it starts with the first
+/// image, and forgets those that are closed.
+#[derive(Default)]
+pub struct CacheCleaner {
+    shared: Arc<Shared>,
+}
+
 impl CacheCleaner {
-    /// For each image the time between two rounds, if there is any. Memory is all that is lost when
-    /// the thread cannot be had, so that is said and no more.
-    pub fn start(images: Vec<(Arc<Image>, Option<Duration>)>) -> CacheCleaner {
-        let stop = Stop::new();
-        let stopped = stop.clone();
-        let images: Vec<(Arc<Image>, Duration)> = images
-            .into_iter()
-            .filter_map(|(image, interval)| Some((image, interval?)))
-            .collect();
-        if images.is_empty() {
-            return CacheCleaner { stop, thread: None };
-        }
-        let clean = move || {
-            if let Err(errno) = clean_until(images, &stopped) {
-                say(format!("unused metadata stays in memory: {errno}"));
+    /// Cleans the caches of an image at this interval. Memory is all that is lost when the thread
+    /// cannot be had, so that is said and no more.
+    pub fn add(&self, image: &Arc<Image>, interval: Duration) {
+        let mut state = self.shared.lock();
+        state.turns.push(Turn {
+            image: Arc::downgrade(image),
+            interval,
+            next: Instant::now() + interval,
+        });
+        if state.thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new().name("cleaner".to_owned());
+            match thread.spawn(move || shared.clean()) {
+                Ok(thread) => state.thread = Some(thread),
+                Err(error) => say(format!("unused metadata stays in memory: {error}")),
             }
-        };
-        let thread = std::thread::Builder::new().name("cleaner".to_owned());
-        let thread = thread.spawn(clean);
-        if let Err(error) = &thread {
-            say(format!("unused metadata stays in memory: {error}"));
         }
-        CacheCleaner {
-            stop,
-            thread: thread.ok(),
-        }
+        self.shared.changed.notify_all();
     }
 }
 
 impl Drop for CacheCleaner {
     fn drop(&mut self) {
-        self.stop.stop();
-        if let Some(thread) = self.thread.take() {
+        let thread = {
+            let mut state = self.shared.lock();
+            state.over = true;
+            state.thread.take()
+        };
+        self.shared.changed.notify_all();
+        if let Some(thread) = thread {
             // It holds nothing that a panic could have broken.
             let _ = thread.join();
         }
     }
 }
 
-/// Sleeps and cleans, each image by its own clock.
-fn clean_until(images: Vec<(Arc<Image>, Duration)>, stop: &Stop) -> Result<(), Errno> {
-    let reactor = Reactor::new(&Config {
-        // No file is touched, and nobody waits for this thread.
-        driver: Driver::Fallback,
-        pool_bytes: 0,
-        ..Config::default()
-    })?;
-    reactor.block_on(async {
-        for (image, interval) in images {
-            let stop = stop.clone();
-            drop(spawn(async move {
-                while let Either::Left(()) = race(sleep(interval), stop.stopped()).await {
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps and cleans, each image by its own clock.
+    fn clean(&self) {
+        let mut state = self.lock();
+        while !state.over {
+            let now = Instant::now();
+            let mut due = Vec::new();
+            state.turns.retain_mut(|turn| {
+                if turn.next <= now {
+                    turn.next = now + turn.interval;
+                    due.push(turn.image.clone());
+                }
+                turn.image.strong_count() > 0
+            });
+            if !due.is_empty() {
+                drop(state);
+                for image in due.iter().filter_map(Weak::upgrade) {
                     image.clean_caches();
                 }
-            }));
+                state = self.lock();
+                continue;
+            }
+            let first = state.turns.iter().map(|turn| turn.next).min();
+            state = match first {
+                None => self
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(first) => {
+                    let pause = first.saturating_duration_since(now);
+                    let woken = self.changed.wait_timeout(state, pause);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
         }
-        reactor.drained().await;
-    });
-    Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -119,10 +155,9 @@ mod tests {
         let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
         let (cleaned, kept) = (used_image(&path("cleaned")), used_image(&path("kept")));
         assert!(slices(&cleaned) > 0 && slices(&kept) > 0);
-        let cleaner = CacheCleaner::start(vec![
-            (Arc::clone(cleaned.image()), Some(Duration::from_millis(5))),
-            (Arc::clone(kept.image()), None),
-        ]);
+        let cleaner = CacheCleaner::default();
+        cleaner.add(cleaned.image(), Duration::from_millis(5));
+        cleaner.add(kept.image(), Duration::from_secs(600));
         let deadline = Instant::now() + Duration::from_secs(30);
         while slices(&cleaned) > 0 {
             assert!(Instant::now() < deadline, "the slice is still there");
@@ -137,11 +172,9 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let image = used_image(&dir.path().join("image").to_string_lossy());
         let start = Instant::now();
-        let interval = Some(Duration::from_secs(600));
-        drop(CacheCleaner::start(vec![(
-            Arc::clone(image.image()),
-            interval,
-        )]));
+        let cleaner = CacheCleaner::default();
+        cleaner.add(image.image(), Duration::from_secs(600));
+        drop(cleaner);
         assert!(start.elapsed() < Duration::from_secs(60));
     }
 }

@@ -4,6 +4,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gaur_block::{Errno, OpenError};
 use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions, Opened};
 use gaur_reactor::{BlockingFile, BlockingHost, block_on};
+use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
@@ -35,12 +36,14 @@ pub enum Output {
 }
 
 /// How the host's cache is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum CacheMode {
     /// Bypass it (O_DIRECT)
     #[value(alias = "off")]
     None,
     /// Use it; a flush reaches the disk
+    #[default]
     Writeback,
     /// Use it; every write reaches the disk before it is done
     Writethrough,

@@ -15,10 +15,10 @@ use gaur_reactor::{Address, Config, Driver, Either, Listener, Reactor, Stop, rac
 use rustix::fs::Mode;
 
 use super::session;
+use crate::exporter::Exporter;
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::notice::say;
-use crate::shared_image::SharedImage;
 
 /// Clients at once; further ones wait in the socket's queue.
 const CLIENTS_MAX: usize = 16;
@@ -26,18 +26,10 @@ const EADDRINUSE: Errno = Errno::from_raw(98);
 /// Time to wait when there is no room, or a client cannot be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// An image that commands may be about.
-pub struct Controlled {
-    /// Name of its export.
-    pub export: String,
-    /// The image.
-    pub image: Arc<SharedImage>,
-}
-
 /// What all sessions share.
 pub struct Context {
-    /// The images.
-    pub exports: Vec<Controlled>,
+    /// What the server exports.
+    pub exporter: Arc<Exporter>,
     /// No further command is taken.
     pub closing: Stop,
     /// What is under way is given up.
@@ -77,15 +69,14 @@ impl ControlServer {
     /// Starts to take commands. `cancel` ends everything, and may be raised from anywhere.
     pub fn start(
         listener: Listener,
-        exports: Vec<Controlled>,
-        host: HostKind,
+        exporter: Arc<Exporter>,
         cancel: Stop,
     ) -> Result<ControlServer, Failure> {
         let closing = Stop::new();
         let stop = closing.clone();
         let run = move || {
             let config = Config {
-                driver: match host {
+                driver: match exporter.host() {
                     HostKind::Blocking => Driver::Fallback,
                     _ => Driver::Auto,
                 },
@@ -96,7 +87,7 @@ impl ControlServer {
                 Err(errno) => return say(format!("no commands are taken: {errno}")),
             };
             let context = Rc::new(Context {
-                exports,
+                exporter,
                 closing: stop,
                 cancel,
             });

@@ -12,8 +12,9 @@ use serde_json::{Value, json};
 
 use super::line::{Inbound, NoLine};
 use super::protocol::{Answer, Command, Request, VERSION};
-use super::server::{Context, Controlled};
+use super::server::Context;
 use super::state;
+use crate::exporter::{CommandUse, Export};
 use crate::failure::Failure;
 use crate::snapshot::Operation;
 use crate::snapshot_report::SnapshotDetail;
@@ -81,10 +82,11 @@ impl Session {
         if request.command == Command::Ping {
             return self.succeed(greeting(context)).await;
         }
-        let controlled = match find(context, request.export.as_deref()) {
-            Ok(controlled) => controlled,
+        let controlled = match context.exporter.command(request.export.as_deref()) {
+            Ok((_, controlled)) => controlled,
             Err(failure) => return self.fail(&failure).await,
         };
+        let controlled = &controlled;
         match request.command {
             Command::Ping => Next::Command,
             Command::List => {
@@ -115,26 +117,26 @@ impl Session {
         }
     }
 
-    async fn list(&self, controlled: &Controlled) -> Result<Vec<SnapshotDetail>, Failure> {
+    async fn list(&self, controlled: &CommandUse) -> Result<Vec<SnapshotDetail>, Failure> {
         let snapshots = queue(controlled).snapshots().await;
         let snapshots = snapshots.map_err(|error| failed(controlled, &error))?;
         Ok(snapshots.iter().map(SnapshotDetail::new).collect())
     }
 
-    async fn info(&self, controlled: &Controlled, which: &str) -> Result<SnapshotDetail, Failure> {
+    async fn info(&self, controlled: &CommandUse, which: &str) -> Result<SnapshotDetail, Failure> {
         let snapshots = queue(controlled).snapshots().await;
         let snapshots = snapshots.map_err(|error| failed(controlled, &error))?;
         let found = find_snapshot(&snapshots, which).map_err(|error| failed(controlled, &error))?;
         Ok(SnapshotDetail::new(found))
     }
 
-    async fn change(&self, controlled: &Controlled, operation: Operation) -> Next {
+    async fn change(&self, controlled: &CommandUse, operation: Operation) -> Next {
         let job = Arc::new(Job::default());
-        let (image, theirs) = (Arc::clone(&controlled.image), Arc::clone(&job));
+        let (queue, theirs) = (queue(controlled), Arc::clone(&job));
+        let name = controlled.shared().name().to_owned();
         let task = spawn(async move {
-            let queue = image.queue(ReactorFile::new);
             let done = operation.run(&queue, &theirs).await;
-            done.map_err(|error| Failure::image(image.name(), &error))
+            done.map_err(|error| Failure::image(&name, &error))
         });
         let done = self.follow(task, &job).await;
         self.conclude(done.map(|snapshot| json!(SnapshotDetail::new(&snapshot))))
@@ -206,15 +208,15 @@ impl Session {
 }
 
 fn greeting(context: &Context) -> Value {
-    let export = |controlled: &Controlled| {
+    let export = |export: &Arc<Export>| {
         json!({
-            "name": controlled.export,
-            "file": controlled.image.name(),
-            "virtual-size": controlled.image.size_bytes(),
-            "read-only": controlled.image.image().is_read_only(),
+            "name": export.name(),
+            "file": export.served().name(),
+            "virtual-size": export.served().size_bytes(),
+            "read-only": export.served().read_only(),
         })
     };
-    let exports: Vec<Value> = context.exports.iter().map(export).collect();
+    let exports: Vec<Value> = context.exporter.exports().iter().map(export).collect();
     json!({
         "program": "gaur",
         "version": env!("CARGO_PKG_VERSION"),
@@ -223,43 +225,20 @@ fn greeting(context: &Context) -> Value {
     })
 }
 
-/// The image that a command is about.
-fn find<'a>(context: &'a Context, export: Option<&str>) -> Result<&'a Controlled, Failure> {
-    let mut all = context.exports.iter();
-    let found = match export {
-        Some(name) => all.find(|one| one.export == name),
-        None if context.exports.len() == 1 => all.next(),
-        None => None,
-    };
-    found.ok_or_else(|| {
-        let names: Vec<String> = context
-            .exports
-            .iter()
-            .map(|one| format!("{:?}", one.export))
-            .collect();
-        let message = match export {
-            Some(name) => format!("there is no export {name:?}"),
-            None => "there are several exports, and none was named".to_owned(),
-        };
-        let failure = Failure::new(message).kind(ErrorKind::NotFound);
-        failure.hint(format!("there are {}", names.join(", ")))
-    })
-}
-
-fn refuse_apply(controlled: &Controlled) -> Failure {
+fn refuse_apply(controlled: &CommandUse) -> Failure {
     let message = "cannot be set back while it is served: its disk would change under its clients";
-    let failure = Failure::about(controlled.image.name(), message).kind(ErrorKind::Unsupported);
+    let failure = Failure::about(controlled.shared().name(), message).kind(ErrorKind::Unsupported);
     failure.hint("end the server first, or serve the snapshot with 'gaur serve --snapshot'")
 }
 
 /// A queue for one command.
-pub fn queue(controlled: &Controlled) -> Queue<ReactorFile> {
-    controlled.image.queue(ReactorFile::new)
+pub fn queue(controlled: &CommandUse) -> Queue<ReactorFile> {
+    controlled.shared().queue(ReactorFile::new)
 }
 
 /// The failure of an operation on an image.
-pub fn failed(controlled: &Controlled, error: &gaur_engine::ImageError) -> Failure {
-    Failure::image(controlled.image.name(), error)
+pub fn failed(controlled: &CommandUse, error: &gaur_engine::ImageError) -> Failure {
+    Failure::image(controlled.shared().name(), error)
 }
 
 /// A clock that shows a time beyond what the format can have is taken for the last it can.

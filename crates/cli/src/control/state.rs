@@ -11,8 +11,8 @@ use serde_json::json;
 use super::frames::{HEAD_BYTES, Head};
 use super::line::Inbound;
 use super::protocol::Answer;
-use super::server::Controlled;
 use super::session::{self, Gone, Next, Session};
+use crate::exporter::CommandUse;
 use crate::snapshot_report::SnapshotDetail;
 use crate::state_pipe::{Piece, Receiver, Sender, pipe};
 use crate::vm_state;
@@ -30,9 +30,9 @@ enum Fed {
 }
 
 /// Makes a snapshot with the state that the client sends.
-pub async fn save(session: &mut Session, controlled: &Controlled, new: NewSnapshot) -> Next {
+pub async fn save(session: &mut Session, controlled: &CommandUse, new: NewSnapshot) -> Next {
     let queue = session::queue(controlled);
-    let name = controlled.image.name().to_owned();
+    let name = controlled.shared().name().to_owned();
     if let Err(failure) = vm_state::check_new(&queue, &name, &new).await {
         return session.fail(&failure).await;
     }
@@ -128,9 +128,9 @@ fn send(sender: &Sender, mut piece: Piece, len: usize) {
 }
 
 /// Sends the client the state of a snapshot.
-pub async fn extract(session: &mut Session, controlled: &Controlled, which: &str) -> Next {
+pub async fn extract(session: &mut Session, controlled: &CommandUse, which: &str) -> Next {
     let queue = session::queue(controlled);
-    let name = controlled.image.name().to_owned();
+    let name = controlled.shared().name().to_owned();
     let snapshot = match vm_state::find(&queue, &name, which).await {
         Ok(snapshot) => snapshot,
         Err(failure) => return session.fail(&failure).await,

@@ -50,6 +50,34 @@ impl Listener {
 
     /// The URI under which clients reach an export.
     pub fn uri(&self, export: &str) -> String {
+        self.uris().of(export)
+    }
+
+    /// The URIs of exports, also after the listener has gone to its server.
+    pub fn uris(&self) -> Uris {
+        Uris {
+            address: self.address.clone(),
+        }
+    }
+
+    /// The TCP port.
+    pub fn port(&self) -> Option<u16> {
+        match &self.address {
+            Address::Unix(_) => None,
+            Address::Tcp(address) => Some(address.port()),
+        }
+    }
+}
+
+/// Under which URIs the exports of a server are reached.
+#[derive(Clone, Debug)]
+pub struct Uris {
+    address: Address,
+}
+
+impl Uris {
+    /// The URI of an export.
+    pub fn of(&self, export: &str) -> String {
         let mut name = String::new();
         escape(&mut name, export.as_bytes());
         match &self.address {
@@ -60,14 +88,6 @@ impl Listener {
                 uri
             }
             Address::Tcp(address) => format!("nbd://{}/{name}", reachable(address)),
-        }
-    }
-
-    /// The TCP port.
-    pub fn port(&self) -> Option<u16> {
-        match &self.address {
-            Address::Unix(_) => None,
-            Address::Tcp(address) => Some(address.port()),
         }
     }
 }

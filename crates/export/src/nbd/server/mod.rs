@@ -20,7 +20,7 @@ mod stations;
 mod stop;
 
 pub use crate::error::ServeError;
-pub use listen::{Listen, Listener};
+pub use listen::{Listen, Listener, Uris};
 pub use options::{Export, Log, Options, Outcome, Place};
 pub use stations::{serve_blocking, serve_uring};
 pub use stop::Stop;

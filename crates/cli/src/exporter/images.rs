@@ -1,0 +1,179 @@
+//! The images that a process has open for its exports: each file once, however many exports show it.
+//!
+//! Rule: an image that one export writes to has no other export; any number of exports may read.
+//! Exports that read an image in the same way share it. Lock order: [`Images::open`], then
+//! [`OpenImage::uses`].
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use gaur_engine::ErrorKind;
+
+use super::image_options::ImageOptions;
+use crate::cache_cleaner::CacheCleaner;
+use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::shared_image::SharedImage;
+
+/// An open image.
+pub struct OpenImage {
+    image: SharedImage,
+    /// Device and number of its file, by which it is told apart.
+    file: Option<(u64, u64)>,
+    /// What decides whether another export may share it.
+    way: String,
+    writes_file: bool,
+    /// What was written to it is not kept.
+    temporary: bool,
+    uses: Mutex<Uses>,
+    /// Rung when a use ends.
+    idle: Condvar,
+}
+
+#[derive(Default)]
+struct Uses {
+    exports: Vec<String>,
+    commands: usize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is under these locks is changed in one step, so a panic elsewhere spoils nothing.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl OpenImage {
+    /// The image.
+    pub fn shared(&self) -> &SharedImage {
+        &self.image
+    }
+
+    fn share(&self, export: &str) {
+        lock(&self.uses).exports.push(export.to_owned());
+    }
+
+    fn first_export(&self) -> String {
+        let uses = lock(&self.uses);
+        uses.exports.first().cloned().unwrap_or_default()
+    }
+}
+
+/// Keeps an image open during a command that no export waits for.
+pub struct CommandUse(Arc<OpenImage>);
+
+impl CommandUse {
+    /// The image.
+    pub fn shared(&self) -> &SharedImage {
+        &self.0.image
+    }
+}
+
+impl Drop for CommandUse {
+    fn drop(&mut self) {
+        let mut uses = lock(&self.0.uses);
+        uses.commands = uses.commands.saturating_sub(1);
+        self.0.idle.notify_all();
+    }
+}
+
+/// All that are open.
+#[derive(Default)]
+pub struct Images {
+    open: Mutex<Vec<Arc<OpenImage>>>,
+    cleaner: CacheCleaner,
+}
+
+impl Images {
+    /// Opens the image for the export `name`, or shares it with those that show it already.
+    pub fn acquire(
+        &self,
+        name: &str,
+        spec: &ImageSpec,
+        options: &ImageOptions,
+    ) -> Result<Arc<OpenImage>, Failure> {
+        // Held while the file is opened: of two commands for one file the second finds the first's.
+        let mut open = lock(&self.open);
+        let file = std::fs::metadata(spec.path());
+        let file = file.ok().map(|found| (found.dev(), found.ino()));
+        let way = format!("{spec:?} {options:?}");
+        let writes_file = options.writes_file(spec);
+        let same_file = || {
+            open.iter()
+                .filter(|other| file.is_some() && other.file == file)
+        };
+        if let Some(other) = same_file().find(|other| writes_file || other.writes_file) {
+            return Err(in_use(spec, &other.first_export(), other.writes_file));
+        }
+        let shared = same_file().find(|other| other.way == way && !options.temporary);
+        if let Some(image) = shared {
+            image.share(name);
+            return Ok(Arc::clone(image));
+        }
+        let image = options.open(spec)?;
+        if let Some(interval) = spec.clean_interval() {
+            self.cleaner.add(image.image(), interval);
+        }
+        let image = Arc::new(OpenImage {
+            image,
+            file,
+            way,
+            writes_file,
+            temporary: options.temporary,
+            uses: Mutex::default(),
+            idle: Condvar::new(),
+        });
+        image.share(name);
+        open.push(Arc::clone(&image));
+        Ok(image)
+    }
+
+    /// The export `name` is through with an image, and has no queue of it any more. The last one closes
+    /// it, once the commands about it are over.
+    pub fn release(&self, name: &str, image: &Arc<OpenImage>) -> Result<(), Failure> {
+        {
+            let mut open = lock(&self.open);
+            let mut uses = lock(&image.uses);
+            if let Some(place) = uses.exports.iter().position(|export| export == name) {
+                uses.exports.swap_remove(place);
+            }
+            if !uses.exports.is_empty() {
+                return Ok(());
+            }
+            // Until it is closed, its lock keeps everybody else out.
+            open.retain(|other| !Arc::ptr_eq(other, image));
+        }
+        let mut uses = lock(&image.uses);
+        while uses.commands > 0 {
+            uses = image
+                .idle
+                .wait(uses)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(uses);
+        match image.temporary {
+            true => Ok(()),
+            false => image.image.close(),
+        }
+    }
+
+    /// Keeps `image` open during a command; `None` when its last export is going.
+    pub fn command(&self, image: &Arc<OpenImage>) -> Option<CommandUse> {
+        let _held = lock(&self.open);
+        let mut uses = lock(&image.uses);
+        if uses.exports.is_empty() {
+            return None;
+        }
+        uses.commands += 1;
+        Some(CommandUse(Arc::clone(image)))
+    }
+}
+
+fn in_use(spec: &ImageSpec, export: &str, writes: bool) -> Failure {
+    let what = if writes {
+        "may write to it"
+    } else {
+        "reads it"
+    };
+    let message = format!("the image is in use: export {export:?} of this server {what}");
+    let failure = Failure::about(spec.path(), message).kind(ErrorKind::Locked);
+    failure.hint("an image has one export that may write, or any number that only read")
+}

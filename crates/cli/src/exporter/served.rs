@@ -1,0 +1,57 @@
+//! An image as one export shows it.
+
+use std::sync::Arc;
+
+use gaur_engine::Queue;
+use gaur_export::nbd::Log;
+use gaur_reactor::ReactorFile;
+
+use super::images::OpenImage;
+use crate::cached_device::{CachedDevice, Policy};
+use crate::shared_image::SharedImage;
+
+/// The device that an export's threads serve.
+pub type Disk = CachedDevice<Queue<ReactorFile>>;
+
+/// An image as one export shows it; front ends make their devices of it.
+pub struct Served {
+    pub(super) image: Arc<OpenImage>,
+    pub(super) policy: Policy,
+    pub(super) read_only: bool,
+    #[allow(dead_code, reason = "for front ends")]
+    pub(super) log: Option<Log>,
+}
+
+#[allow(dead_code, reason = "for front ends")]
+impl Served {
+    /// The path of the image.
+    pub fn name(&self) -> &str {
+        self.shared().name()
+    }
+
+    /// The open image.
+    pub fn shared(&self) -> &SharedImage {
+        self.image.shared()
+    }
+
+    /// Size for the guest, in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.shared().size_bytes()
+    }
+
+    /// Whether clients may not write.
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Where lines about clients go.
+    pub fn log(&self) -> Option<Log> {
+        self.log.clone()
+    }
+
+    /// A queue of the image for the calling thread, which runs a reactor.
+    pub fn device(&self) -> Disk {
+        let queue = self.shared().queue(ReactorFile::new);
+        CachedDevice::new(queue, self.policy)
+    }
+}

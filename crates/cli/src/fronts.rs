@@ -1,0 +1,239 @@
+//! Exports other than NBD's: what they are told, and how each is started.
+//!
+//! Every front end is a file of its own, with a request (what it is told, by the command line or by a
+//! line of JSON) and a function `start` that makes a running export of an open image.
+
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gaur_export::Front;
+use serde_json::{Map, Value, json};
+
+use crate::exporter::Served;
+use crate::failure::Failure;
+
+pub mod fuse;
+pub mod ublk;
+pub mod vduse;
+pub mod vhost_user;
+
+/// What speaks to the clients of an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Network block device.
+    Nbd,
+    /// A block device of this machine.
+    Ublk,
+    /// A disk for a virtual machine monitor, over a Unix socket.
+    VhostUser,
+    /// A virtio device of this machine.
+    Vduse,
+    /// A file.
+    Fuse,
+}
+
+#[allow(dead_code, reason = "for the control socket")]
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 5] = [
+        Kind::Nbd,
+        Kind::Ublk,
+        Kind::VhostUser,
+        Kind::Vduse,
+        Kind::Fuse,
+    ];
+
+    /// Its name in JSON and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Nbd => "nbd",
+            Kind::Ublk => "ublk",
+            Kind::VhostUser => "vhost-user",
+            Kind::Vduse => "vduse",
+            Kind::Fuse => "fuse",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn from_name(name: &str) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+/// A front end and what it is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// A block device of this machine.
+    Ublk(ublk::Request),
+    /// A disk for a virtual machine monitor.
+    VhostUser(vhost_user::Request),
+    /// A virtio device of this machine.
+    Vduse(vduse::Request),
+    /// A file.
+    Fuse(fuse::Request),
+}
+
+#[allow(dead_code, reason = "for the control socket")]
+impl Request {
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Request::Ublk(_) => Kind::Ublk,
+            Request::VhostUser(_) => Kind::VhostUser,
+            Request::Vduse(_) => Kind::Vduse,
+            Request::Fuse(_) => Kind::Fuse,
+        }
+    }
+
+    /// Starts to export `image`; clients can come when this returns.
+    pub fn start(&self, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+        match self {
+            Request::Ublk(request) => ublk::start(request, image),
+            Request::VhostUser(request) => vhost_user::start(request, image),
+            Request::Vduse(request) => vduse::start(request, image),
+            Request::Fuse(request) => fuse::start(request, image),
+        }
+    }
+
+    /// Reads the fields of a JSON object, all of which must be its own.
+    pub fn from_fields(kind: Kind, fields: Map<String, Value>) -> Result<Option<Request>, String> {
+        let value = Value::Object(fields);
+        let read = match kind {
+            Kind::Nbd => serde_json::from_value(value).map(|Nothing {}| None),
+            Kind::Ublk => serde_json::from_value(value).map(|read| Some(Request::Ublk(read))),
+            Kind::VhostUser => {
+                serde_json::from_value(value).map(|read| Some(Request::VhostUser(read)))
+            }
+            Kind::Vduse => serde_json::from_value(value).map(|read| Some(Request::Vduse(read))),
+            Kind::Fuse => serde_json::from_value(value).map(|read| Some(Request::Fuse(read))),
+        };
+        read.map_err(|error| format!("{}: {error}", kind.name()))
+    }
+
+    /// The fields of a JSON object that say the same.
+    pub fn fields(&self) -> Map<String, Value> {
+        let value = match self {
+            Request::Ublk(request) => json!(request),
+            Request::VhostUser(request) => json!(request),
+            Request::Vduse(request) => json!(request),
+            Request::Fuse(request) => json!(request),
+        };
+        match value {
+            Value::Object(fields) => fields,
+            _ => Map::new(),
+        }
+    }
+}
+
+#[allow(dead_code, reason = "for the control socket")]
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+/// The front ends that a command line asks for.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Exports other than NBD")]
+pub struct FrontArgs {
+    /// The image as the block device /dev/ublkbID; the first that is free without an ID
+    #[arg(long, value_name = "ID", num_args = 0..=1, require_equals = true,
+          default_missing_value = "-1", allow_negative_numbers = true)]
+    pub ublk: Option<i32>,
+    /// Queues of the device, each with a thread of its own
+    #[arg(long, value_name = "N", requires = "ublk")]
+    ublk_queues: Option<NonZeroU16>,
+    /// Requests of a queue that run at once
+    #[arg(long, value_name = "N", requires = "ublk")]
+    ublk_depth: Option<NonZeroU16>,
+    /// The device belongs to the user who makes it, who need not be root
+    #[arg(long, requires = "ublk")]
+    ublk_unprivileged: bool,
+    /// Whether the kernel's pages go to the image's file without a copy
+    #[arg(long, value_name = "WHEN", value_enum, requires = "ublk")]
+    ublk_zero_copy: Option<ublk::ZeroCopy>,
+    /// Take over the device of a server that died
+    #[arg(long, requires = "ublk", hide = true)]
+    ublk_recover: bool,
+    /// The image for a virtual machine monitor that connects to this Unix socket (vhost-user-blk)
+    #[arg(long, value_name = "SOCKET")]
+    vhost_user: Option<PathBuf>,
+    /// The image as the VDUSE device NAME
+    #[arg(long, value_name = "NAME")]
+    vduse: Option<String>,
+    /// The image as a raw file in place of this one, which must be there
+    #[arg(long, value_name = "FILE")]
+    fuse: Option<PathBuf>,
+    /// Queues of the virtio device
+    #[arg(long, value_name = "N")]
+    queues: Option<NonZeroU16>,
+    /// Writes beyond the end of the file make the image larger
+    #[arg(long, requires = "fuse")]
+    growable: bool,
+}
+
+impl FrontArgs {
+    /// Whether a front end is asked for.
+    pub fn any(&self) -> bool {
+        self.ublk.is_some()
+            || self.vhost_user.is_some()
+            || self.vduse.is_some()
+            || self.fuse.is_some()
+    }
+
+    /// What is asked for.
+    pub fn requests(&self) -> Result<Vec<Request>, Failure> {
+        let virtio = self.vhost_user.is_some() || self.vduse.is_some();
+        if self.queues.is_some() && !virtio {
+            let failure = Failure::new("--queues is for --vhost-user and --vduse");
+            return Err(failure.hint("a ublk device has --ublk-queues"));
+        }
+        let mut requests = Vec::new();
+        if let Some(id) = self.ublk {
+            requests.push(Request::Ublk(self.ublk_request(id)?));
+        }
+        if let Some(socket) = &self.vhost_user {
+            requests.push(Request::VhostUser(vhost_user::Request {
+                socket: socket.clone(),
+                queues: self.queues,
+            }));
+        }
+        if let Some(device) = &self.vduse {
+            requests.push(Request::Vduse(vduse::Request {
+                device: device.clone(),
+                queues: self.queues,
+            }));
+        }
+        if let Some(path) = &self.fuse {
+            requests.push(Request::Fuse(fuse::Request {
+                path: path.clone(),
+                growable: self.growable,
+            }));
+        }
+        Ok(requests)
+    }
+
+    fn ublk_request(&self, id: i32) -> Result<ublk::Request, Failure> {
+        let id = match id {
+            -1 => None,
+            id => Some(u32::try_from(id).map_err(|_| {
+                Failure::new(format!("--ublk={id}: a device's number is 0 or more"))
+            })?),
+        };
+        if self.ublk_recover && id.is_none() {
+            return Err(Failure::new("--ublk-recover needs the number of a device"));
+        }
+        Ok(ublk::Request {
+            id,
+            queues: self.ublk_queues,
+            depth: self.ublk_depth,
+            unprivileged: self.ublk_unprivileged,
+            zero_copy: self.ublk_zero_copy.unwrap_or_default(),
+            recover: self.ublk_recover,
+        })
+    }
+}
+
+/// The failure of a front end that is not there yet.
+fn not_built(image: &str, kind: &str) -> Failure {
+    Failure::about(image, format!("exports of type {kind} are not built yet"))
+}

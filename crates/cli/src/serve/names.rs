@@ -1,0 +1,182 @@
+//! What the images of a command line are called as exports.
+
+use std::path::Path;
+
+use super::Args;
+use crate::exporter::NewExport;
+use crate::failure::Failure;
+use crate::fronts::Request;
+use crate::image_spec::ImageSpec;
+use crate::new_image;
+
+/// Names and images of the exports.
+pub fn images(args: &Args) -> Result<Vec<(String, ImageSpec)>, Failure> {
+    let single = args.images.len() == 1;
+    if args.image.snapshot.is_some() && !single {
+        let failure = Failure::new("--snapshot is one of one image, but there are several images");
+        return Err(failure.hint("serve each with a command of its own"));
+    }
+    if args.export_name.is_some() && !single {
+        let failure = Failure::new("-x names one export, but there are several images");
+        return Err(failure.hint("write NAME=FILE for each"));
+    }
+    let made_as = |file: &str| args.create.map(|_| new_image::format_by_name(file));
+    let export = |text: &String| {
+        let named = match args.image.image_opts {
+            true => None, // Every option has an equals sign.
+            false => split_name(text),
+        };
+        let (name, given) = match named {
+            Some((name, file)) => (Some(name.to_owned()), file),
+            None => (None, text.as_str()),
+        };
+        let format = args.image.format.or(made_as(given));
+        let spec = ImageSpec::parse(given, args.image.image_opts, format)?;
+        let name = match name {
+            Some(name) => name,
+            None if single => String::new(),
+            None => stem(spec.path()),
+        };
+        Ok((name, spec))
+    };
+    let exports: Result<Vec<(String, ImageSpec)>, Failure> =
+        args.images.iter().map(export).collect();
+    let mut exports = exports?;
+    if let (Some(name), Some(first)) = (&args.export_name, exports.first_mut()) {
+        first.0.clone_from(name);
+    }
+    Ok(exports)
+}
+
+/// `NAME=FILE`, unless the whole is an image.
+fn split_name(text: &str) -> Option<(&str, &str)> {
+    let (name, file) = text.split_once('=')?;
+    let is_name = !name.is_empty() && !name.contains('/') && !file.is_empty();
+    let is_file = text.starts_with("json:") || Path::new(text).exists();
+    (is_name && !is_file).then_some((name, file))
+}
+
+/// A file's name without its extension.
+pub fn stem(file: &str) -> String {
+    let stem = Path::new(file).file_stem();
+    stem.map_or_else(
+        || "disk".to_owned(),
+        |stem| stem.to_string_lossy().into_owned(),
+    )
+}
+
+/// The exports that the command line asks for. Those of NBD come first; each front end shows the one
+/// image, under its name or that of its file, and its own behind it where there are several.
+pub fn exports(
+    args: &Args,
+    images: Vec<(String, ImageSpec)>,
+    fronts: Vec<Request>,
+    nbd: bool,
+) -> Result<Vec<NewExport>, Failure> {
+    let export = |name: String, spec: &ImageSpec, front: Option<Request>| NewExport {
+        name,
+        spec: spec.clone(),
+        image: args.image.clone(),
+        description: args.description.clone().unwrap_or_default(),
+        front,
+    };
+    let mut exports = Vec::new();
+    let count = fronts.len() + usize::from(nbd);
+    if let (false, [(given, spec)]) = (fronts.is_empty(), images.as_slice()) {
+        let given = if given.is_empty() {
+            stem(spec.path())
+        } else {
+            given.clone()
+        };
+        for front in fronts {
+            let name = match count {
+                1 => given.clone(),
+                _ => format!("{given}-{}", front.kind().name()),
+            };
+            exports.push(export(name, spec, Some(front)));
+        }
+    }
+    if nbd {
+        let of_nbd = images
+            .iter()
+            .map(|(name, spec)| export(name.clone(), spec, None));
+        exports = of_nbd.chain(exports).collect();
+    }
+    if count > 1 && exports.iter().any(|new| new.image.writes_file(&new.spec)) {
+        let message = "an image has one export that may write, but several are asked for";
+        return Err(Failure::new(message).hint("say -r, or ask for one"));
+    }
+    Ok(exports)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn names(words: &[&str]) -> Result<Vec<(String, String)>, Failure> {
+        let line = Line::try_parse_from([&["serve"], words].concat());
+        let exports = images(&line.expect("a valid command line").args)?;
+        let paths = exports
+            .into_iter()
+            .map(|(name, spec)| (name, spec.path().to_owned()));
+        Ok(paths.collect())
+    }
+
+    fn pair(name: &str, file: &str) -> (String, String) {
+        (name.to_owned(), file.to_owned())
+    }
+
+    #[test]
+    fn one_image_has_the_empty_name_and_several_are_called_after_their_files() {
+        assert_eq!(
+            names(&["d/a.qcow2"]).expect("names"),
+            [pair("", "d/a.qcow2")]
+        );
+        assert_eq!(
+            names(&["d/a.qcow2", "b", "x=c.raw"]).expect("names"),
+            [pair("a", "d/a.qcow2"), pair("b", "b"), pair("x", "c.raw")]
+        );
+    }
+
+    #[test]
+    fn a_name_given_to_several_images_is_refused() {
+        assert_eq!(
+            names(&["-x", "n", "a.qcow2"]).expect("names"),
+            [pair("n", "a.qcow2")]
+        );
+        assert!(names(&["-x", "n", "a.qcow2", "b.qcow2"]).is_err());
+    }
+
+    #[test]
+    fn an_equals_sign_in_a_directory_is_no_name() {
+        assert_eq!(names(&["./a=b/c"]).expect("names"), [pair("", "./a=b/c")]);
+        assert_eq!(names(&["a=b/c"]).expect("names"), [pair("a", "b/c")]);
+        assert_eq!(names(&["=b"]).expect("names"), [pair("", "=b")]);
+    }
+
+    #[test]
+    fn an_equals_sign_among_options_is_no_name() {
+        let options = "driver=qcow2,file.filename=d/a.qcow2";
+        assert_eq!(
+            names(&["--image-opts", options]).expect("names"),
+            [pair("", "d/a.qcow2")]
+        );
+        assert_eq!(
+            names(&["--image-opts", options, "driver=raw,file.filename=b.raw"]).expect("names"),
+            [pair("a", "d/a.qcow2"), pair("b", "b.raw")]
+        );
+        let json = r#"json:{"driver":"raw","file.filename":"c=d"}"#;
+        assert_eq!(names(&[json]).expect("names"), [pair("", "c=d")]);
+        assert_eq!(
+            names(&[&format!("n={json}")]).expect("names"),
+            [pair("n", "c=d")]
+        );
+    }
+}
