@@ -138,12 +138,13 @@ fn block_device(place: &Place, mut command: Command, prefix: &str) -> Result<Run
     Ok(Running::new(Target::Path(node)).with_server(server))
 }
 
+/// Its qcow2 takes one queue only.
 fn rublk(place: &Place, image: &Path) -> Result<Running> {
     let before = device::block_devices("ublkb")?;
     let log = place.dir.join("log");
     let mut command = Command::new(&place.rublk);
     command
-        .args(["add", "qcow2", "--foreground", "-q", QUEUES, "-f"])
+        .args(["add", "qcow2", "--foreground", "-q", "1", "-f"])
         .arg(image);
     let mut server = spawn(&mut command, &log)?;
     let node = wait_for("a block device", &mut server, &log, || {

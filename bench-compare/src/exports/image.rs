@@ -87,14 +87,20 @@ fn qemu_img(arguments: &[&str]) -> Result<()> {
     succeed(Command::new("qemu-img").args(arguments))
 }
 
-/// Runs a command that must go well.
+/// Runs a command that must go well, and soon.
 pub fn succeed(command: &mut Command) -> Result<()> {
+    let mut limited = Command::new("timeout");
+    limited
+        .args(["--signal=KILL", "60"])
+        .arg(command.get_program());
+    limited.args(command.get_args());
+    let command = &mut limited;
     let output = command
         .output()
-        .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+        .with_context(|| format!("cannot start {command:?}"))?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        bail!("{:?}: {text}", command.get_program());
+        bail!("{command:?}: {text}");
     }
     Ok(())
 }

@@ -8,6 +8,9 @@ use serde_json::Value;
 
 use super::record::Cell;
 
+/// fio is ended so many seconds after its time.
+const PATIENCE_SECONDS: u64 = 20;
+
 /// What a run of fio says.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Run {
@@ -38,7 +41,10 @@ pub fn run(cell: &Cell, target: &Path, seconds: u64, size_bytes: u64) -> Result<
         true => (size_bytes / jobs, size_bytes / jobs),
         false => (size_bytes, 0),
     };
-    let output = Command::new("fio")
+    // A device whose server hangs must not hold up the others.
+    let limit = (seconds + PATIENCE_SECONDS).to_string();
+    let output = Command::new("timeout")
+        .args(["--signal=KILL", &limit, "fio"])
         .args([
             "--name=bench",
             "--ioengine=io_uring",
