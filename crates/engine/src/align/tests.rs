@@ -278,7 +278,10 @@ fn registered_memory_is_split_but_never_realigned() {
         offset: 0,
         len: 100,
     });
-    assert_eq!(block_on(read(&file, &pool, 0, target)), Err(Errno::EOPNOTSUPP));
+    assert_eq!(
+        block_on(read(&file, &pool, 0, target)),
+        Err(Errno::EOPNOTSUPP)
+    );
 }
 
 #[test]

@@ -85,8 +85,10 @@ impl<F: File> Queue<F> {
         job: &Job,
     ) -> Result<Snapshot, Failure> {
         let geometry = &qcow2.geometry;
-        let needed = geometry.l1_entries_for(wanted.size_bytes).max(1);
-        let own = snapshot_l1_len(needed, wanted)?;
+        let disk = geometry.l1_entries_for(wanted.size_bytes);
+        // The table of an empty disk has an entry too.
+        let needed = disk.max(1);
+        let own = snapshot_l1_len(disk, wanted)?.max(1);
         let mut all = all.to_vec();
         all.push(wanted.entry.clone());
         let table_bytes = list::encode(&all, geometry)?.len() as u64;
@@ -103,7 +105,8 @@ impl<F: File> Queue<F> {
             switch.drop_old_areas()?;
             switch.write_blocks(true).await?;
             let active = switch.shared_entries(needed);
-            let entries = snapshot_l1(&active, own, wanted.state);
+            let shared = active.get(..disk as usize).unwrap_or_default();
+            let entries = snapshot_l1(shared, own, wanted.state);
             switch.write_snapshot_l1(&entries, own_area).await?;
             if let Some(entry) = all.last_mut() {
                 entry.l1_table_offset = HostOffset(own_area.offset);
@@ -125,9 +128,9 @@ impl<F: File> Queue<F> {
 }
 
 /// Entries of the snapshot's L1 table: the disk, and behind it the state of the virtual machine.
-fn snapshot_l1_len(needed: u64, wanted: &Wanted<'_>) -> Result<u64, Failure> {
+fn snapshot_l1_len(disk: u64, wanted: &Wanted<'_>) -> Result<u64, Failure> {
     let last = wanted.state.and_then(|state| state.tables.last());
-    let len = needed.saturating_add(last.map_or(0, |(index, _)| index.saturating_add(1)));
+    let len = disk.saturating_add(last.map_or(0, |(index, _)| index.saturating_add(1)));
     if len > limit::L1_ENTRIES_MAX {
         let text = "the disk and the state need a longer l1 table than is allowed";
         return Err(ImageError::new(ErrorKind::Unsupported, text).into());
@@ -135,12 +138,12 @@ fn snapshot_l1_len(needed: u64, wanted: &Wanted<'_>) -> Result<u64, Failure> {
     Ok(len)
 }
 
-fn snapshot_l1(active: &[u64], len: u64, state: Option<&SavedState>) -> Vec<u64> {
-    let needed = active.len();
-    let mut entries = active.to_vec();
+fn snapshot_l1(disk: &[u64], len: u64, state: Option<&SavedState>) -> Vec<u64> {
+    let behind = disk.len();
+    let mut entries = disk.to_vec();
     entries.resize(len as usize, 0);
     for (index, table) in state.map_or(&[][..], |state| &state.tables) {
-        if let Some(slot) = entries.get_mut(needed + *index as usize) {
+        if let Some(slot) = entries.get_mut(behind + *index as usize) {
             *slot = Plan::raw_entry(*table, false);
         }
     }

@@ -66,6 +66,21 @@ fn a_state_of_no_bytes_is_a_snapshot_of_the_disk() {
 }
 
 #[test]
+fn a_disk_of_no_bytes_has_a_state_too() {
+    for mut options in shapes() {
+        options.size_bytes = 0;
+        let bench = Bench::new(&options);
+        let save = bench.begin();
+        let stream = page_stream(1, MIB + 5);
+        block_on(save.writer(&bench.queue).write_at(0, &stream)).unwrap();
+        bench.finish(&save, "one").unwrap();
+        bench.assert_state("one", &stream);
+        drop(save);
+        bench.close();
+    }
+}
+
+#[test]
 fn full_chunks_are_written_once_and_whole_whatever_the_pieces_were() {
     let file = TestFile::new(Vec::new(), direct_limits(4096));
     let bench = Bench::on(&shapes()[0], file);
