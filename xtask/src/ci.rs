@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::{model, sim, tidy, workspace};
+use crate::{model, sim, tidy, vm, workspace};
 
 /// Seeds of the crash simulator: a minute or two.
 const SEEDS: &str = "1000";
@@ -35,12 +35,14 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     })?;
     step("models", model::run_briefly)?;
     let gaur = build_gaur()?;
+    step("guest kernel", vm::prepare_once)?;
+    step("tests in guests", vm::test_all)?;
     step("tests", || tests(&gaur))
 }
 
 /// Builds the program that the interop tests run, once for all of them and under a name of its own:
 /// the tests' build of the whole workspace has features in it that are there for tests only.
-fn build_gaur() -> Result<PathBuf, String> {
+pub fn build_gaur() -> Result<PathBuf, String> {
     step("gaur", || cargo(&["build", "--package", "gaur-cli"]))?;
     let folder = workspace::target()?;
     let tested = folder.join("gaur-under-test");

@@ -11,6 +11,7 @@ mod model;
 mod sim;
 mod soak;
 mod tidy;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -40,6 +41,11 @@ const TASKS: &[(&str, Task, &str)] = &[
         "soak",
         soak::run,
         "run the long forms of the interop tests: [--minutes N]",
+    ),
+    (
+        "vm",
+        vm::run,
+        "run commands and tests in a guest kernel with ublk, nbd and VDUSE: --help",
     ),
 ];
 

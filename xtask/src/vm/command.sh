@@ -1,0 +1,25 @@
+# The second half of the guest's start: a disk, the command, its exit status, the end.
+job=$1
+. "$job/settings"
+busybox=$(command -v busybox)
+
+$busybox ip link set lo up
+ulimit -c 0
+ulimit -n 65536
+ulimit -l unlimited
+# A task that has not moved for that long is worth a line in the kernel's log.
+echo 20 >/proc/sys/kernel/hung_task_timeout_secs 2>/dev/null
+mkdir -p /scratch /run/lock
+mkfs.ext4 -q -F -E lazy_itable_init=1,nodiscard /dev/ubda && mount /dev/ubda /scratch
+export TMPDIR=/scratch
+cd "$folder" || cd /
+
+setsid /bin/sh "$job/run" </dev/null >/dev/ttyS0 2>/dev/ttyS1
+echo $? >"$job/status.new"
+
+# What is still on its way through the consoles arrives before they are asked for their settings.
+stty -F /dev/ttyS0 -a >/dev/null
+stty -F /dev/ttyS1 -a >/dev/null
+dmesg >"$job/kernel.log"
+mv "$job/status.new" "$job/status"
+$busybox poweroff -f

@@ -1,0 +1,294 @@
+//! A run of the guest: one command, from boot to power-off.
+//!
+//! The guest's consoles are descriptors of this program: standard output and standard error of the
+//! command arrive on pipes of their own, the kernel's log goes to a file. The command's exit status
+//! comes back in a file of the run's folder, which the guest shares.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::vm::cache::{Cache, RunFolder, failed, write};
+
+const BOOT: &str = include_str!("boot.sh");
+const COMMAND: &str = include_str!("command.sh");
+
+/// Hands the three descriptors on: the kernel's own messages go to where standard input was opened
+/// for writing, and the guest ends with whoever started it.
+const START: &str = r#"exec 3>&1 4>&2 1>&0 2>&0 </dev/null
+exec setpriv --pdeathsig KILL -- "$@""#;
+
+/// Exit code after the time limit.
+pub const CODE_TIME: i32 = 124;
+/// Exit code of a guest that did not come to an end of its own.
+pub const CODE_DIED: i32 = 125;
+
+/// What to boot and how.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// Environment variables beside PATH and HOME.
+    pub environment: Vec<(String, String)>,
+    /// Folders that the guest may write to, at the same path.
+    pub shares: Vec<PathBuf>,
+    /// Arguments of the kernel.
+    pub kernel_arguments: Vec<String>,
+    /// Longest time of the run.
+    pub limit: Duration,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Processors.
+    pub cpus: usize,
+    /// Size of the disk at /scratch, in GiB; it takes what is written to it.
+    pub scratch_gib: u64,
+}
+
+/// What happens to the command's output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// It goes to this program's own.
+    Streamed,
+    /// It is returned.
+    Kept,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// The command's exit status, [`CODE_TIME`] or [`CODE_DIED`].
+    pub code: i32,
+    /// Standard output, if kept.
+    pub stdout: String,
+    /// Standard error, if kept.
+    pub stderr: String,
+    /// What the kernel said, from boot to the command's end or as far as it came.
+    pub kernel_log: String,
+}
+
+impl Guest {
+    /// A guest for this command, of a modest size.
+    pub fn new(kernel: PathBuf, command: Vec<String>) -> Guest {
+        Guest {
+            kernel,
+            command,
+            environment: Vec::new(),
+            shares: Vec::new(),
+            kernel_arguments: Vec::new(),
+            limit: Duration::from_secs(600),
+            memory_mib: 2048,
+            cpus: std::thread::available_parallelism()
+                .map_or(1, usize::from)
+                .min(8),
+            scratch_gib: 16,
+        }
+    }
+
+    /// Runs it to its end.
+    pub fn run(&self, cache: &Cache, output: Output) -> Result<Ended, String> {
+        let folder = cache.run_folder()?;
+        self.write_files(&folder)?;
+        let console = folder.path("console");
+        let log = File::create(&console).map_err(|error| failed(&console, &error))?;
+        let mut child = self.start(&folder, log)?;
+        let stdout = child
+            .stdout
+            .take()
+            .map(|pipe| pump(pipe, output, std::io::stdout()));
+        let stderr = child
+            .stderr
+            .take()
+            .map(|pipe| pump(pipe, output, std::io::stderr()));
+        let in_time = self.wait(&mut child)?;
+        let kept = [stdout, stderr].map(|thread| thread.and_then(|thread| thread.join().ok()));
+        let [stdout, stderr] = kept.map(Option::unwrap_or_default);
+        let read = |name: &str| {
+            let bytes = std::fs::read(folder.path(name)).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let status = read("status").trim().parse().ok();
+        let kernel_log = match status {
+            Some(_) => read("kernel.log"),
+            None => read("console"),
+        };
+        Ok(Ended {
+            code: if in_time {
+                status.unwrap_or(CODE_DIED)
+            } else {
+                CODE_TIME
+            },
+            stdout,
+            stderr,
+            kernel_log,
+        })
+    }
+
+    fn write_files(&self, folder: &RunFolder) -> Result<(), String> {
+        let boot = folder.path("boot.sh");
+        write(&boot, BOOT)?;
+        let executable = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&boot, executable).map_err(|error| failed(&boot, &error))?;
+        write(&folder.path("command.sh"), COMMAND)?;
+        write(&folder.path("settings"), &self.settings(folder)?)?;
+        let words: Vec<String> = self.command.iter().map(|word| quoted(word)).collect();
+        let mut line = String::new();
+        for (name, value) in &self.environment {
+            line.push_str(&format!("export {name}={}\n", quoted(value)));
+        }
+        line.push_str(&format!("exec {}\n", words.join(" ")));
+        write(&folder.path("run"), &line)?;
+        let disk = folder.path("scratch");
+        let file = File::create(&disk).map_err(|error| failed(&disk, &error))?;
+        file.set_len(self.scratch_gib << 30)
+            .map_err(|error| failed(&disk, &error))
+    }
+
+    /// What both scripts read: variables, and a function that mounts what is shared.
+    fn settings(&self, folder: &RunFolder) -> Result<String, String> {
+        let variable = |name: &str, otherwise: &str| {
+            let value = std::env::var(name).unwrap_or_else(|_| otherwise.into());
+            format!("export {name}={}\n", quoted(&value))
+        };
+        let mut text = variable("PATH", "/usr/bin:/bin");
+        text.push_str("PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin\n");
+        text.push_str(&variable("HOME", "/"));
+        let here =
+            std::env::current_dir().map_err(|error| format!("no working folder: {error}"))?;
+        text.push_str(&format!("folder={}\n", quoted(&path_text(&here)?)));
+        text.push_str("mount_shares() {\n");
+        for share in self
+            .shares
+            .iter()
+            .map(PathBuf::as_path)
+            .chain([folder.folder()])
+        {
+            let share = std::fs::canonicalize(share).map_err(|error| failed(share, &error))?;
+            let share = quoted(&path_text(&share)?);
+            text.push_str(&format!("mkdir -p \"$1\"{share}\n"));
+            text.push_str(&format!(
+                "mount -t hostfs -o {share} hostfs \"$1\"{share}\n"
+            ));
+        }
+        text.push_str("}\n");
+        Ok(text)
+    }
+
+    fn start(&self, folder: &RunFolder, log: File) -> Result<Child, String> {
+        let here = path_text(folder.folder())?;
+        let mut command = Command::new("sh");
+        command.args(["-c", START, "sh"]).arg(&self.kernel);
+        command.arg(format!("mem={}M", self.memory_mib));
+        command.arg(format!("ncpus={}", self.cpus));
+        command.args([
+            "seccomp=on",
+            "rootfstype=hostfs",
+            "rootflags=/",
+            "ro",
+            "panic=-1",
+        ]);
+        command.arg(format!("ubda={here}/scratch"));
+        command.args(["con=null", "con0=null,fd:1", "ssl=null"]);
+        command.args(["ssl0=null,fd:3", "ssl1=null,fd:4"]);
+        command.args([format!("uml_dir={here}/"), "umid=guest".into()]);
+        command.args(&self.kernel_arguments);
+        command
+            .arg(format!("init={here}/boot.sh"))
+            .args(["--", &here]);
+        command.env("TMPDIR", self.memory_folder(folder));
+        command
+            .stdin(log)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+            .spawn()
+            .map_err(|error| format!("cannot start {}: {error}", self.kernel.display()))
+    }
+
+    /// Where the guest's memory is a file: in memory if there is room, otherwise on disk.
+    fn memory_folder(&self, folder: &RunFolder) -> PathBuf {
+        let in_memory = Path::new("/dev/shm");
+        let mut df = Command::new("df");
+        let output = df.args(["--output=avail", "-BM"]).arg(in_memory).output();
+        let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        let free = text.unwrap_or_default();
+        let free = free
+            .lines()
+            .last()
+            .map(|line| line.trim().trim_end_matches('M'));
+        let free = free
+            .and_then(|digits| digits.parse::<u64>().ok())
+            .unwrap_or(0);
+        match free > self.memory_mib {
+            true => in_memory.to_path_buf(),
+            false => folder.folder().to_path_buf(),
+        }
+    }
+
+    /// Waits for the guest's end; false if it came to the time limit.
+    fn wait(&self, child: &mut Child) -> Result<bool, String> {
+        let start = Instant::now();
+        let failed = |error: std::io::Error| format!("the guest cannot be waited for: {error}");
+        loop {
+            if child.try_wait().map_err(failed)?.is_some() {
+                return Ok(true);
+            }
+            if start.elapsed() > self.limit {
+                child.kill().map_err(failed)?;
+                child.wait().map_err(failed)?;
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Reads a pipe to its end, in a thread.
+fn pump(
+    mut from: impl Read + Send + 'static,
+    output: Output,
+    mut to: impl Write + Send + 'static,
+) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok(len @ 1..) = from.read(&mut buffer) {
+            let read = &buffer[..len];
+            match output {
+                Output::Kept => kept.extend_from_slice(read),
+                // Nobody reads any more: the command goes on all the same.
+                Output::Streamed => drop(to.write_all(read).and_then(|()| to.flush())),
+            }
+        }
+        String::from_utf8_lossy(&kept).into_owned()
+    })
+}
+
+fn path_text(path: &Path) -> Result<String, String> {
+    path.to_str()
+        .map(str::to_owned)
+        .ok_or_else(|| format!("{}: not a UTF-8 name", path.display()))
+}
+
+/// A word for the shell, whatever is in it.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quoted_word_is_one_word_to_the_shell() {
+        let word = "it's \"$HOME\" `x` \\ *\n";
+        let line = format!("printf %s {}", quoted(word));
+        let output = Command::new("sh").args(["-c", &line]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), word);
+    }
+}

@@ -1,0 +1,271 @@
+//! The tests that need a guest: all tests of programs called `guest_*` that are marked `ignore`.
+//!
+//! Each runs in a guest of its own, some guests side by side: a test that hangs or crashes its kernel
+//! disturbs no other, and what the kernel said belongs to one test. A test fails when its program
+//! fails, when the guest does not end in time, or when the kernel complained.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::ci;
+use crate::vm::cache::Cache;
+use crate::vm::guest::{CODE_DIED, CODE_TIME, Ended, Guest, Output};
+use crate::vm::kernel;
+use crate::workspace;
+
+/// What the kernel says when something is wrong with it, or with who uses it.
+const COMPLAINTS: [&str; 6] = [
+    "WARNING:",
+    "BUG:",
+    "blocked for more than",
+    "Oops",
+    "rcu_sched self-detected stall",
+    "general protection fault",
+];
+/// Longest time of one test, and of one in its long form.
+const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT_LONG: Duration = Duration::from_secs(3600);
+/// A crate that every build has and whose package holds a C project of some size: zstd. Tests unpack
+/// and compile it.
+const C_PROJECT: (&str, &str) = ("zstd-sys", "zstd");
+
+/// Which tests to run and how.
+#[derive(Debug)]
+pub struct Plan {
+    /// Names contain one of these, if there are any.
+    pub filters: Vec<String>,
+    /// Guests at a time.
+    pub jobs: usize,
+    /// The long forms of the tests.
+    pub long: bool,
+    /// Show the output of tests that pass, too.
+    pub verbose: bool,
+}
+
+impl Plan {
+    /// All tests in their short forms.
+    pub fn new() -> Plan {
+        Plan {
+            filters: Vec::new(),
+            jobs: std::thread::available_parallelism()
+                .map_or(1, usize::from)
+                .min(4),
+            long: false,
+            verbose: false,
+        }
+    }
+}
+
+/// One test of one test program.
+#[derive(Debug)]
+struct Test {
+    program: PathBuf,
+    /// The program's name and the test's, as it is shown.
+    shown: String,
+    name: String,
+}
+
+/// Builds everything and runs all tests in their short forms.
+pub fn test_all() -> Result<(), String> {
+    run_with(&Plan::new())
+}
+
+/// Builds everything and runs the tests of a plan.
+pub fn run_with(plan: &Plan) -> Result<(), String> {
+    let cache = Cache::open()?;
+    let kernel = kernel::find(&cache)?;
+    let gaur = ci::build_gaur()?;
+    let tests = tests(&plan.filters)?;
+    if tests.is_empty() {
+        return Err("no test has such a name".into());
+    }
+    let mut guest = Guest::new(kernel, Vec::new());
+    guest.limit = if plan.long { LIMIT_LONG } else { LIMIT };
+    guest.environment = vec![
+        ("GAUR_BIN".into(), gaur.display().to_string()),
+        ("GAUR_C_PROJECT".into(), c_project()?),
+        ("RUST_BACKTRACE".into(), "1".into()),
+    ];
+    if plan.long {
+        guest
+            .environment
+            .push(("GAUR_GUEST_LONG".into(), "1".into()));
+    }
+    let start = Instant::now();
+    let failed = run_all(plan, &cache, &guest, &tests)?;
+    println!(
+        "{} tests in guests: {} passed, {} failed; {:.0} s",
+        tests.len(),
+        tests.len() - failed.len(),
+        failed.len(),
+        start.elapsed().as_secs_f64()
+    );
+    match failed.as_slice() {
+        [] => Ok(()),
+        failed => Err(format!("failed: {}", failed.join(" "))),
+    }
+}
+
+/// Runs tests side by side; returns the names of those that failed.
+fn run_all(
+    plan: &Plan,
+    cache: &Cache,
+    guest: &Guest,
+    tests: &[Test],
+) -> Result<Vec<String>, String> {
+    let next = AtomicUsize::new(0);
+    let failed = Mutex::new(Vec::new());
+    let work = || -> Result<(), String> {
+        while let Some(test) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let start = Instant::now();
+            let mut guest = guest.clone();
+            guest.command = vec![test.program.display().to_string(), test.name.clone()];
+            let options = ["--exact", "--ignored", "--nocapture", "--color=never"];
+            guest.command.extend(options.map(str::to_owned));
+            let ended = guest.run(cache, Output::Kept)?;
+            let mut failed = failed.lock().map_err(|_| "a thread has panicked")?;
+            let passed = report(test, &ended, start.elapsed(), plan.verbose);
+            if !passed {
+                failed.push(test.shown.clone());
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..plan.jobs).map(|_| scope.spawn(work)).collect();
+        for thread in threads {
+            thread.join().map_err(|_| "a thread has panicked")??;
+        }
+        Ok::<(), String>(())
+    })?;
+    failed
+        .into_inner()
+        .map_err(|_| "a thread has panicked".into())
+}
+
+/// Says how a test went.
+fn report(test: &Test, ended: &Ended, took: Duration, verbose: bool) -> bool {
+    let complaints = complaints(&ended.kernel_log);
+    let passed = ended.code == 0 && complaints.is_empty();
+    let verdict = if passed { "PASS" } else { "FAIL" };
+    println!("{verdict} [{:7.3}s] {}", took.as_secs_f64(), test.shown);
+    if verbose || !passed {
+        println!("{}{}", ended.stdout, ended.stderr);
+    }
+    if passed {
+        return true;
+    }
+    match ended.code {
+        CODE_TIME => println!("not done in time"),
+        CODE_DIED => println!("the guest died"),
+        code => println!("exit status {code}; the kernel complained: {complaints:?}"),
+    }
+    println!("the kernel's log:\n{}", clip(&ended.kernel_log));
+    false
+}
+
+/// The lines of a kernel's log that tell of trouble.
+fn complaints(log: &str) -> Vec<&str> {
+    let complains = |line: &&str| COMPLAINTS.iter().any(|word| line.contains(word));
+    log.lines().filter(complains).collect()
+}
+
+/// The end of a log that is too long to show.
+fn clip(log: &str) -> &str {
+    let mut start = log.len().saturating_sub(12_000);
+    while !log.is_char_boundary(start) {
+        start += 1;
+    }
+    &log[start..]
+}
+
+/// Builds the test programs and asks them for their tests.
+fn tests(filters: &[String]) -> Result<Vec<Test>, String> {
+    let mut build = workspace::cargo();
+    build.args(["test", "--workspace", "--test", "guest_*", "--no-run"]);
+    build
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit());
+    let output = build
+        .output()
+        .map_err(|error| format!("cannot start cargo: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("the tests cannot be built: {}", output.status));
+    }
+    let mut tests = Vec::new();
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let Ok(message) = serde_json::from_str::<Value>(line) else {
+            continue;
+        };
+        let (Some(program), Some(name)) = (
+            message["executable"].as_str(),
+            message["target"]["name"].as_str(),
+        ) else {
+            continue;
+        };
+        tests.extend(tests_of(program.into(), name)?);
+    }
+    tests.retain(|test| {
+        let wanted = |filter: &String| test.shown.contains(filter.as_str());
+        filters.is_empty() || filters.iter().any(wanted)
+    });
+    tests.sort_by(|one, other| one.shown.cmp(&other.shown));
+    Ok(tests)
+}
+
+/// The ignored tests of a program.
+fn tests_of(program: PathBuf, program_name: &str) -> Result<Vec<Test>, String> {
+    let listed = Command::new(&program)
+        .args(["--list", "--ignored", "--format=terse"])
+        .output()
+        .map_err(|error| format!("{}: {error}", program.display()))?;
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let names = listed
+        .lines()
+        .filter_map(|line| line.strip_suffix(": test"));
+    let test = |name: &str| Test {
+        program: program.clone(),
+        shown: format!("{program_name}::{name}"),
+        name: name.to_owned(),
+    };
+    Ok(names.map(test).collect())
+}
+
+/// The folder of the C project.
+fn c_project() -> Result<String, String> {
+    let output = workspace::cargo()
+        .args(["metadata", "--format-version=1"])
+        .output()
+        .map_err(|error| format!("cannot start cargo metadata: {error}"))?;
+    let metadata: Value = serde_json::from_slice(&output.stdout)
+        .map_err(|error| format!("cargo metadata: {error}"))?;
+    let packages = metadata["packages"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice);
+    let (package, folder) = C_PROJECT;
+    let manifest = packages
+        .iter()
+        .find(|found| found["name"] == package)
+        .and_then(|found| found["manifest_path"].as_str())
+        .ok_or_else(|| format!("no build here has {package}"))?;
+    let folder = PathBuf::from(manifest).with_file_name(folder);
+    Ok(folder.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_of_the_kernel_are_found() {
+        let log = "[ 1.0] nbd0: detected\n[ 2.0] WARNING: CPU: 0 PID: 1 at block/x.c:1\n\
+                   [ 3.0] INFO: task fio:9 blocked for more than 20 seconds.\n";
+        assert_eq!(complaints(log).len(), 2);
+        assert_eq!(complaints("[ 1.0] EXT4-fs (nbd0): mounted").len(), 0);
+    }
+}
