@@ -7,13 +7,16 @@
 
 #![forbid(unsafe_code)]
 
+pub mod attached;
 pub mod builder;
 pub mod compare;
 pub mod field;
+pub mod filesystem;
 pub mod gaur;
 pub mod guest;
 pub mod hostile;
 pub mod layout;
+pub mod ledger;
 pub mod machine;
 pub mod nbd;
 pub mod op;

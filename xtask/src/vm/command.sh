@@ -14,6 +14,8 @@ mkfs.ext4 -q -F -E lazy_itable_init=1,nodiscard /dev/ubda && mount /dev/ubda /sc
 export TMPDIR=/scratch
 cd "$folder" || cd /
 
+# What the kernel says from here on is about the command.
+echo "gaur: the command starts" >/dev/kmsg
 setsid /bin/sh "$job/run" </dev/null >/dev/ttyS0 2>/dev/ttyS1
 echo $? >"$job/status.new"
 

@@ -27,6 +27,8 @@ const COMPLAINTS: [&str; 6] = [
     "rcu_sched self-detected stall",
     "general protection fault",
 ];
+/// A line that the guest puts into the log before the command starts.
+const STARTS: &str = "gaur: the command starts";
 /// Longest time of one test, and of one in its long form.
 const LIMIT: Duration = Duration::from_secs(240);
 const LIMIT_LONG: Duration = Duration::from_secs(3600);
@@ -169,8 +171,9 @@ fn report(test: &Test, ended: &Ended, took: Duration, verbose: bool) -> bool {
     false
 }
 
-/// The lines of a kernel's log that tell of trouble.
+/// The lines of a kernel's log that tell of trouble, once the command runs.
 fn complaints(log: &str) -> Vec<&str> {
+    let log = log.split_once(STARTS).map_or("", |(_, log)| log);
     let complains = |line: &&str| COMPLAINTS.iter().any(|word| line.contains(word));
     log.lines().filter(complains).collect()
 }
@@ -263,7 +266,8 @@ mod tests {
 
     #[test]
     fn complaints_of_the_kernel_are_found() {
-        let log = "[ 1.0] nbd0: detected\n[ 2.0] WARNING: CPU: 0 PID: 1 at block/x.c:1\n\
+        let log = "[ 0.1] WARNING: of the boot\n[ 0.2] gaur: the command starts\n\
+                   [ 1.0] nbd0: detected\n[ 2.0] WARNING: CPU: 0 PID: 1 at block/x.c:1\n\
                    [ 3.0] INFO: task fio:9 blocked for more than 20 seconds.\n";
         assert_eq!(complaints(log).len(), 2);
         assert_eq!(complaints("[ 1.0] EXT4-fs (nbd0): mounted").len(), 0);

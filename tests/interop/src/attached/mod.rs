@@ -1,0 +1,9 @@
+//! Images as block devices of the kernel: over nbd, ublk or VDUSE. For tests that run in the guest of
+//! `cargo xtask vm test`.
+
+mod device;
+mod nbd;
+mod shape;
+
+pub use device::{Attached, Via, assert_leaks_at_worst, attach, attach_lasting};
+pub use shape::Shape;
