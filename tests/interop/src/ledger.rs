@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use crate::random::Random;
@@ -26,7 +26,7 @@ const MARK: u64 = 0x6c65_6467_6572_2121;
 pub enum Promise {
     /// Everything that was acknowledged: the device goes on as if nothing had happened.
     Acknowledged,
-    /// What was flushed; of every sector written since, any version.
+    /// What one server has acknowledged and then flushed; of every sector written since, any version.
     Flushed,
 }
 
@@ -35,10 +35,25 @@ pub enum Promise {
 struct Region {
     first_block: u64,
     random: Random,
-    /// Of every block the numbers of the writes that may be seen, the newest last; none if the block
-    /// was never written.
-    seen: Vec<Vec<u64>>,
+    /// Of every block the writes that may be seen, the newest last.
+    seen: Vec<Vec<Write>>,
     next: u64,
+}
+
+/// A write that was acknowledged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Write {
+    /// 0 stands for what was there before the first write.
+    number: u64,
+    /// Which server it was sent to.
+    server: u64,
+}
+
+/// What the threads of a load share.
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    server: AtomicU64,
 }
 
 /// A load on a device, running or not.
@@ -46,7 +61,7 @@ struct Region {
 pub struct Ledger {
     device: String,
     regions: Vec<Region>,
-    stop: Arc<AtomicBool>,
+    shared: Arc<Shared>,
     running: Vec<JoinHandle<Region>>,
 }
 
@@ -57,26 +72,26 @@ impl Ledger {
         let region = |number| Region {
             first_block: number * blocks,
             random: Random::new(seed * threads + number),
-            seen: vec![Vec::new(); blocks as usize],
+            seen: vec![vec![Write::default()]; blocks as usize],
             next: 1,
         };
         Ledger {
             device: device.to_owned(),
             regions: (0..threads).map(region).collect(),
-            stop: Arc::default(),
+            shared: Arc::default(),
             running: Vec::new(),
         }
     }
 
     /// Lets the threads go on.
     pub fn start(&mut self) {
-        self.stop.store(false, Ordering::Relaxed);
+        self.shared.stop.store(false, Ordering::Relaxed);
         for mut region in self.regions.drain(..) {
             let file = open(&self.device);
-            let stop = Arc::clone(&self.stop);
+            let shared = Arc::clone(&self.shared);
             self.running.push(std::thread::spawn(move || {
-                while !stop.load(Ordering::Relaxed) {
-                    region.step(&file);
+                while !shared.stop.load(Ordering::Relaxed) {
+                    region.step(&file, &shared.server);
                 }
                 region
             }));
@@ -86,11 +101,17 @@ impl Ledger {
     /// Lets the threads finish the requests they are at.
     #[track_caller]
     pub fn pause(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.running.drain(..) {
             let region = thread.join().expect("no request fails");
             self.regions.push(region);
         }
+    }
+
+    /// The server has died or is about to: what it has not flushed another one's flush does not cover.
+    /// To be called before and after.
+    pub fn server_dies(&self) {
+        self.shared.server.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Writes acknowledged so far.
@@ -102,6 +123,7 @@ impl Ledger {
     #[track_caller]
     pub fn verify(&mut self, promise: Promise) {
         let file = open(&self.device);
+        file.sync_data().expect("no flush fails");
         for region in &mut self.regions {
             let mut blocks = 0;
             while blocks < region.seen.len() {
@@ -113,7 +135,7 @@ impl Ledger {
 
 impl Region {
     /// One write, now and then a flush.
-    fn step(&mut self, file: &File) {
+    fn step(&mut self, file: &File, server: &AtomicU64) {
         let blocks = self.seen.len() as u64;
         let len = (1 + self.random.below(BLOCKS_MAX)).min(blocks);
         let at = self.random.below(blocks - len + 1);
@@ -125,16 +147,27 @@ impl Region {
             stamp(sector, number, place);
         }
         let offset = (self.first_block + at) * BLOCK as u64;
+        let now = || server.load(Ordering::SeqCst);
+        let server = now();
         file.write_all_at(memory.bytes(), offset)
             .expect("no write fails");
         for seen in &mut self.seen[at as usize..(at + len) as usize] {
-            seen.push(number);
+            seen.push(Write { number, server });
         }
         if self.random.one_in(32) {
+            let server = now();
             file.sync_data().expect("no flush fails");
-            for seen in &mut self.seen {
-                let settled = seen.len().saturating_sub(1);
-                seen.drain(..settled);
+            if now() == server {
+                self.settle(server);
+            }
+        }
+    }
+
+    /// A server has flushed: what it acknowledged last is what has to be seen.
+    fn settle(&mut self, server: u64) {
+        for seen in &mut self.seen {
+            if seen.last().is_some_and(|write| write.server == server) {
+                seen.drain(..seen.len() - 1);
             }
         }
     }
@@ -149,12 +182,13 @@ impl Region {
             .expect("no read fails");
         for (index, block) in memory.bytes().chunks_exact(BLOCK).enumerate() {
             let seen = &mut self.seen[at + index];
-            let allowed = match promise {
-                Promise::Acknowledged => seen.last().copied().into_iter().collect(),
-                Promise::Flushed => seen.clone(),
+            let oldest = match promise {
+                Promise::Acknowledged => seen.len() - 1,
+                Promise::Flushed => 0,
             };
-            let newest = judge_block(block, first + index as u64, &allowed);
-            seen.retain(|number| newest.contains(number));
+            let allowed: Vec<u64> = seen[oldest..].iter().map(|write| write.number).collect();
+            let found = judge_block(block, first + index as u64, &allowed);
+            seen.retain(|write| found.contains(&write.number));
         }
         count
     }
@@ -166,19 +200,14 @@ fn judge_block(block: &[u8], index: u64, allowed: &[u64]) -> Vec<u64> {
     let mut found = Vec::new();
     for (sector, bytes) in block.chunks_exact(SECTOR).enumerate() {
         let place = index * (BLOCK / SECTOR) as u64 + sector as u64;
-        let number = stamped(bytes, place);
-        let fits = match number {
-            Some(number) => allowed.contains(&number),
-            // Nothing was promised about what nobody wrote, or not yet.
-            None => allowed.is_empty(),
-        };
+        let number = stamped(bytes, place).unwrap_or(0);
         assert!(
-            fits,
-            "sector {place} (byte {}) holds write {number:?}, allowed are {allowed:?}; it starts {:02x?}",
+            allowed.contains(&number),
+            "sector {place} (byte {}) holds write {number}, allowed are {allowed:?}; it starts {:02x?}",
             place * SECTOR as u64,
             &bytes[..24]
         );
-        found.extend(number);
+        found.push(number);
     }
     found
 }
@@ -249,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "holds write Some(1), allowed are [2]")]
+    #[should_panic(expected = "holds write 1, allowed are [2]")]
     fn an_old_write_is_noticed() {
         let mut block = [0; BLOCK];
         for (index, sector) in block.chunks_exact_mut(SECTOR).enumerate() {

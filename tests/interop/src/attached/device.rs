@@ -11,10 +11,6 @@ use crate::tool::{Run, qemu_img, run};
 pub enum Via {
     /// `gaur serve` and the kernel's NBD client.
     Nbd,
-    /// `gaur ublk add`.
-    Ublk,
-    /// `gaur serve --vduse` and the kernel's virtio-blk.
-    Vduse,
 }
 
 /// A way's own part: a device and the server behind it.
@@ -54,7 +50,6 @@ pub fn attach_lasting(via: Via, image: &str, scratch: &Scratch, more: &[&str]) -
 fn start(via: Via, image: &str, scratch: &Scratch, more: &[&str], lasting: bool) -> Attached {
     let inner: Box<dyn Attachment> = match via {
         Via::Nbd => Box::new(NbdDevice::start(image, scratch, more, lasting)),
-        Via::Ublk | Via::Vduse => todo!(),
     };
     let attached = Attached {
         inner,

@@ -1,5 +1,5 @@
-//! Images as block devices of the kernel: over nbd, ublk or VDUSE. For tests that run in the guest of
-//! `cargo xtask vm test`.
+//! Images as block devices of the kernel: over nbd so far. For tests that run in the guest of `cargo xtask
+//! vm test`.
 
 mod device;
 mod nbd;
