@@ -16,6 +16,8 @@ pub mod ublk;
 pub mod vduse;
 #[cfg(feature = "vhost-user")]
 pub mod vhost_user;
+#[cfg(any(feature = "vhost-user", feature = "vduse"))]
+mod virtio;
 
 pub use error::ServeError;
 pub use front::Front;

@@ -1,0 +1,56 @@
+//! What a server is told when it starts.
+
+use std::path::PathBuf;
+
+use crate::virtio::Log;
+use crate::virtio::wire::ID_BYTES;
+
+/// How a server behaves.
+#[derive(Clone)]
+pub struct Options {
+    /// Where it listens. A socket that nobody listens on is replaced.
+    pub socket: PathBuf,
+    /// Most rings of a client, 1 to 256.
+    pub queues: u16,
+    /// Threads that serve them, at least 1; there are no more than rings.
+    pub threads: usize,
+    /// The reactor each of them runs.
+    pub reactor: gaur_reactor::Config,
+    /// Writes are refused, whatever the device says.
+    pub read_only: bool,
+    /// What the guest sees as the disk's serial number, at most 20 bytes.
+    pub serial: String,
+    /// Most memory per thread for requests whose own memory is in pieces, in bytes, at least 1 MiB.
+    pub bounce_bytes: usize,
+    /// Where lines about clients go.
+    pub log: Option<Log>,
+}
+
+impl Options {
+    /// 16 rings on one thread, 16 MiB for requests in pieces, writable.
+    pub fn new(socket: impl Into<PathBuf>) -> Options {
+        Options {
+            socket: socket.into(),
+            queues: 16,
+            threads: 1,
+            reactor: gaur_reactor::Config::default(),
+            read_only: false,
+            serial: "gaur".to_owned(),
+            bounce_bytes: 16 << 20,
+            log: None,
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), String> {
+        if self.queues == 0 || self.queues > 256 {
+            return Err("the number of queues must be 1 to 256".to_owned());
+        }
+        if self.threads == 0 {
+            return Err("the number of threads must be 1 at least".to_owned());
+        }
+        if self.serial.len() > ID_BYTES {
+            return Err(format!("the serial number is longer than {ID_BYTES} bytes"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,144 @@
+//! The memory of a guest in this process.
+//!
+//! The guest may write to it at any time, so nothing here is ever a Rust reference for longer than a
+//! transfer of plain bytes: a guest that writes while the device does gets what it asked for, in its
+//! own memory. Structures are read and written field by field with volatile or atomic accesses.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+
+use gaur_block::Errno;
+
+/// What the device does with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// Bytes of a guest that lie one after the other here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) start: NonNull<u8>,
+    pub(crate) len: usize,
+}
+
+impl Run {
+    /// The run without its first `count` bytes, at most its length.
+    pub(crate) fn skip(self, count: usize) -> Run {
+        assert!(count <= self.len, "a run is cut inside its length");
+        Run {
+            // SAFETY: `count` is within the run, which is one mapping.
+            start: unsafe { self.start.add(count) },
+            len: self.len - count,
+        }
+    }
+
+    /// The first `count` bytes, at most its length.
+    pub(crate) fn first(self, count: usize) -> Run {
+        assert!(count <= self.len, "a run is cut inside its length");
+        Run { len: count, ..self }
+    }
+
+    /// Whether `next` begins where this one ends.
+    pub(crate) fn continues_in(self, next: Run) -> bool {
+        self.start.as_ptr() as usize + self.len == next.start.as_ptr() as usize
+    }
+
+    /// Copies the first bytes out.
+    pub(crate) fn copy_to(self, into: &mut [u8]) {
+        assert!(into.len() <= self.len, "a copy ends inside its run");
+        // SAFETY: the run is mapped memory of at least that length, and `into` is ours alone, so
+        // they do not overlap. What is read while the guest writes is bytes of either.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.start.as_ptr(), into.as_mut_ptr(), into.len());
+        }
+    }
+
+    /// Copies bytes in.
+    pub(crate) fn copy_from(self, from: &[u8]) {
+        assert!(from.len() <= self.len, "a copy ends inside its run");
+        // SAFETY: as above, the other way round.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.as_ptr(), self.start.as_ptr(), from.len());
+        }
+    }
+}
+
+/// Where guest addresses lie.
+pub(crate) trait GuestMemory: Send + Sync {
+    /// The memory at `address`, at most `len` bytes and at least one; `None` when there is none, or
+    /// it may not be used that way. It stays mapped for as long as this value lives, or as the
+    /// transport keeps rings stopped before it takes memory away.
+    fn run(&self, address: u64, len: usize, access: Access) -> Option<Run>;
+
+    /// The device has written there (for the log of dirty pages).
+    fn written(&self, _address: u64, _len: usize) {}
+}
+
+/// Memory mapped from a descriptor, shared with whoever has it too.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is an address range of the process; who reads and writes it is up to the users.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes from `offset` on; both are checked by the kernel. `writable` is false for
+    /// memory that the other side lets us only read.
+    pub(crate) fn new(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        writable: bool,
+    ) -> Result<Mapping, Errno> {
+        let offset = libc::off_t::try_from(offset).map_err(|_| Errno::EINVAL)?;
+        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        // SAFETY: no address is asked for, so nothing that exists is replaced.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                protection,
+                flags,
+                fd.as_raw_fd(),
+                offset,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            let error = std::io::Error::last_os_error();
+            return Err(Errno::from_raw(error.raw_os_error().unwrap_or(0)));
+        }
+        let start = NonNull::new(start.cast()).ok_or(Errno::ENOMEM)?;
+        Ok(Mapping { start, len })
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The bytes from `offset` on, at most `len`; `None` when that is past the end.
+    pub(crate) fn run(&self, offset: u64, len: usize) -> Option<Run> {
+        let offset = usize::try_from(offset).ok()?;
+        let left = self.len.checked_sub(offset).filter(|left| *left > 0)?;
+        Some(Run {
+            // SAFETY: the offset is inside the mapping.
+            start: unsafe { self.start.add(offset) },
+            len: left.min(len),
+        })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is a mapping of ours that nobody uses any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}

@@ -1,0 +1,86 @@
+//! What the control side tells a ring.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use gaur_block::Errno;
+use gaur_reactor::Descriptor;
+
+use super::inflight::InflightLog;
+use super::mailbox::Mailbox;
+use super::memory::GuestMemory;
+use super::ring::Places;
+
+/// How the driver of a ring is told that requests are done.
+pub(crate) enum Bell {
+    /// It looks by itself.
+    None,
+    /// An event counter.
+    Event(OwnedFd),
+    /// A ring of a VDUSE device.
+    #[cfg(feature = "vduse")]
+    Vduse { device: Arc<OwnedFd>, index: u32 },
+}
+
+impl Bell {
+    /// Tells it.
+    pub(crate) fn ring(&self) {
+        match self {
+            Bell::None => {}
+            Bell::Event(fd) => raise(fd),
+            #[cfg(feature = "vduse")]
+            Bell::Vduse { device, index } => crate::vduse::interrupt(device, *index),
+        }
+    }
+}
+
+/// Adds one to an event counter.
+pub(crate) fn raise(event: &OwnedFd) {
+    let one = 1_u64;
+    // SAFETY: the pointer is to 8 bytes. It fails when the counter is full, and then the other side
+    // has been told, or when the client gave us something else, which is its own loss.
+    let _ = unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), 8) };
+}
+
+/// All that a ring needs to run.
+pub(crate) struct Setup {
+    pub(crate) places: Places,
+    pub(crate) memory: Arc<dyn GuestMemory>,
+    /// The next entry of the available ring; `None` for the one behind those that were used.
+    pub(crate) next: Option<u16>,
+    /// What the driver accepted.
+    pub(crate) features: u64,
+    pub(crate) write_through: Arc<AtomicBool>,
+    pub(crate) log: Option<InflightLog>,
+    /// Guest address of the used ring, when what is written there goes into the log of dirty pages.
+    pub(crate) used_address: Option<u64>,
+    pub(crate) kick: Descriptor,
+    pub(crate) bell: Bell,
+    /// Raised when the ring is given up.
+    pub(crate) error: Option<OwnedFd>,
+}
+
+/// The size of the device, and what it can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub(crate) size_bytes: u64,
+    pub(crate) limits: gaur_block::DeviceLimits,
+}
+
+/// For the task of one ring.
+pub(crate) enum Order {
+    /// Run. Nothing is answered: a ring that cannot says so in the log.
+    Start(Box<Setup>),
+    /// Take no more requests; answer with the next entry of the available ring once those under way
+    /// are done, `None` when it did not run.
+    Stop(Mailbox<Option<u16>>),
+    /// Use another bell.
+    Bell(Bell),
+    /// Say what the device is like.
+    Shape(Mailbox<Shape>),
+    /// Make all that was written durable.
+    Flush(Mailbox<Result<(), Errno>>),
+    /// End, when not running.
+    End,
+}
