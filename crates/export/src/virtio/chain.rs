@@ -72,7 +72,10 @@ impl Chain {
     fn read_table(&mut self, memory: &dyn GuestMemory, table: Descriptor) -> Result<(), Violation> {
         let len = table.len;
         let count = len as usize / descriptor::BYTES;
-        if count == 0 || len as usize % descriptor::BYTES != 0 || count > DESCRIPTORS_MAX {
+        if count == 0
+            || !(len as usize).is_multiple_of(descriptor::BYTES)
+            || count > DESCRIPTORS_MAX
+        {
             return Err(Violation::TableLength { len });
         }
         let mut index = 0_u16;

@@ -134,6 +134,13 @@ impl Rings {
         self.ask(ring, Order::Stop).await
     }
 
+    /// The next entry of a ring that runs.
+    #[cfg(feature = "vduse")]
+    pub(crate) async fn position(&self, ring: usize) -> Option<u16> {
+        self.ask(ring, Order::Position).await
+    }
+
+    #[cfg(feature = "vhost-user")]
     pub(crate) fn order(&self, ring: usize, order: Order) {
         self.orders[ring].put(order);
     }

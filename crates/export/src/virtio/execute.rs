@@ -75,7 +75,10 @@ pub(super) async fn execute<D: Device>(
 fn place<D: Device>(station: &Station<D>, sector: u64, len: u64) -> Result<u64, Errno> {
     let offset = sector.checked_mul(SECTOR_BYTES).ok_or(Errno::EINVAL)?;
     let end = offset.checked_add(len).ok_or(Errno::EINVAL)?;
-    if len % SECTOR_BYTES != 0 || end > station.device.size_bytes() || u32::try_from(len).is_err() {
+    if !len.is_multiple_of(SECTOR_BYTES)
+        || end > station.device.size_bytes()
+        || u32::try_from(len).is_err()
+    {
         return Err(Errno::EINVAL);
     }
     Ok(offset)
@@ -184,7 +187,7 @@ async fn ranges<D: Device>(
     chain: &mut Chain,
 ) -> Result<(), Errno> {
     let len = chain.readable_bytes() as usize;
-    if len == 0 || len % RANGE_BYTES != 0 || len > RANGES_MAX * RANGE_BYTES {
+    if len == 0 || !len.is_multiple_of(RANGE_BYTES) || len > RANGES_MAX * RANGE_BYTES {
         return Err(Errno::EINVAL);
     }
     let mut list = [0; RANGES_MAX * RANGE_BYTES];

@@ -55,6 +55,10 @@ pub(super) struct Lane<D> {
     write_through: Arc<AtomicBool>,
     /// What the last server left.
     inherited: RefCell<Vec<u16>>,
+    #[allow(
+        clippy::vec_box,
+        reason = "slots change hands several times per request"
+    )]
     free: RefCell<Vec<Box<Slot>>>,
     idle: RefCell<Vec<Rc<Desk>>>,
     desks: RefCell<Vec<Rc<Desk>>>,
@@ -304,6 +308,8 @@ pub(super) async fn serve<D: Device + 'static>(
                 bell.ring();
                 lane.bell.replace(bell);
             }
+            #[cfg(feature = "vduse")]
+            Either::Left(Order::Position(answer)) => answer.put(Some(lane.next())),
             Either::Left(order) => queue::attend(&lane.station, order).await,
             Either::Right(Ok(())) => {
                 clear(&lane.kick);

@@ -14,6 +14,7 @@ pub(crate) mod crew;
 mod execute;
 pub(crate) mod inflight;
 mod lane;
+mod log;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
 pub(crate) mod order;
@@ -25,5 +26,4 @@ mod tests;
 mod violation;
 pub(crate) mod wire;
 
-/// Takes one line about a client: who came, who left and why.
-pub type Log = std::sync::Arc<dyn Fn(&str) + Send + Sync>;
+pub use log::Log;

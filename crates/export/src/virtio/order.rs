@@ -75,6 +75,9 @@ pub(crate) enum Order {
     /// Take no more requests; answer with the next entry of the available ring once those under way
     /// are done, `None` when it did not run.
     Stop(Mailbox<Option<u16>>),
+    /// Say which entry of the available ring is next; `None` when it does not run.
+    #[cfg(feature = "vduse")]
+    Position(Mailbox<Option<u16>>),
     /// Use another bell.
     Bell(Bell),
     /// Say what the device is like.

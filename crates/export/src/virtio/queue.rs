@@ -36,6 +36,8 @@ pub(super) async fn attend<D: Device>(station: &Station<D>, order: Order) {
             size_bytes: station.device.size_bytes(),
             limits: station.device.limits(),
         }),
+        #[cfg(feature = "vduse")]
+        Order::Position(answer) => answer.put(None),
         Order::Flush(answer) => answer.put(station.flush().await),
         Order::Start(_) | Order::Stop(_) | Order::Bell(_) | Order::End => {}
     }
