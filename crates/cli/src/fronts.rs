@@ -3,7 +3,7 @@
 //! Every front end is a file of its own, with a request (what it is told, by the command line or by a
 //! line of JSON) and a function `start` that makes a running export of an open image.
 
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroUsize};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -231,6 +231,12 @@ impl FrontArgs {
             recover: self.ublk_recover,
         })
     }
+}
+
+/// How many threads serve so many queues of a virtio device.
+fn threads_for(queues: u16) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    processors.min(usize::from(queues))
 }
 
 /// The failure of a front end that is not there yet.

@@ -3,11 +3,14 @@
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use gaur_export::Front;
+use gaur_export::{Front, vduse};
 use serde::{Deserialize, Serialize};
 
 use crate::exporter::Served;
 use crate::failure::Failure;
+
+/// Queues that a device gets by itself at most; it has no more than there are processors.
+const QUEUES_MAX: u16 = 4;
 
 /// What a vduse device is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +24,19 @@ pub struct Request {
 }
 
 /// Starts to export `image`.
-pub fn start(_request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
-    Err(super::not_built(image.name(), "vduse"))
+pub fn start(request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+    let mut options = vduse::Options::new(&request.device);
+    options.queues = match request.queues {
+        Some(queues) => queues.get(),
+        None => super::threads_for(QUEUES_MAX) as u16,
+    };
+    options.threads = super::threads_for(options.queues);
+    options.read_only = image.read_only();
+    options.log = image.log();
+    let name = image.name().to_owned();
+    let server = vduse::Server::start(options, move |_| Ok(image.device()));
+    match server {
+        Ok(server) => Ok(Box::new(server)),
+        Err(error) => Err(Failure::about(&name, error.to_string())),
+    }
 }

@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gaur_export::Front;
+use gaur_export::{Front, vhost_user};
 use serde::{Deserialize, Serialize};
 
 use crate::exporter::Served;
@@ -22,6 +22,18 @@ pub struct Request {
 }
 
 /// Starts to export `image`.
-pub fn start(_request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
-    Err(super::not_built(image.name(), "vhost-user"))
+pub fn start(request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+    let mut options = vhost_user::Options::new(&request.socket);
+    if let Some(queues) = request.queues {
+        options.queues = queues.get();
+    }
+    options.threads = super::threads_for(options.queues);
+    options.read_only = image.read_only();
+    options.log = image.log();
+    let name = image.name().to_owned();
+    let server = vhost_user::Server::start(options, move |_| Ok(image.device()));
+    match server {
+        Ok(server) => Ok(Box::new(server)),
+        Err(error) => Err(Failure::about(&name, error.to_string())),
+    }
 }
