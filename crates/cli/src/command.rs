@@ -9,7 +9,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::{
-    bench, check, compare, completions, convert, create, info, map, notice, resize, serve, snapshot,
+    bench, check, compare, completions, convert, create, export, info, map, notice, resize, serve,
+    snapshot,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -30,6 +31,7 @@ pub struct Gaur {
 #[command(infer_long_args = true)]
 enum Verb {
     Serve(serve::Args),
+    Export(export::Args),
     Create(create::Args),
     Info(info::Args),
     Check(check::Args),
@@ -49,6 +51,7 @@ impl Verb {
     fn run(&self, out: &mut dyn Write) -> Result<u8, Failure> {
         match self {
             Verb::Serve(args) => serve::run(args, out),
+            Verb::Export(args) => export::run(args, out),
             Verb::Create(args) => create::run(args, out),
             Verb::Info(args) => info::run(args, out),
             Verb::Check(args) => check::run(args, out),

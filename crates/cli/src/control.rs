@@ -2,6 +2,7 @@
 //! protocol is described in `docs/control.md`.
 
 pub mod client;
+mod exports;
 pub mod frames;
 mod line;
 pub mod protocol;

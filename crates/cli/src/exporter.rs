@@ -19,12 +19,16 @@ use crate::fronts::{Kind, Request};
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
 use crate::notice::say;
+use crate::resize;
+use crate::size::NewSize;
 
+mod facts;
 mod image_options;
 mod images;
 mod nbd;
 mod served;
 
+pub use facts::{AddExport, ExportFacts};
 pub use image_options::ImageOptions;
 pub use images::CommandUse;
 use images::Images;
@@ -280,7 +284,6 @@ impl Exporter {
         self.changed.notify_all();
     }
 
-    #[allow(dead_code, reason = "for the control socket")]
     /// Ends an export: its clients' requests are finished, its image is flushed, and closed if no other
     /// export shows it.
     pub fn remove(&self, name: &str) -> Result<(), Failure> {
@@ -310,6 +313,32 @@ impl Exporter {
                 .wait(table)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Changes the size of an export's image, and tells its clients as far as they can be told.
+    pub fn resize(&self, name: &str, size: NewSize, shrink: bool) -> Result<Arc<Export>, Failure> {
+        let (export, used) = self.command(Some(name))?;
+        let file = export.served.name();
+        if export.served.read_only() {
+            let failure = Failure::about(file, "is exported for reading only");
+            return Err(failure.kind(ErrorKind::ReadOnly));
+        }
+        let old = export.served.size_bytes();
+        let new = resize::checked(file, old, size, shrink)?;
+        let raw = export.served.is_raw();
+        if raw && new < old {
+            let failure = Failure::about(file, "a raw image does not shrink while it is served");
+            return Err(failure.kind(ErrorKind::Unsupported));
+        }
+        let resized = used.shared().guest().resize(new, shrink);
+        resized.map_err(|error| Failure::image(file, &error))?;
+        if let Some(front) = &*lock(&export.front) {
+            front.resized().map_err(|error| {
+                let message = format!("has its new size, but its clients were not told: {error}");
+                Failure::about(file, message)
+            })?;
+        }
+        Ok(export)
     }
 
     /// The export of that name.

@@ -33,7 +33,6 @@ pub enum Kind {
     Fuse,
 }
 
-#[allow(dead_code, reason = "for the control socket")]
 impl Kind {
     /// All of them.
     pub const ALL: [Kind; 5] = [
@@ -74,7 +73,6 @@ pub enum Request {
     Fuse(fuse::Request),
 }
 
-#[allow(dead_code, reason = "for the control socket")]
 impl Request {
     /// Its kind.
     pub fn kind(&self) -> Kind {
@@ -93,6 +91,22 @@ impl Request {
             Request::VhostUser(request) => vhost_user::start(request, image),
             Request::Vduse(request) => vduse::start(request, image),
             Request::Fuse(request) => fuse::start(request, image),
+        }
+    }
+
+    /// The same with paths that mean the same in any directory.
+    pub fn absolute(self) -> Request {
+        let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        match self {
+            Request::VhostUser(request) => Request::VhostUser(vhost_user::Request {
+                socket: absolute(request.socket),
+                ..request
+            }),
+            Request::Fuse(request) => Request::Fuse(fuse::Request {
+                path: absolute(request.path),
+                ..request
+            }),
+            other => other,
         }
     }
 
@@ -126,7 +140,6 @@ impl Request {
     }
 }
 
-#[allow(dead_code, reason = "for the control socket")]
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Nothing {}

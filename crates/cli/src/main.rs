@@ -18,6 +18,7 @@ mod control;
 mod convert;
 mod copy;
 mod create;
+mod export;
 mod exporter;
 mod failure;
 mod file_holes;

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use gaur_engine::{AllocationPolicy, Format, OpenOptions};
+use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions};
 
 use crate::failure::Failure;
 use crate::guest::Guest;
@@ -51,6 +51,29 @@ enum Preallocation {
     Full,
 }
 
+/// The new size in bytes of an image that has `old`.
+pub fn checked(image: &str, old: u64, size: NewSize, shrink: bool) -> Result<u64, Failure> {
+    let fail = |message: &str| Failure::about(image, message).kind(ErrorKind::InvalidInput);
+    let new = match size {
+        NewSize::Exactly(size) => Some(size),
+        NewSize::More(more) => old.checked_add(more),
+        NewSize::Less(less) => match old.checked_sub(less) {
+            Some(size) => Some(size),
+            None => return Err(fail("cannot take away more than there is")),
+        },
+    };
+    let new = new.filter(|size| *size <= SIZE_MAX);
+    let new =
+        new.ok_or_else(|| fail(&format!("the size would be larger than {SIZE_MAX} bytes")))?;
+    if new < old && !shrink {
+        let failure = fail(&format!(
+            "the new size of {new} bytes is smaller than the old of {old}"
+        ));
+        return Err(failure.hint("--shrink allows it; what lies beyond the new size is lost"));
+    }
+    Ok(new)
+}
+
 /// Resizes the image.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
@@ -70,23 +93,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
             .layers()
             .first()
             .is_some_and(|layer| layer.format() == Format::Raw);
-    let new = match args.size {
-        NewSize::Exactly(size) => Some(size),
-        NewSize::More(more) => old.checked_add(more),
-        NewSize::Less(less) => match old.checked_sub(less) {
-            Some(size) => Some(size),
-            None => return Err(fail("cannot take away more than there is")),
-        },
-    };
-    let new = new.filter(|size| *size <= SIZE_MAX);
-    let new =
-        new.ok_or_else(|| fail(&format!("the size would be larger than {SIZE_MAX} bytes")))?;
-    if new < old && !args.shrink {
-        let failure = fail(&format!(
-            "the new size of {new} bytes is smaller than the old of {old}"
-        ));
-        return Err(failure.hint("--shrink allows it; what lies beyond the new size is lost"));
-    }
+    let new = checked(spec.path(), old, args.size, args.shrink)?;
     if probed_raw && !args.quiet {
         out.flush()?;
         let advice = "taken for a raw image by its content (say -f raw to be sure)";

@@ -28,7 +28,7 @@ use crate::{background, control, socket_path};
 mod announce;
 mod names;
 
-use names::stem;
+pub use names::{split_name, stem};
 
 /// Serve images as network block devices (NBD), or in other ways
 ///
@@ -211,8 +211,12 @@ fn start(
     }
     let (of_nbd, others): (Vec<_>, Vec<_>) =
         exports.into_iter().partition(|new| new.front.is_none());
+    let only = (of_nbd.len() == 1).then(|| of_nbd[0].name.clone());
     for new in of_nbd {
         exporter.add(new)?;
+    }
+    if let Some(only) = only {
+        exporter.set_default(&only);
     }
     // Taken over before a client can come, so that no signal finds the images unflushed.
     let signals = Signals::install(&signals())
@@ -296,7 +300,6 @@ fn stop_on_signals(signals: Signals, stops: Stops, args: &Args) {
 fn nbd_options(args: &Args) -> nbd::Options {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut options = nbd::Options::new(Vec::new());
-    options.default_export = (args.images.len() == 1).then_some(0);
     options.shared = args.shared;
     options.persistent = args.persistent || args.images.is_empty() || args.fronts.any();
     options.threads = args

@@ -20,8 +20,9 @@ use crate::sync::atomic::Ordering;
 use crate::tables::{Taken, forget_table};
 
 impl<F: File> Queue<F> {
-    /// Changes the guest size. Shrinking gives up the data beyond the new end and must be asked for
-    /// with `shrink`; no request may be in flight beyond the new end then.
+    /// Changes the guest size, also while other queues have requests. Shrinking gives up the data beyond
+    /// the new end and must be asked for with `shrink`; requests of a qcow2 image that are under way then
+    /// are waited for, while those of a raw image must not reach beyond the new end.
     pub async fn resize(&self, new_size_bytes: u64, shrink: bool) -> Result<(), ImageError> {
         if self.image.read_only {
             return Err(ImageError::new(
@@ -138,7 +139,11 @@ impl<F: File> Queue<F> {
     ) -> Result<(), Errno> {
         let geometry = &qcow2.geometry;
         let size = geometry.cluster_size();
-        self.image.size_bytes.store(new, Ordering::Release);
+        {
+            // A request that found its range inside the old size has ended before any of it is given up.
+            let _closed = writer.grace.gate.close(|| writer.grace.is_empty()).await;
+            self.image.size_bytes.store(new, Ordering::Release);
+        }
         let unmapped = async {
             let range = (new.next_multiple_of(size), old.next_multiple_of(size));
             self.forget(qcow2, writer, range).await?;

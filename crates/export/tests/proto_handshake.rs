@@ -8,17 +8,22 @@ use gaur_export::nbd::proto::{ExportInfo, Exports, Handshake, Session, Step, Sty
 struct Shelf;
 
 impl Exports for Shelf {
-    fn count(&self) -> usize {
-        3
+    fn list(&self, show: &mut dyn FnMut(&str, &str)) {
+        show("disk", "a disk");
+        show("cd", "");
+        show("gone", "");
     }
-    fn name(&self, export: usize) -> &str {
-        ["disk", "cd", "gone"][export]
+    fn find(&self, name: &[u8]) -> Option<usize> {
+        match name {
+            b"disk" | b"" => Some(0),
+            b"cd" => Some(1),
+            b"gone" => Some(2),
+            _ => None,
+        }
     }
-    fn description(&self, export: usize) -> &str {
-        ["a disk", "", ""][export]
-    }
-    fn default_export(&self) -> Option<usize> {
-        Some(0)
+    fn names(&self, export: usize) -> (String, String) {
+        let names = [("disk", "a disk"), ("cd", ""), ("gone", "")][export];
+        (names.0.to_owned(), names.1.to_owned())
     }
     fn info(&self, export: usize) -> Result<ExportInfo, String> {
         let size_bytes = [0x1_0000_0000, 0x2800, 0][export];

@@ -527,17 +527,14 @@ fn hostile_requests_never_panic_and_chunking_does_not_matter() {
 struct One;
 
 impl Exports for One {
-    fn count(&self) -> usize {
-        1
+    fn list(&self, show: &mut dyn FnMut(&str, &str)) {
+        show("disk", "");
     }
-    fn name(&self, _: usize) -> &str {
-        "disk"
+    fn find(&self, name: &[u8]) -> Option<usize> {
+        matches!(name, b"disk" | b"").then_some(0)
     }
-    fn description(&self, _: usize) -> &str {
-        ""
-    }
-    fn default_export(&self) -> Option<usize> {
-        Some(0)
+    fn names(&self, _: usize) -> (String, String) {
+        ("disk".to_owned(), String::new())
     }
     fn info(&self, _: usize) -> Result<ExportInfo, String> {
         Ok(ExportInfo {

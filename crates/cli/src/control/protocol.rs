@@ -4,7 +4,9 @@ use gaur_engine::{ErrorKind, NewSnapshot};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use crate::exporter::AddExport;
 use crate::failure::Failure;
+use crate::size::{NewSize, parse_new_size};
 use crate::snapshot::Operation;
 
 /// What a client and a server must have in common.
@@ -76,6 +78,38 @@ pub struct Renaming {
     pub name: String,
 }
 
+/// Another size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resizing {
+    /// Bytes, or text as `gaur resize` takes it.
+    size: Value,
+    /// It may be smaller than it was.
+    #[serde(default)]
+    pub shrink: bool,
+}
+
+impl Resizing {
+    /// To that size, in the words of the command line.
+    pub fn to(size: &str, shrink: bool) -> Resizing {
+        let size = json!(size);
+        Resizing { size, shrink }
+    }
+
+    /// The size asked for.
+    pub fn size(&self) -> Result<NewSize, Failure> {
+        let size = match &self.size {
+            Value::Number(bytes) => bytes.as_u64().map(NewSize::Exactly),
+            Value::String(text) => parse_new_size(text).ok(),
+            _ => None,
+        };
+        size.ok_or_else(|| {
+            let message = format!("size {} is neither bytes nor [+|-]SIZE", self.size);
+            Failure::new(message).kind(ErrorKind::InvalidInput)
+        })
+    }
+}
+
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
@@ -88,6 +122,10 @@ pub enum Command {
     Rename(Renaming),
     Save(NewEntry),
     Extract(Which),
+    ExportAdd(Box<AddExport>),
+    ExportList,
+    ExportRemove,
+    ExportResize(Resizing),
 }
 
 impl From<Operation> for Command {
@@ -141,6 +179,13 @@ impl Request {
             "rename" => Command::Rename(fields(&name, rest)?),
             "save" => Command::Save(fields(&name, rest)?),
             "extract" => Command::Extract(fields(&name, rest)?),
+            "export-add" => {
+                let add = AddExport::from_fields(rest);
+                Command::ExportAdd(Box::new(add.map_err(|error| format!("{name}: {error}"))?))
+            }
+            "export-list" => fields(&name, rest).map(|Nothing {}| Command::ExportList)?,
+            "export-remove" => fields(&name, rest).map(|Nothing {}| Command::ExportRemove)?,
+            "export-resize" => Command::ExportResize(fields(&name, rest)?),
             _ => return Err(format!("command {name:?} is unknown")),
         };
         Ok(Request { export, command })
@@ -159,6 +204,10 @@ impl Request {
             Command::Rename(renaming) => ("rename", value(serde_json::to_value(renaming))),
             Command::Save(new) => ("save", value(serde_json::to_value(new))),
             Command::Extract(which) => ("extract", value(serde_json::to_value(which))),
+            Command::ExportAdd(add) => ("export-add", Value::Object(add.fields())),
+            Command::ExportList => ("export-list", json!({})),
+            Command::ExportRemove => ("export-remove", json!({})),
+            Command::ExportResize(size) => ("export-resize", value(serde_json::to_value(size))),
         };
         let mut line = json!({ "command": name });
         if let Some(object) = line.as_object_mut() {
@@ -310,6 +359,15 @@ mod tests {
             Command::Rename(renaming),
             Command::Save(new()),
             Command::Extract(which()),
+            Command::ExportAdd(Box::new(AddExport {
+                file: "/images/disk.qcow2".to_owned(),
+                description: String::new(),
+                image: crate::exporter::ImageOptions::default(),
+                front: None,
+            })),
+            Command::ExportList,
+            Command::ExportRemove,
+            Command::ExportResize(Resizing::to("+1G", true)),
         ];
         for command in all {
             for export in [None, Some("x".to_owned())] {
@@ -352,6 +410,9 @@ mod tests {
             (r#"{"command":"list","export":1}"#, "export"),
             (r#"{"command":"list","colour":"red"}"#, "colour"),
             (r#"{"command":"delete"}"#, "snapshot"),
+            (r#"{"command":"export-add"}"#, "file"),
+            (r#"{"command":"export-resize","export":"x"}"#, "size"),
+            (r#"{"command":"export-remove","name":"x"}"#, "name"),
             (r#"{"command":"create","name":"x","date":1}"#, "date"),
             (r#"{"command":"create","name":"x","icount":-1}"#, "-1"),
         ] {

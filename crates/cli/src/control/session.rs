@@ -10,11 +10,12 @@ use gaur_engine::{ErrorKind, Job, Queue, find_snapshot};
 use gaur_reactor::{Either, JoinHandle, ReactorFile, Stream, race, sleep, spawn, timeout};
 use serde_json::{Value, json};
 
+use super::exports;
 use super::line::{Inbound, NoLine};
 use super::protocol::{Answer, Command, Request, VERSION};
 use super::server::Context;
 use super::state;
-use crate::exporter::{CommandUse, Export};
+use crate::exporter::CommandUse;
 use crate::failure::Failure;
 use crate::snapshot::Operation;
 use crate::snapshot_report::SnapshotDetail;
@@ -79,16 +80,22 @@ impl Session {
     }
 
     async fn execute(&mut self, context: &Context, request: Request) -> Next {
-        if request.command == Command::Ping {
-            return self.succeed(greeting(context)).await;
-        }
-        let controlled = match context.exporter.command(request.export.as_deref()) {
+        let Request { export, command } = request;
+        let command = match self.about_exports(context, export.clone(), command).await {
+            Ok(next) => return next,
+            Err(command) => command,
+        };
+        let controlled = match context.exporter.command(export.as_deref()) {
             Ok((_, controlled)) => controlled,
             Err(failure) => return self.fail(&failure).await,
         };
         let controlled = &controlled;
-        match request.command {
-            Command::Ping => Next::Command,
+        match command {
+            Command::Ping
+            | Command::ExportAdd(_)
+            | Command::ExportList
+            | Command::ExportRemove
+            | Command::ExportResize(_) => Next::Command,
             Command::List => {
                 let list = self.list(controlled).await;
                 self.conclude(list.map(|list| json!(list))).await
@@ -115,6 +122,25 @@ impl Session {
             Command::Save(new) => state::save(self, controlled, new.snapshot(now())).await,
             Command::Extract(which) => state::extract(self, controlled, &which.snapshot).await,
         }
+    }
+
+    /// Does what is not about the inside of an image; any other command comes back.
+    async fn about_exports(
+        &self,
+        context: &Context,
+        export: Option<String>,
+        command: Command,
+    ) -> Result<Next, Command> {
+        let exporter = &context.exporter;
+        let outcome = match command {
+            Command::Ping => Ok(greeting(context)),
+            Command::ExportList => Ok(exports::list(exporter)),
+            Command::ExportAdd(add) => exports::add(exporter, export, *add).await,
+            Command::ExportRemove => exports::remove(exporter, export).await,
+            Command::ExportResize(resizing) => exports::resize(exporter, export, resizing).await,
+            command => return Err(command),
+        };
+        Ok(self.conclude(outcome).await)
     }
 
     async fn list(&self, controlled: &CommandUse) -> Result<Vec<SnapshotDetail>, Failure> {
@@ -208,15 +234,7 @@ impl Session {
 }
 
 fn greeting(context: &Context) -> Value {
-    let export = |export: &Arc<Export>| {
-        json!({
-            "name": export.name(),
-            "file": export.served().name(),
-            "virtual-size": export.served().size_bytes(),
-            "read-only": export.served().read_only(),
-        })
-    };
-    let exports: Vec<Value> = context.exporter.exports().iter().map(export).collect();
+    let exports = exports::list(&context.exporter);
     json!({
         "program": "gaur",
         "version": env!("CARGO_PKG_VERSION"),

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use gaur_export::nbd::{self, Listener, Outcome, Place, ServeError, Stop, Uris};
+use gaur_export::nbd::{self, Exports, Listener, Outcome, ServeError, Stop, Uris};
 
-use super::{Exporter, NewExport, Served, lock};
+use super::served::Disk;
+use super::{Export, Exporter, NewExport, Served, lock};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 
@@ -13,15 +15,18 @@ use crate::host_kind::HostKind;
 pub struct NbdSettings {
     /// Where clients knock.
     pub listener: Listener,
-    /// The rest; its list of exports is not looked at.
+    /// How; its list of exports is not looked at.
     pub options: nbd::Options,
 }
+
+/// How long the removal of an export waits for clients that do not take their replies.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The server.
 #[derive(Default)]
 pub(super) struct Nbd {
     uris: Option<Uris>,
-    exports: Vec<(nbd::Export, Arc<Served>)>,
+    exports: Exports<Disk>,
     running: Option<Running>,
 }
 
@@ -47,22 +52,27 @@ impl Exporter {
         lock(&self.nbd).uris.as_ref().map(|uris| uris.of(export))
     }
 
+    /// Has an NBD export answer to the empty name too.
+    pub fn set_default(&self, export: &str) {
+        lock(&self.nbd).exports.set_default(export);
+    }
+
+    /// Clients of an NBD export.
+    pub fn nbd_clients(&self, export: &str) -> Option<usize> {
+        let exports = lock(&self.nbd).exports.clone();
+        exports.clients(export)
+    }
+
     /// Starts to serve NBD's exports.
     pub fn start_nbd(self: &Arc<Self>, settings: NbdSettings) -> Result<(), Failure> {
-        let NbdSettings {
-            listener,
-            mut options,
-        } = settings;
+        let NbdSettings { listener, options } = settings;
         let mut nbd = lock(&self.nbd);
-        let (exports, served): (Vec<_>, Vec<_>) = nbd.exports.drain(..).unzip();
-        options.exports = exports;
-        let stop = Stop::new();
+        let (stop, exports) = (Stop::new(), nbd.exports.clone());
         let (exporter, theirs, host) = (Arc::clone(self), stop.clone(), self.host);
-        let device = move |place: Place| Ok(served[place.export].device());
         let serve = move || {
             let outcome = match host {
-                HostKind::Blocking => nbd::serve_blocking(listener, options, &theirs, device),
-                _ => nbd::serve_uring(listener, options, &theirs, device),
+                HostKind::Blocking => exports.serve_blocking(listener, options, &theirs),
+                _ => exports.serve_uring(listener, options, &theirs),
             };
             lock(&exporter.table).nbd_over = true;
             exporter.changed.notify_all();
@@ -80,26 +90,35 @@ impl Exporter {
         new: &NewExport,
         served: &Arc<Served>,
     ) -> Result<String, Failure> {
-        let mut nbd = lock(&self.nbd);
-        let Some(uris) = nbd.uris.clone() else {
+        let nbd = lock(&self.nbd);
+        let Some(uris) = &nbd.uris else {
             let failure = Failure::new("this server does not serve NBD");
-            return Err(failure.hint("it was started with -k, -p or -b if it does"));
+            return Err(failure.hint("it does when it is started with -k, -p or -b"));
         };
-        if nbd.is_running() {
-            return Err(Failure::new("NBD exports cannot be added to a server yet"));
-        }
         let export = nbd::Export {
             name: new.name.clone(),
             description: new.description.clone(),
             read_only: served.read_only(),
         };
-        nbd.exports.push((export, Arc::clone(served)));
+        let device = {
+            let served = Arc::clone(served);
+            move |_thread| Ok(served.device())
+        };
+        let added = nbd.exports.add(export, device);
+        added.map_err(|error| Failure::about(served.name(), error.to_string()))?;
         Ok(uris.of(&new.name))
     }
 
-    #[allow(dead_code, reason = "for the control socket")]
-    pub(super) fn remove_from_nbd(&self, _export: &super::Export) -> Result<(), Failure> {
-        Err(Failure::new("NBD exports cannot be removed yet"))
+    /// Takes an export from the server; blocks until its clients are gone.
+    pub(super) fn remove_from_nbd(&self, export: &Export) -> Result<(), Failure> {
+        let exports = lock(&self.nbd).exports.clone();
+        let removed = exports.remove(&export.name, PATIENCE);
+        removed.map_err(|error| Failure::about(export.served.name(), error.to_string()))
+    }
+
+    /// From now on the server stays when its last client has left.
+    pub fn keep_nbd(&self) {
+        lock(&self.nbd).exports.stay();
     }
 
     /// Tells the server to end: in order, and the second time at once.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gaur_engine::Queue;
+use gaur_engine::{Format, Queue};
 use gaur_export::nbd::Log;
 use gaur_reactor::ReactorFile;
 
@@ -37,6 +37,12 @@ impl Served {
     /// Size for the guest, in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.shared().size_bytes()
+    }
+
+    /// Whether the image itself is raw.
+    pub fn is_raw(&self) -> bool {
+        let top = self.shared().image().layers().first();
+        top.is_some_and(|layer| layer.format() == Format::Raw)
     }
 
     /// Whether clients may not write.

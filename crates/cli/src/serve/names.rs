@@ -49,7 +49,7 @@ pub fn images(args: &Args) -> Result<Vec<(String, ImageSpec)>, Failure> {
 }
 
 /// `NAME=FILE`, unless the whole is an image.
-fn split_name(text: &str) -> Option<(&str, &str)> {
+pub fn split_name(text: &str) -> Option<(&str, &str)> {
     let (name, file) = text.split_once('=')?;
     let is_name = !name.is_empty() && !name.contains('/') && !file.is_empty();
     let is_file = text.starts_with("json:") || Path::new(text).exists();

@@ -4,8 +4,8 @@ use std::os::unix::fs::symlink;
 
 use crate::workdir::{GAUR, WorkDir};
 
-const VERBS: [&str; 9] = [
-    "serve", "create", "info", "check", "map", "convert", "compare", "resize", "snapshot",
+const VERBS: [&str; 10] = [
+    "serve", "export", "create", "info", "check", "map", "convert", "compare", "resize", "snapshot",
 ];
 
 #[test]

@@ -40,6 +40,13 @@ pub enum Kind {
     },
 }
 
+impl Kind {
+    /// Whether a flush afterwards makes something durable.
+    pub fn changes(self) -> bool {
+        matches!(self, Kind::Write | Kind::Trim | Kind::WriteZeroes { .. })
+    }
+}
+
 /// A request that passed every check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {

@@ -15,14 +15,14 @@ use super::{ExportInfo, Session, Style};
 
 /// The exports a handshake can talk about.
 pub trait Exports {
-    /// How many there are.
-    fn count(&self) -> usize;
-    /// Name of an export, at most [`STRING_MAX_BYTES`] long.
-    fn name(&self, export: usize) -> &str;
-    /// Description of an export for people; empty for none.
-    fn description(&self, export: usize) -> &str;
-    /// The export that answers to the empty name, unless one is called that.
-    fn default_export(&self) -> Option<usize>;
+    /// Shows the name and the description of each, at most [`STRING_MAX_BYTES`] long; a description is
+    /// for people, and empty for none.
+    fn list(&self, show: &mut dyn FnMut(&str, &str));
+    /// The number of the export that is called `name`, or else answers to the empty name. It means this
+    /// export as long as the connection lasts, even if the export goes.
+    fn find(&self, name: &[u8]) -> Option<usize>;
+    /// Name and description of an export.
+    fn names(&self, export: usize) -> (String, String);
     /// Facts about an export, or one line that says why it cannot be served.
     fn info(&self, export: usize) -> Result<ExportInfo, String>;
 }
@@ -218,7 +218,7 @@ impl Handshake {
     }
 
     fn export_name(&mut self, data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> Step {
-        let Some(export) = find(exports, data) else {
+        let Some(export) = exports.find(data) else {
             let name = String::from_utf8_lossy(&data[..data.len().min(STRING_MAX_BYTES)]);
             return Step::Violation(Violation::UnknownExport(name.into_owned()));
         };
@@ -268,7 +268,7 @@ impl Handshake {
             );
             return Step::Again;
         };
-        let Some(export) = find(exports, wanted.name) else {
+        let Some(export) = exports.find(wanted.name) else {
             refuse(out, option, rep::ERR_UNKNOWN, "no export of that name");
             return Step::Again;
         };
@@ -280,10 +280,10 @@ impl Handshake {
                 return Step::Again;
             }
         };
+        let (name, description) = exports.names(export);
         if wanted.asks(info::NAME) {
-            inform(out, option, info::NAME, &[exports.name(export).as_bytes()]);
+            inform(out, option, info::NAME, &[name.as_bytes()]);
         }
-        let description = exports.description(export);
         if wanted.asks(info::DESCRIPTION) && !description.is_empty() {
             inform(out, option, info::DESCRIPTION, &[description.as_bytes()]);
         }
@@ -332,7 +332,7 @@ impl Handshake {
                 "malformed metadata context query",
             );
         };
-        let Some(export) = find(exports, query.name) else {
+        let Some(export) = exports.find(query.name) else {
             return refuse(out, option, rep::ERR_UNKNOWN, "no export of that name");
         };
         if query.selects_allocation(set) {
@@ -347,14 +347,6 @@ impl Handshake {
     }
 }
 
-fn find(exports: &dyn Exports, name: &[u8]) -> Option<usize> {
-    let named = (0..exports.count()).find(|&export| exports.name(export).as_bytes() == name);
-    match named {
-        None if name.is_empty() => exports.default_export(),
-        named => named,
-    }
-}
-
 fn list(data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) {
     if !data.is_empty() {
         return refuse(
@@ -364,12 +356,11 @@ fn list(data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) {
             "this option carries no data",
         );
     }
-    for export in 0..exports.count() {
-        let name = exports.name(export).as_bytes();
-        let description = exports.description(export).as_bytes();
+    exports.list(&mut |name, description| {
         let len = (name.len() as u32).to_be_bytes();
-        answer(out, opt::LIST, rep::SERVER, &[&len, name, description]);
-    }
+        let parts = [&len, name.as_bytes(), description.as_bytes()];
+        answer(out, opt::LIST, rep::SERVER, &parts);
+    });
     answer(out, opt::LIST, rep::ACK, &[]);
 }
 

@@ -62,7 +62,7 @@ pub enum Style {
 /// What the transmission phase works with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Session {
-    /// Index of the export.
+    /// Number of the export.
     pub export: usize,
     /// Its size in bytes when the client was told.
     pub size_bytes: u64,

@@ -3,12 +3,14 @@
 
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use gaur_block::{Device, Errno};
 use gaur_reactor::{Either, race};
 
 use super::client::{Client, Presence};
 use super::execute;
+use super::exports::Stand;
 use super::hub::Hub;
 use super::inflow::Inflow;
 use super::shelf::Shelf;
@@ -57,11 +59,7 @@ pub(super) async fn serve<D: Device + 'static>(shelf: &Rc<Shelf<D>>, presence: &
     let end = match shaken {
         Either::Left(Ok(session)) => {
             presence.negotiated();
-            let name = shelf.name(session.export);
-            shelf
-                .options
-                .say(&format!("client {number}: uses export {name:?}"));
-            transmission(shelf, &client, session, &mut inflow).await
+            use_export(shelf, &client, session, &mut inflow).await
         }
         Either::Left(Err(end)) => end,
         Either::Right(()) => End::Stopped,
@@ -106,17 +104,35 @@ async fn handshake(
     }
 }
 
-async fn transmission<D: Device + 'static>(
+/// From the choice of an export to its last request.
+async fn use_export<D: Device + 'static>(
     shelf: &Rc<Shelf<D>>,
-    client: &std::sync::Arc<Client>,
+    client: &Arc<Client>,
     session: Session,
     inflow: &mut Inflow,
 ) -> End {
-    let device = match shelf.device(session.export) {
-        Ok(device) => device,
+    let visit = match shelf.enter(session.export, client) {
+        Ok(visit) => visit,
         Err(reason) => return End::Violation(Violation::ExportUnavailable(reason)),
     };
-    let hub = Hub::start(shelf, client, device, session);
+    let name = &visit.stand.entry().export.name;
+    let line = format!("client {}: uses export {name:?}", client.number);
+    shelf.options.say(&line);
+    let end = transmission(shelf, client, (&visit.stand, session), inflow).await;
+    // From here on it has nothing more to wait for, and whoever removes the export waits for it.
+    client.hang_up();
+    client.drain.stop();
+    shelf.leave(visit).await;
+    end
+}
+
+async fn transmission<D: Device + 'static>(
+    shelf: &Rc<Shelf<D>>,
+    client: &Arc<Client>,
+    (stand, session): (&Rc<Stand<D>>, Session),
+    inflow: &mut Inflow,
+) -> End {
+    let hub = Hub::start(shelf, client, Rc::clone(stand), session);
     gaur_reactor::spawn(watch_for_drain(hub.clone(), client.clone()));
     let end = Reader {
         hub: &hub,
@@ -131,7 +147,7 @@ async fn transmission<D: Device + 'static>(
 }
 
 /// Ends with the connection at the latest, whose [`Presence`] raises the same flag.
-async fn watch_for_drain<D: Device + 'static>(hub: Rc<Hub<D>>, client: std::sync::Arc<Client>) {
+async fn watch_for_drain<D: Device + 'static>(hub: Rc<Hub<D>>, client: Arc<Client>) {
     client.drain.stopped().await;
     hub.drain();
 }

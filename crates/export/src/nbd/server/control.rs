@@ -24,8 +24,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub(super) trait Stations {
     /// Begins to serve a client.
     fn serve(&self, presence: Presence) -> Result<(), ServeError>;
-    /// All clients are gone: flushes and drops all devices.
+    /// All clients are gone, and with them the devices; the error is a flush that failed.
     async fn close(&self) -> Result<(), ServeError>;
+    /// Whether the server stays without clients, whatever its options say.
+    fn stays(&self) -> bool;
 }
 
 /// The clients that are there.
@@ -71,7 +73,7 @@ async fn let_in(
     let mut number = 0;
     loop {
         let present = floor.clients.borrow().len();
-        if present == 0 && floor.was_used.get() && !options.persistent {
+        if present == 0 && floor.was_used.get() && !options.persistent && !stations.stays() {
             return Outcome::LastClientLeft;
         }
         let room = options.shared == 0 || present < options.shared as usize;

@@ -80,7 +80,10 @@ async fn submit<D: Device + 'static>(
     job: &Job,
     request: Request,
 ) -> Result<(), Errno> {
-    hub.device.submit(job.tag, request, Payload::None).await
+    hub.stand
+        .device
+        .submit(job.tag, request, Payload::None)
+        .await
 }
 
 async fn trim<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &Job) -> Result<(), Errno> {
@@ -121,7 +124,8 @@ async fn read<D: Device + 'static>(
     for piece in job.payload()[range].chunks_mut(hub.max_transfer) {
         let len_bytes = piece.len() as u64;
         let payload = Payload::Read(Target::Memory(piece));
-        hub.device
+        hub.stand
+            .device
             .submit(tag, Request::Read { offset_bytes }, payload)
             .await?;
         offset_bytes += len_bytes;
@@ -145,7 +149,8 @@ async fn write<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(
             offset_bytes,
             fua: fua && !split,
         };
-        hub.device
+        hub.stand
+            .device
             .submit(tag, request, Payload::Write(Source::Memory(piece)))
             .await?;
         offset_bytes += piece.len() as u64;
@@ -169,7 +174,8 @@ async fn cache<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(
         let len = piece_bytes.min(end - offset_bytes);
         let tag = job.tag;
         let payload = Payload::Read(Target::Memory(&mut job.payload()[..len as usize]));
-        hub.device
+        hub.stand
+            .device
             .submit(tag, Request::Read { offset_bytes }, payload)
             .await?;
         offset_bytes += len;
@@ -238,6 +244,7 @@ async fn find_runs<D: Device + 'static>(
         if count < RUNS_MAX - 1
             && lookups <= 4 * RUNS_MAX
             && let Ok(found) = hub
+                .stand
                 .device
                 .status(offset_bytes + at as u64, left as u64)
                 .await
@@ -279,7 +286,7 @@ async fn block_status<D: Device + 'static>(
             break;
         }
         let left = len_bytes - at;
-        let found = hub.device.status(offset_bytes + at, left).await?;
+        let found = hub.stand.device.status(offset_bytes + at, left).await?;
         let len = found.len_bytes.clamp(1, left);
         let state = reply::state(found.allocated, found.zero);
         at += len;

@@ -16,6 +16,7 @@ use gaur_reactor::local::Notify;
 
 use super::client::Client;
 use super::execute;
+use super::exports::Stand;
 use super::job::{Job, PARTS_MAX};
 use super::pool::Pool;
 use super::shelf::Shelf;
@@ -35,7 +36,7 @@ struct Desk {
 pub(super) struct Hub<D> {
     shelf: Rc<Shelf<D>>,
     client: std::sync::Arc<Client>,
-    pub(super) device: Rc<D>,
+    pub(super) stand: Rc<Stand<D>>,
     pub(super) session: Session,
     /// Longest payload the device takes at once.
     pub(super) max_transfer: usize,
@@ -68,14 +69,14 @@ impl<D: Device + 'static> Hub<D> {
     pub(super) fn start(
         shelf: &Rc<Shelf<D>>,
         client: &std::sync::Arc<Client>,
-        device: Rc<D>,
+        stand: Rc<Stand<D>>,
         session: Session,
     ) -> Rc<Hub<D>> {
         let hub = Rc::new(Hub {
             shelf: shelf.clone(),
             client: client.clone(),
-            max_transfer: device.limits().max_transfer.max(1) as usize,
-            device,
+            max_transfer: stand.device.limits().max_transfer.max(1) as usize,
+            stand,
             session,
             pool: RefCell::new(Pool::new(shelf.options.buffer_bytes)),
             free: RefCell::default(),
@@ -155,6 +156,9 @@ impl<D: Device + 'static> Hub<D> {
         self.in_flight.set(self.in_flight.get() + 1);
         self.owed.set(self.owed.get() + 1);
         job.worked = true;
+        if job.command.kind.changes() {
+            self.stand.written.set(true);
+        }
         let idle = self.idle.borrow_mut().pop();
         let desk = idle.unwrap_or_else(|| self.hire());
         desk.job.set(Some(job));

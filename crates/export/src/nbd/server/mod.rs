@@ -9,6 +9,7 @@ mod client;
 mod connection;
 mod control;
 mod execute;
+mod exports;
 mod hub;
 mod inflow;
 mod job;
@@ -20,6 +21,7 @@ mod stations;
 mod stop;
 
 pub use crate::error::ServeError;
+pub use exports::Exports;
 pub use listen::{Listen, Listener, Uris};
 pub use options::{Export, Log, Options, Outcome, Place};
 pub use stations::{serve_blocking, serve_uring};

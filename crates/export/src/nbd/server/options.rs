@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::ServeError;
-use crate::nbd::proto::wire::{PAYLOAD_MAX_BYTES, STRING_MAX_BYTES};
+use crate::nbd::proto::wire::PAYLOAD_MAX_BYTES;
 
 /// Takes one line about a connection: who came, who left and why.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
@@ -34,9 +34,9 @@ impl Export {
 /// How a server behaves.
 #[derive(Clone)]
 pub struct Options {
-    /// What it serves: at least one export, no two of one name.
+    /// What it serves, if that does not change: at least one export, no two of one name.
     pub exports: Vec<Export>,
-    /// Index of the export that answers to the empty name, unless one is called that.
+    /// Index of the one of them that answers to the empty name, unless one is called that.
     pub default_export: Option<usize>,
     /// Clients served at once; further ones wait until one leaves. 0 means any number.
     pub shared: u32,
@@ -81,28 +81,6 @@ impl Options {
 
     pub(super) fn check(&self) -> Result<(), ServeError> {
         let refuse = |reason: String| Err(ServeError::new(reason));
-        if self.exports.is_empty() {
-            return refuse("there is nothing to export".to_owned());
-        }
-        if self
-            .default_export
-            .is_some_and(|export| export >= self.exports.len())
-        {
-            return refuse("the default export is not among the exports".to_owned());
-        }
-        for (at, export) in self.exports.iter().enumerate() {
-            if export.name.len().max(export.description.len()) > STRING_MAX_BYTES {
-                return refuse(format!(
-                    "export {at} has a name or description longer than {STRING_MAX_BYTES} bytes"
-                ));
-            }
-            if self.exports[..at]
-                .iter()
-                .any(|other| other.name == export.name)
-            {
-                return refuse(format!("two exports are called {:?}", export.name));
-            }
-        }
         if self.depth == 0 || self.depth > 1 << 16 {
             return refuse("the queue depth must be 1 to 65536".to_owned());
         }

@@ -1,120 +1,140 @@
 //! The devices of one thread.
 
-use std::cell::{Cell, OnceCell, RefCell};
-use std::rc::Rc;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use gaur_block::{Device, Errno, Payload, Request, Tag};
+use gaur_block::{Device, Payload, Request, Tag};
 
-use super::options::{Options, Place};
+use super::client::Client;
+use super::exports::{Exports, GONE, Stand};
+use super::options::Options;
 use crate::error::ServeError;
-use crate::nbd::proto::{ExportInfo, Exports};
-
-/// Makes the device of an export for a thread.
-pub(super) type Make<D> = Arc<dyn Fn(Place) -> Result<D, String> + Send + Sync>;
+use crate::nbd::proto::{self, ExportInfo};
 
 /// What one thread serves, and the tags in use on it.
 pub(super) struct Shelf<D> {
     pub(super) options: Arc<Options>,
+    pub(super) exports: Exports<D>,
     thread: usize,
-    make: Make<D>,
-    devices: Vec<OnceCell<Rc<D>>>,
+    /// The devices that connections of this thread use, by the number of their export.
+    devices: RefCell<HashMap<usize, Weak<Stand<D>>>>,
     tags: Tags,
 }
 
 impl<D: Device> Shelf<D> {
-    pub(super) fn new(options: Arc<Options>, thread: usize, make: Make<D>) -> Shelf<D> {
-        let devices = options.exports.iter().map(|_| OnceCell::new()).collect();
+    pub(super) fn new(options: Arc<Options>, exports: Exports<D>, thread: usize) -> Shelf<D> {
         Shelf {
             options,
+            exports,
             thread,
-            make,
-            devices,
+            devices: RefCell::default(),
             tags: Tags::default(),
         }
     }
 
-    /// The device of an export, made now if it was not yet.
-    pub(super) fn device(&self, export: usize) -> Result<Rc<D>, String> {
-        if let Some(device) = self.devices[export].get() {
-            return Ok(device.clone());
+    /// The device of an export, made now if no connection of this thread uses it.
+    fn device(&self, export: usize) -> Result<Rc<Stand<D>>, String> {
+        let known = self.devices.borrow().get(&export).and_then(Weak::upgrade);
+        if let Some(stand) = known {
+            return Ok(stand);
         }
-        let device = Rc::new((self.make)(Place {
-            thread: self.thread,
-            export,
-        })?);
-        Ok(self.devices[export].get_or_init(|| device).clone())
+        let entry = self.exports.entry(export).ok_or(GONE)?;
+        let stand = Rc::new(entry.make(self.thread)?);
+        let mut devices = self.devices.borrow_mut();
+        devices.insert(export, Rc::downgrade(&stand));
+        Ok(stand)
     }
 
-    /// Makes every device.
-    pub(super) fn fill(&self) -> Result<(), ServeError> {
-        for export in 0..self.devices.len() {
-            self.device(export).map_err(ServeError::new)?;
+    /// Makes every device once, to find out whether that works.
+    pub(super) fn try_all(&self) -> Result<(), ServeError> {
+        for entry in self.exports.entries() {
+            drop(entry.make(self.thread).map_err(ServeError::new)?);
         }
         Ok(())
+    }
+
+    /// Lets a client use an export.
+    pub(super) fn enter(&self, export: usize, client: &Arc<Client>) -> Result<Visit<D>, String> {
+        let stand = self.device(export)?;
+        if !stand.entry().enter(client) {
+            return Err(GONE.to_owned());
+        }
+        stand.users.set(stand.users.get() + 1);
+        let client = Arc::clone(client);
+        Ok(Visit { stand, client })
+    }
+
+    /// A client is through with an export. The last one on this thread has the device flushed if it may
+    /// have been written to.
+    pub(super) async fn leave(&self, visit: Visit<D>) {
+        let stand = &visit.stand;
+        if stand.users.get() == 1 && stand.written.replace(false) {
+            let tag = self.tags.take();
+            let flushed = stand.device.submit(tag, Request::Flush, Payload::None);
+            let flushed = flushed.await;
+            self.tags.give(tag);
+            if let Err(errno) = flushed {
+                let name = &stand.entry().export.name;
+                let what = format_args!("flush of export {name:?} failed").to_string();
+                let error = ServeError::because(what, errno);
+                self.exports.failed(stand.entry(), error);
+            }
+        }
+        drop(visit);
+        let mut devices = self.devices.borrow_mut();
+        devices.retain(|_, stand| stand.strong_count() > 0);
     }
 
     pub(super) fn tags(&self) -> &Tags {
         &self.tags
     }
+}
 
-    /// Whether writes to an export are refused.
-    pub(super) fn read_only(&self, export: usize, device: &D) -> bool {
-        self.options.exports[export].read_only || device.limits().read_only
-    }
+/// A client that uses an export.
+pub(super) struct Visit<D> {
+    pub(super) stand: Rc<Stand<D>>,
+    client: Arc<Client>,
+}
 
-    /// Flushes every device that was made and may have been written. All are tried; the first error
-    /// is returned.
-    pub(super) async fn flush(&self) -> Result<(), ServeError> {
-        let mut outcome = Ok(());
-        for (export, device) in self.devices.iter().enumerate() {
-            let Some(device) = device.get() else { continue };
-            if self.read_only(export, device) {
-                continue;
-            }
-            let tag = self.tags.take();
-            let flushed = device.submit(tag, Request::Flush, Payload::None).await;
-            self.tags.give(tag);
-            if let Err(errno) = flushed {
-                outcome = outcome.and(Err(self.flush_failed(export, errno)));
-            }
-        }
-        outcome
-    }
-
-    fn flush_failed(&self, export: usize, errno: Errno) -> ServeError {
-        let name = &self.options.exports[export].name;
-        ServeError::because(format_args!("flush of export {name:?} failed"), errno)
+impl<D> Drop for Visit<D> {
+    /// Also after a panic, so that nobody waits for a client that is gone.
+    fn drop(&mut self) {
+        let users = &self.stand.users;
+        users.set(users.get().saturating_sub(1));
+        self.stand.entry().leave(&self.client);
     }
 }
 
-impl<D: Device> Exports for Shelf<D> {
-    fn count(&self) -> usize {
-        self.options.exports.len()
+/// What a handshake on this thread may talk about.
+impl<D: Device> proto::Exports for Shelf<D> {
+    fn list(&self, show: &mut dyn FnMut(&str, &str)) {
+        self.exports.list(show);
     }
 
-    fn name(&self, export: usize) -> &str {
-        &self.options.exports[export].name
+    fn find(&self, name: &[u8]) -> Option<usize> {
+        self.exports.find(name)
     }
 
-    fn description(&self, export: usize) -> &str {
-        &self.options.exports[export].description
-    }
-
-    fn default_export(&self) -> Option<usize> {
-        self.options.default_export
+    fn names(&self, export: usize) -> (String, String) {
+        match self.exports.entry(export) {
+            Some(entry) => (entry.export.name.clone(), entry.export.description.clone()),
+            None => Default::default(),
+        }
     }
 
     fn info(&self, export: usize) -> Result<ExportInfo, String> {
-        let device = self.device(export)?;
-        let read_only = self.read_only(export, &device);
+        let stand = self.device(export)?;
+        let limits = stand.device.limits();
+        let read_only = stand.entry().export.read_only || limits.read_only;
         Ok(ExportInfo {
-            size_bytes: device.size_bytes(),
+            size_bytes: stand.device.size_bytes(),
             read_only,
             // A flush covers every queue of a device, so connections may be combined wherever a
             // client can have more than one.
             multi_conn: read_only || self.options.shared != 1,
-            preferred_block: device.limits().preferred_block.max(4096),
+            preferred_block: limits.preferred_block.max(4096),
         })
     }
 }

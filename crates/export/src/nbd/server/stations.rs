@@ -14,18 +14,19 @@ use gaur_reactor::{Config, Driver, JoinHandle, Reactor, Threads, ThreadsConfig};
 use super::client::Presence;
 use super::connection;
 use super::control::{self, Stations};
+use super::exports::Exports;
 use super::listen::Listener;
 use super::options::{Options, Outcome, Place};
-use super::shelf::{Make, Shelf};
+use super::shelf::Shelf;
 use super::stop::Stop;
 use crate::error::ServeError;
 
-/// Serves on [`Options::threads`] reactor threads. Every connection stays on one thread; every
-/// thread has its own device for each export, made by `devices` on that thread before the first
-/// client is let in (so reactor files can be made there).
+/// Serves the exports of `options` as [`Exports::serve_uring`] does. Every thread has its own device
+/// for an export, made by `devices` on that thread (so reactor files can be made there). Each thread
+/// makes each device once before the first client is let in, to find out whether that works.
 ///
-/// Blocks the calling thread, which must not run a reactor, until the server ends; see [`Outcome`].
-/// An error: a thread or a device could not be made, or a device could not be flushed at the end.
+/// # Errors
+/// Also when a device could not be made.
 pub fn serve_uring<D, F>(
     listener: Listener,
     options: Options,
@@ -37,24 +38,15 @@ where
     F: Fn(Place) -> Result<D, String> + Send + Sync + 'static,
 {
     options.check()?;
-    let options = Arc::new(options);
-    let make: Make<D> = Arc::new(devices);
-    let crew = Crew::start(&options, &make)?;
-    let outcome = on_control_reactor(listener, &options, stop, &crew);
-    crew.dismiss();
-    if outcome == Ok(Outcome::Forced) {
-        // Joining would wait for the very requests that the second stop does not wait for.
-        core::mem::forget(crew);
-    } else {
-        crew.threads.join();
-    }
-    outcome
+    let exports = Exports::fixed(&options, devices)?;
+    serve_on_threads(listener, options, stop, (&exports, true))
 }
 
-/// Serves without io_uring: every connection has a thread of its own, on which requests run one
-/// after the other. `devices` is called on that thread when its client first asks about an export.
+/// Serves the exports of `options` as [`Exports::serve_blocking`] does. `devices` is called on the
+/// thread of a connection when its client first asks about an export.
 ///
-/// Blocks and ends like [`serve_uring`].
+/// # Errors
+/// As [`serve_uring`].
 pub fn serve_blocking<D, F>(
     listener: Listener,
     options: Options,
@@ -66,15 +58,68 @@ where
     F: Fn(Place) -> Result<D, String> + Send + Sync + 'static,
 {
     options.check()?;
+    let exports = Exports::fixed(&options, devices)?;
+    exports.serve_blocking(listener, options, stop)
+}
+
+impl<D: Device + 'static> Exports<D> {
+    /// Serves these exports, and those that are added meanwhile, on [`Options::threads`] reactor
+    /// threads; the exports of `options` are not looked at. Every connection stays on one thread.
+    ///
+    /// Blocks the calling thread, which must not run a reactor, until the server ends; see [`Outcome`].
+    ///
+    /// # Errors
+    /// When a thread could not be made, or a device could not be flushed.
+    pub fn serve_uring(
+        &self,
+        listener: Listener,
+        options: Options,
+        stop: &Stop,
+    ) -> Result<Outcome, ServeError> {
+        options.check()?;
+        serve_on_threads(listener, options, stop, (self, false))
+    }
+
+    /// Serves these exports, and those that are added meanwhile, without io_uring: every connection
+    /// has a thread of its own, on which requests run one after the other.
+    ///
+    /// Blocks and ends like [`Exports::serve_uring`].
+    ///
+    /// # Errors
+    /// As [`Exports::serve_uring`].
+    pub fn serve_blocking(
+        &self,
+        listener: Listener,
+        options: Options,
+        stop: &Stop,
+    ) -> Result<Outcome, ServeError> {
+        options.check()?;
+        let options = Arc::new(options);
+        let solos = Solos {
+            options: options.clone(),
+            exports: self.clone(),
+        };
+        on_control_reactor(listener, &options, stop, &solos)
+    }
+}
+
+fn serve_on_threads<D: Device + 'static>(
+    listener: Listener,
+    options: Options,
+    stop: &Stop,
+    (exports, try_first): (&Exports<D>, bool),
+) -> Result<Outcome, ServeError> {
     let options = Arc::new(options);
-    let failure = Arc::new(Mutex::new(None));
-    let make: Make<D> = Arc::new(devices);
-    let solos = Solos {
-        options: options.clone(),
-        make,
-        failure,
-    };
-    on_control_reactor(listener, &options, stop, &solos)
+    let crew = Crew::start(&options, exports, try_first)?;
+    let outcome = on_control_reactor(listener, &options, stop, &crew);
+    crew.dismiss();
+    if outcome == Ok(Outcome::Forced) {
+        // Joining would wait for the very requests that the second stop does not wait for.
+        core::mem::forget(crew);
+    } else {
+        crew.threads.join();
+    }
+    outcome
 }
 
 fn on_control_reactor(
@@ -141,20 +186,20 @@ impl Inbox {
     }
 }
 
-type Ended = JoinHandle<Result<(), ServeError>>;
-
 /// Reactor threads, each with its devices.
-struct Crew {
+struct Crew<D> {
     threads: Threads,
     inboxes: Vec<Arc<Inbox>>,
-    ends: RefCell<Vec<Ended>>,
+    ends: RefCell<Vec<JoinHandle<()>>>,
+    exports: Exports<D>,
 }
 
-impl Crew {
-    fn start<D: Device + 'static>(
+impl<D: Device + 'static> Crew<D> {
+    fn start(
         options: &Arc<Options>,
-        make: &Make<D>,
-    ) -> Result<Crew, ServeError> {
+        exports: &Exports<D>,
+        try_first: bool,
+    ) -> Result<Crew<D>, ServeError> {
         let most = if options.shared == 0 {
             usize::MAX
         } else {
@@ -174,16 +219,21 @@ impl Crew {
             threads,
             inboxes: Vec::new(),
             ends: RefCell::default(),
+            exports: exports.clone(),
         };
         let (ready, readiness) = mpsc::channel();
         for (thread, handle) in crew.threads.handles().iter().enumerate() {
             let inbox = Arc::new(Inbox::default());
             crew.inboxes.push(inbox.clone());
-            let (options, make, ready) = (options.clone(), make.clone(), ready.clone());
+            let (options, exports, ready) = (options.clone(), exports.clone(), ready.clone());
             let end = handle
                 .spawn(move || {
-                    let shelf = Rc::new(Shelf::new(options, thread, make));
-                    station(shelf, inbox, ready)
+                    let shelf = Rc::new(Shelf::new(options, exports, thread));
+                    let tried = if try_first { shelf.try_all() } else { Ok(()) };
+                    // Nobody listens when the server gave up on another thread's account.
+                    let _ = ready.send(tried);
+                    drop(ready);
+                    station(shelf, inbox)
                 })
                 .map_err(|errno| ServeError::because("cannot use a serving thread", errno))?;
             crew.ends.borrow_mut().push(end);
@@ -214,7 +264,7 @@ impl Crew {
     }
 }
 
-impl Stations for Crew {
+impl<D: Device + 'static> Stations for Crew<D> {
     fn serve(&self, presence: Presence) -> Result<(), ServeError> {
         let load = |inbox: &&Arc<Inbox>| inbox.load.load(Ordering::Relaxed);
         if let Some(inbox) = self.inboxes.iter().min_by_key(load) {
@@ -226,28 +276,19 @@ impl Stations for Crew {
 
     async fn close(&self) -> Result<(), ServeError> {
         self.dismiss();
-        let mut outcome = Ok(());
         for end in self.ends.take() {
-            outcome = outcome.and(end.await);
+            end.await;
         }
-        outcome
+        self.exports.take_failure()
+    }
+
+    fn stays(&self) -> bool {
+        self.exports.stays()
     }
 }
 
-/// What a reactor thread does all day.
-async fn station<D: Device + 'static>(
-    shelf: Rc<Shelf<D>>,
-    inbox: Arc<Inbox>,
-    ready: mpsc::Sender<Result<(), ServeError>>,
-) -> Result<(), ServeError> {
-    let made = shelf.fill();
-    let failed = made.is_err();
-    // Nobody listens when the server gave up on another thread's account.
-    let _ = ready.send(made);
-    drop(ready);
-    if failed {
-        return Ok(());
-    }
+/// What a reactor thread does all day. `control` closes the inbox when every client is gone.
+async fn station<D: Device + 'static>(shelf: Rc<Shelf<D>>, inbox: Arc<Inbox>) {
     while let Some(presence) = inbox.next().await {
         let (shelf, inbox) = (shelf.clone(), inbox.clone());
         gaur_reactor::spawn(async move {
@@ -255,22 +296,17 @@ async fn station<D: Device + 'static>(
             inbox.load.fetch_sub(1, Ordering::Relaxed);
         });
     }
-    // `control` closes the inbox when every client is gone.
-    shelf.flush().await
 }
 
 /// A thread per connection.
 struct Solos<D> {
     options: Arc<Options>,
-    make: Make<D>,
-    /// The first flush that failed.
-    failure: Arc<Mutex<Option<ServeError>>>,
+    exports: Exports<D>,
 }
 
 impl<D: Device + 'static> Stations for Solos<D> {
     fn serve(&self, presence: Presence) -> Result<(), ServeError> {
-        let (options, make) = (self.options.clone(), self.make.clone());
-        let failure = self.failure.clone();
+        let (options, exports) = (self.options.clone(), self.exports.clone());
         let run = move || {
             // Moved here first and so dropped last: the client is gone only when its devices are.
             let presence = presence;
@@ -287,14 +323,8 @@ impl<D: Device + 'static> Stations for Solos<D> {
                     return;
                 }
             };
-            let shelf = Rc::new(Shelf::new(options, thread, make));
-            let flushed = reactor.block_on(async {
-                connection::serve(&shelf, &presence).await;
-                shelf.flush().await
-            });
-            if let Err(error) = flushed {
-                lock(&failure).get_or_insert(error);
-            }
+            let shelf = Rc::new(Shelf::new(options, exports, thread));
+            reactor.block_on(connection::serve(&shelf, &presence));
         };
         std::thread::Builder::new()
             .name("nbd".to_owned())
@@ -304,9 +334,10 @@ impl<D: Device + 'static> Stations for Solos<D> {
     }
 
     async fn close(&self) -> Result<(), ServeError> {
-        match lock(&self.failure).take() {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        self.exports.take_failure()
+    }
+
+    fn stays(&self) -> bool {
+        self.exports.stays()
     }
 }

@@ -1,0 +1,94 @@
+//! Commands about exports. They open images, wait for clients and devices, and so block: each is done
+//! by a thread of its own, which the session waits for.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gaur_reactor::Stop;
+use serde_json::{Value, json};
+
+use super::protocol::Resizing;
+use crate::exporter::{AddExport, Exporter};
+use crate::failure::Failure;
+
+/// Adds an export.
+pub async fn add(
+    exporter: &Arc<Exporter>,
+    name: Option<String>,
+    add: AddExport,
+) -> Result<Value, Failure> {
+    let exporter = Arc::clone(exporter);
+    off_thread(move || {
+        // What commands have made is not gone because some other client leaves.
+        exporter.keep_nbd();
+        let export = exporter.add(add.named(name)?)?;
+        Ok(json!(exporter.facts(&export)))
+    })
+    .await
+}
+
+/// Lists exports.
+pub fn list(exporter: &Exporter) -> Value {
+    let exports = exporter.exports();
+    let facts = exports.iter().map(|export| exporter.facts(export));
+    json!(facts.collect::<Vec<_>>())
+}
+
+/// Ends an export.
+pub async fn remove(exporter: &Arc<Exporter>, name: Option<String>) -> Result<Value, Failure> {
+    let (exporter, name) = (Arc::clone(exporter), named(name)?);
+    off_thread(move || {
+        let facts = exporter.facts(&*exporter.find(&name)?);
+        exporter.keep_nbd();
+        exporter.remove(&name)?;
+        Ok(json!(facts))
+    })
+    .await
+}
+
+/// Changes the size of an export's image.
+pub async fn resize(
+    exporter: &Arc<Exporter>,
+    name: Option<String>,
+    resizing: Resizing,
+) -> Result<Value, Failure> {
+    let (exporter, name) = (Arc::clone(exporter), named(name)?);
+    off_thread(move || {
+        let size = resizing.size()?;
+        let export = exporter.resize(&name, size, resizing.shrink)?;
+        Ok(json!(exporter.facts(&export)))
+    })
+    .await
+}
+
+/// What changes an export names it, even if it is the only one: the next moment it may not be.
+fn named(name: Option<String>) -> Result<String, Failure> {
+    let missing = || Failure::new("\"export\" is missing, the name of the export");
+    name.ok_or_else(|| missing().kind(gaur_engine::ErrorKind::InvalidInput))
+}
+
+/// Runs `work`, which may block, on a thread of its own.
+async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let (done, result) = (Stop::new(), Arc::new(Mutex::new(None)));
+    let (raised, stored) = (RaiseAtEnd(done.clone()), Arc::clone(&result));
+    let thread = std::thread::Builder::new().name("command".to_owned());
+    let thread = thread.spawn(move || {
+        let outcome = work();
+        *stored.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        drop(raised);
+    });
+    thread.map_err(|error| Failure::io("the thread of a command", &error))?;
+    done.stopped().await;
+    let outcome = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+    outcome.unwrap_or_else(|| Err(Failure::new("the command failed on its way")))
+}
+
+/// Raised also by a panic.
+struct RaiseAtEnd(Stop);
+
+impl Drop for RaiseAtEnd {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}

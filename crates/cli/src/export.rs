@@ -1,0 +1,239 @@
+//! `gaur export`: exports of a running server, over its control socket.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use serde::de::DeserializeOwned;
+
+use crate::control::client::Client;
+use crate::control::protocol::{Command, Resizing};
+use crate::exporter::{AddExport, ExportFacts, ImageOptions};
+use crate::failure::Failure;
+use crate::fronts::FrontArgs;
+use crate::image_spec::ImageSpec;
+use crate::json;
+use crate::open::Output;
+use crate::progress::Progress;
+use crate::serve;
+use crate::size::{human, parse_new_size};
+use crate::snapshot::Server;
+
+/// Add, list, remove and resize the exports of a running server
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Export one more image
+    Add(AddArgs),
+    /// List the exports
+    List(ListArgs),
+    /// End an export: its clients' requests are finished, its image is flushed and closed
+    Remove(RemoveArgs),
+    /// Change the size of an export's image
+    Resize(ResizeArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct ServerArgs {
+    /// The control socket of 'gaur serve --control SOCKET'
+    #[arg(long, value_name = "SOCKET")]
+    control: PathBuf,
+    /// How to print
+    #[arg(long, value_enum, default_value = "human")]
+    output: Output,
+}
+
+#[derive(Debug, clap::Args)]
+struct AddArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+    /// Name of the export (the file's name without extension)
+    #[arg(short = 'x', long, value_name = "NAME")]
+    export_name: Option<String>,
+    /// Description of the export, for people
+    #[arg(short = 'D', long, value_name = "TEXT")]
+    description: Option<String>,
+    #[command(flatten)]
+    image: ImageOptions,
+    #[command(flatten)]
+    fronts: FrontArgs,
+    /// The image: PATH, or NAME=PATH to call the export NAME
+    #[arg(value_name = "[NAME=]FILE")]
+    file: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct ListArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+#[derive(Debug, clap::Args)]
+struct RemoveArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+    /// The export
+    name: String,
+}
+
+#[derive(Debug, clap::Args)]
+struct ResizeArgs {
+    #[command(flatten)]
+    server: ServerArgs,
+    /// Allow a smaller size; what lies beyond it is lost
+    #[arg(long)]
+    shrink: bool,
+    /// The export
+    name: String,
+    /// The new size, or how much to add (+SIZE) or take away (-SIZE); suffixes k M G T P E
+    #[arg(value_name = "[+|-]SIZE", allow_hyphen_values = true)]
+    size: String,
+}
+
+/// Does what is asked for.
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    match &args.verb {
+        Verb::Add(args) => add(args, out),
+        Verb::List(args) => list(args, out),
+        Verb::Remove(args) => {
+            let name = Some(args.name.clone());
+            let facts: ExportFacts = args.server.call(name, Command::ExportRemove)?;
+            args.server.conclude(&facts, out, |_, _| Ok(()))
+        }
+        Verb::Resize(args) => resize(args, out),
+    }
+}
+
+impl ServerArgs {
+    fn call<T: DeserializeOwned>(
+        &self,
+        export: Option<String>,
+        command: Command,
+    ) -> Result<T, Failure> {
+        let socket = self.control.clone();
+        let client = Client::connect(&Server { socket, export })?;
+        let answer = client.call(command, &mut Progress::Quiet)?;
+        serde_json::from_value(answer).map_err(|error| {
+            let message = format!("the server's answer is not understood: {error}");
+            Failure::about(self.control.display().to_string(), message)
+        })
+    }
+
+    /// Prints an export, for people as `print` does.
+    fn conclude(
+        &self,
+        facts: &ExportFacts,
+        out: &mut dyn Write,
+        print: impl FnOnce(&ExportFacts, &mut dyn Write) -> std::io::Result<()>,
+    ) -> Result<u8, Failure> {
+        match self.output {
+            Output::Json => json::write(out, facts)?,
+            Output::Human => print(facts, out)?,
+        }
+        Ok(0)
+    }
+}
+
+fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
+    let mut fronts = args.fronts.requests()?;
+    if fronts.len() > 1 {
+        let failure = Failure::new("an export has one front end, but several are asked for");
+        return Err(failure.hint("add one export after the other"));
+    }
+    let (name, file) = named_file(args);
+    let add = AddExport {
+        file: absolute(&file, &args.image)?,
+        description: args.description.clone().unwrap_or_default(),
+        image: args.image.clone(),
+        front: fronts.pop().map(|front| front.absolute()),
+    };
+    let command = Command::ExportAdd(Box::new(add));
+    let facts: ExportFacts = args.server.call(name, command)?;
+    args.server
+        .conclude(&facts, out, |facts, out| writeln!(out, "{}", facts.place))
+}
+
+/// The name of the export, if one is given, and its image.
+fn named_file(args: &AddArgs) -> (Option<String>, String) {
+    let split = match args.image.image_opts {
+        true => None, // Every option has an equals sign.
+        false => serve::split_name(&args.file),
+    };
+    let (name, file) = match split {
+        Some((name, file)) => (Some(name.to_owned()), file.to_owned()),
+        None => (None, args.file.clone()),
+    };
+    (args.export_name.clone().or(name), file)
+}
+
+/// The image as the server finds it, which may run in another directory.
+fn absolute(file: &str, image: &ImageOptions) -> Result<String, Failure> {
+    let spec = ImageSpec::parse(file, image.image_opts, image.format)?;
+    let path = Path::new(spec.path());
+    if path.is_absolute() {
+        return Ok(file.to_owned());
+    }
+    if spec.path() != file {
+        let failure = Failure::about(file, "the server needs the whole path of the image");
+        return Err(failure.hint("begin the file's name with a slash"));
+    }
+    let path = std::path::absolute(path).map_err(|error| Failure::io(file, &error))?;
+    let text = path.to_str().map(str::to_owned);
+    text.ok_or_else(|| Failure::about(file, "the path of its directory is not text"))
+}
+
+fn list(args: &ListArgs, out: &mut dyn Write) -> Result<u8, Failure> {
+    let exports: Vec<ExportFacts> = args.server.call(None, Command::ExportList)?;
+    if args.server.output == Output::Json {
+        json::write(out, &exports)?;
+        return Ok(0);
+    }
+    let rows = exports.iter().map(row);
+    let head = ["NAME", "TYPE", "SIZE", "MODE", "CLIENTS", "FILE", "PLACE"].map(str::to_owned);
+    let rows: Vec<[String; 7]> = std::iter::once(head).chain(rows).collect();
+    let mut widths = [0; 7];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    for row in &rows {
+        let cells = row.iter().zip(widths);
+        let line: Vec<String> = cells
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
+        writeln!(out, "{}", line.join("  ").trim_end())?;
+    }
+    Ok(0)
+}
+
+fn row(export: &ExportFacts) -> [String; 7] {
+    let clients = export.clients.map(|count| count.to_string());
+    let name = match export.name.as_str() {
+        "" => "''".to_owned(),
+        name => name.to_owned(),
+    };
+    [
+        name,
+        export.kind.clone(),
+        human(export.virtual_size),
+        if export.read_only { "ro" } else { "rw" }.to_owned(),
+        clients.unwrap_or_else(|| "--".to_owned()),
+        export.file.clone(),
+        export.place.clone(),
+    ]
+}
+
+fn resize(args: &ResizeArgs, out: &mut dyn Write) -> Result<u8, Failure> {
+    parse_new_size(&args.size).map_err(|error| Failure::new(error.to_string()))?;
+    let command = Command::ExportResize(Resizing::to(&args.size, args.shrink));
+    let facts: ExportFacts = args.server.call(Some(args.name.clone()), command)?;
+    args.server.conclude(&facts, out, |facts, out| {
+        writeln!(out, "Image resized to {} bytes.", facts.virtual_size)
+    })
+}
