@@ -80,6 +80,17 @@ impl FlushGroup {
         }
     }
 
+    /// Waits until no pass runs. Another may begin at once.
+    pub(crate) async fn rest(&self) {
+        loop {
+            let ticket = self.waiters.ticket();
+            if !self.state.lock().running {
+                return;
+            }
+            self.waiters.wait(ticket).await;
+        }
+    }
+
     /// Carries out `pass`, which does all that a pass does and more, while no other pass runs. Whoever
     /// waits for a flush may be served by it, so if it fails the image is poisoned.
     pub(crate) async fn lead(

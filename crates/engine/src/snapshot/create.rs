@@ -229,6 +229,8 @@ impl<F: File> Switch<'_, F> {
     ) -> Result<(), Failure> {
         self.job.step(0)?;
         let (queue, writer) = (self.queue, self.writer);
+        // Requests that wait for a pass would hold up those that wait for the gate.
+        writer.flush.rest().await;
         let closed = writer.grace.gate.close(|| writer.grace.is_empty()).await;
         let mut result = Err(Failure::Again);
         let pass = async || {
