@@ -11,7 +11,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Every buffer starts at a multiple of this, in bytes: enough for O_DIRECT on any known disk.
@@ -83,16 +83,42 @@ fn layout(len_bytes: usize) -> Layout {
     Layout::from_size_align(len_bytes.max(1), PAGE).expect("a buffer fits the address space")
 }
 
+/// From here on memory is mapped, which the kernel zeroes when it is first touched: the allocator
+/// would fill aligned memory with zeros at once, page by page.
+const MAPPED_MIN: usize = 1 << 20;
+
 fn take_from_system(len_bytes: usize) -> NonNull<u8> {
     let layout = layout(len_bytes);
-    // SAFETY: the layout's size is not zero.
-    let start = unsafe { alloc_zeroed(layout) };
-    NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout))
+    if len_bytes < MAPPED_MIN {
+        // SAFETY: the layout's size is not zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        return NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
+    }
+    // SAFETY: new memory of nobody's, wherever the kernel likes.
+    let start = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            len_bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        handle_alloc_error(layout);
+    }
+    NonNull::new(start.cast()).unwrap_or_else(|| handle_alloc_error(layout))
 }
 
 fn give_to_system(start: NonNull<u8>, len_bytes: usize) {
-    // SAFETY: the memory came from `take_from_system` with the same length.
-    unsafe { dealloc(start.as_ptr(), layout(len_bytes)) }
+    if len_bytes < MAPPED_MIN {
+        // SAFETY: the memory came from `take_from_system` with the same length.
+        unsafe { dealloc(start.as_ptr(), layout(len_bytes)) }
+    } else {
+        // SAFETY: as above.
+        unsafe { libc::munmap(start.as_ptr().cast(), len_bytes) };
+    }
 }
 
 /// A run of memory of a pool; its number in the pool is its number in the ring's table.
@@ -147,7 +173,7 @@ impl Pool {
     ) -> Buffer {
         let class = class_of(len_bytes);
         let taken = class.and_then(|class| Some((class, self.take(class, register)?)));
-        let Some((class, start)) = taken else {
+        let Some((class, (start, used))) = taken else {
             return Buffer::from_system(len_bytes);
         };
         let mut buffer = Buffer {
@@ -155,14 +181,22 @@ impl Pool {
             len_bytes,
             home: Some((class, self.clone())),
         };
-        buffer.fill(0);
+        // A chunk comes zeroed, and to touch all of it would cost a page fault for each page.
+        if used {
+            buffer.fill(0);
+        }
         buffer
     }
 
-    fn take(&self, class: usize, register: impl FnOnce(usize, Chunk)) -> Option<NonNull<u8>> {
+    /// A block, and whether somebody had it before.
+    fn take(
+        &self,
+        class: usize,
+        register: impl FnOnce(usize, Chunk),
+    ) -> Option<(NonNull<u8>, bool)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(start) = state.free[class].pop() {
-            return Some(start);
+            return Some((start, true));
         }
         let need_bytes = PAGE << class;
         let room = state
@@ -180,7 +214,7 @@ impl Pool {
         state.blocks[class] += 1;
         let blocks = state.blocks[class];
         state.free[class].reserve(blocks);
-        Some(start)
+        Some((start, false))
     }
 
     fn grow(
