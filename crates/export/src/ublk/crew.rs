@@ -273,7 +273,7 @@ fn plan(info: &Info, threads: Option<usize>) -> Result<Vec<Vec<Place>>, ServeErr
     let queues = usize::from(info.queues);
     let threads = threads.unwrap_or(queues);
     if threads > queues {
-        if threads % queues != 0 {
+        if !threads.is_multiple_of(queues) {
             return Err(ServeError::new(format!(
                 "{threads} threads cannot share {queues} ublk queues evenly"
             )));

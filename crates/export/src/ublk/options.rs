@@ -96,7 +96,10 @@ impl Options {
             return refuse(format!("a ublk queue is 1 to {depth_max} requests deep"));
         }
         let (low, high) = (uapi::BUFFER_BYTES_MIN, uapi::BUFFER_BYTES_MAX);
-        if self.buffer_bytes < low || self.buffer_bytes > high || self.buffer_bytes % low != 0 {
+        if self.buffer_bytes < low
+            || self.buffer_bytes > high
+            || !self.buffer_bytes.is_multiple_of(low)
+        {
             return refuse(format!(
                 "the longest request is a multiple of {low} bytes up to {high}"
             ));

@@ -145,7 +145,7 @@ pub(super) fn sectors(size_bytes: u64, read_only: bool) -> Result<u64, ServeErro
             "an image of 0 bytes cannot be a block device",
         ));
     }
-    if !read_only && size_bytes % SECTOR_BYTES != 0 {
+    if !read_only && !size_bytes.is_multiple_of(SECTOR_BYTES) {
         return Err(ServeError::new(format!(
             "the image has {size_bytes} bytes, not a multiple of {SECTOR_BYTES}, so its end would \
              be lost in a block device: resize it to {} bytes, or export it read-only",
