@@ -10,12 +10,15 @@
 //!
 //! `bench-compare exports` runs every kind of export in a guest: see [`exports`].
 //!
+//! `bench-compare idle` counts what many exports cost that nobody uses: see [`idle`].
+//!
 //! `bench-compare snapshot` measures snapshots and states of virtual machines: see [`snapshot`].
 
 mod client;
 mod engine;
 mod exports;
 mod fio;
+mod idle;
 mod machine;
 mod markdown;
 mod nbd;
@@ -42,6 +45,8 @@ enum Benchmark {
     Nbd(NbdArguments),
     /// Every kind of export, in a guest: gaur, qemu-nbd, qemu-storage-daemon and rublk
     Exports(exports::ExportsArguments),
+    /// What an export costs that nobody uses: gaur serve and qemu-storage-daemon
+    Idle(idle::IdleArguments),
     /// The tables of the engine: gaur bench, qemu-img bench, and fio on raw files
     Engine(engine::EngineArguments),
     /// Snapshots and states of virtual machines: gaur snapshot, qemu-img, QEMU, and fio on raw files
@@ -78,6 +83,7 @@ fn main() -> Result<()> {
     match Arguments::parse().benchmark {
         Benchmark::Nbd(arguments) => nbd::run(&arguments),
         Benchmark::Exports(arguments) => exports::run(&arguments),
+        Benchmark::Idle(arguments) => idle::run(&arguments),
         Benchmark::Engine(arguments) => engine::run(&arguments),
         Benchmark::Snapshot(arguments) => snapshot::run(&arguments),
     }

@@ -1,10 +1,11 @@
-//! `serve --fork`: the server as a process of its own.
+//! `serve --fork` and `ublk add`: the server as a process of its own.
 //!
 //! The command starts itself again as the server and passes on what it prints until it says that it
 //! is ready. So nothing is opened twice, no lock changes hands, and an error still reaches the user.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::failure::{EXIT_FAILURE, Failure};
@@ -12,14 +13,29 @@ use crate::failure::{EXIT_FAILURE, Failure};
 /// The last line a server prints before it stands alone.
 const READY: &str = "ready";
 
-/// Starts the server and waits until it is ready or has failed.
+/// Starts this very command as a server and waits until it is ready or has failed.
 pub fn run(out: &mut dyn Write) -> Result<u8, Failure> {
+    let args = std::env::args_os().skip(1).collect();
+    start(args, None, |line| Ok(writeln!(out, "{line}")?))?;
+    Ok(0)
+}
+
+/// Starts a server with these arguments, the verb first, in a directory if one is told, and waits until it
+/// is ready or has failed. `show` gets the lines that it prints. Returns its process id.
+pub fn start(
+    mut args: Vec<OsString>,
+    directory: Option<&Path>,
+    mut show: impl FnMut(&str) -> Result<(), Failure>,
+) -> Result<u32, Failure> {
     let start = |error: std::io::Error| Failure::io("the background process", &error);
     let program = std::env::current_exe().map_err(start)?;
-    let mut args: Vec<OsString> = std::env::args_os().skip(1).collect();
     // Right after the verb, where no `--` and no value of an option can be in the way.
     args.insert(1.min(args.len()), "--forked".into());
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    if let Some(directory) = directory {
+        command.current_dir(directory);
+    }
+    let mut child = command
         .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -31,9 +47,9 @@ pub fn run(out: &mut dyn Write) -> Result<u8, Failure> {
     for line in BufReader::new(stdout).lines() {
         let line = line.map_err(start)?;
         if line == READY {
-            return Ok(0);
+            return Ok(child.id());
         }
-        writeln!(out, "{line}")?;
+        show(&line)?;
     }
     // It ended before it was ready, and said why on standard error, which it shares.
     let code = child.wait().map_err(start)?.code();

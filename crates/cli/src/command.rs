@@ -10,7 +10,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::{
     bench, check, compare, completions, convert, create, export, info, map, notice, resize, serve,
-    snapshot,
+    snapshot, ublk,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -32,6 +32,7 @@ pub struct Gaur {
 enum Verb {
     Serve(serve::Args),
     Export(export::Args),
+    Ublk(ublk::Args),
     Create(create::Args),
     Info(info::Args),
     Check(check::Args),
@@ -52,6 +53,7 @@ impl Verb {
         match self {
             Verb::Serve(args) => serve::run(args, out),
             Verb::Export(args) => export::run(args, out),
+            Verb::Ublk(args) => ublk::run(args, out),
             Verb::Create(args) => create::run(args, out),
             Verb::Info(args) => info::run(args, out),
             Verb::Check(args) => check::run(args, out),

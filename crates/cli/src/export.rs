@@ -18,6 +18,7 @@ use crate::progress::Progress;
 use crate::serve;
 use crate::size::{human, parse_new_size};
 use crate::snapshot::Server;
+use crate::table;
 
 /// Add, list, remove and resize the exports of a running server
 #[derive(Debug, clap::Args)]
@@ -193,22 +194,8 @@ fn list(args: &ListArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         json::write(out, &exports)?;
         return Ok(0);
     }
-    let rows = exports.iter().map(row);
-    let head = ["NAME", "TYPE", "SIZE", "MODE", "CLIENTS", "FILE", "PLACE"].map(str::to_owned);
-    let rows: Vec<[String; 7]> = std::iter::once(head).chain(rows).collect();
-    let mut widths = [0; 7];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.chars().count().max(*width);
-        }
-    }
-    for row in &rows {
-        let cells = row.iter().zip(widths);
-        let line: Vec<String> = cells
-            .map(|(cell, width)| format!("{cell:width$}"))
-            .collect();
-        writeln!(out, "{}", line.join("  ").trim_end())?;
-    }
+    let head = ["NAME", "TYPE", "SIZE", "MODE", "CLIENTS", "FILE", "PLACE"];
+    table::print(head, exports.iter().map(row), out)?;
     Ok(0)
 }
 

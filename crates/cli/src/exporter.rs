@@ -19,9 +19,11 @@ use crate::fronts::{Kind, Request};
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
 use crate::notice::say;
+use crate::pin::Pin;
 use crate::resize;
 use crate::size::NewSize;
 
+mod device_state;
 mod facts;
 mod image_options;
 mod images;
@@ -100,6 +102,7 @@ pub enum End {
 /// The exports of this process.
 pub struct Exporter {
     host: HostKind,
+    pin: Pin,
     log: Option<Log>,
     images: Images,
     table: Mutex<Table>,
@@ -158,9 +161,10 @@ impl Drop for Reservation<'_> {
 
 impl Exporter {
     /// Nothing yet.
-    pub fn new(host: HostKind, log: Option<Log>) -> Arc<Exporter> {
+    pub fn new(host: HostKind, pin: Pin, log: Option<Log>) -> Arc<Exporter> {
         Arc::new(Exporter {
             host,
+            pin,
             log,
             images: Images::default(),
             table: Mutex::default(),
@@ -189,13 +193,7 @@ impl Exporter {
             read_only: new.image.refuses_writes(&new.spec),
             log: self.log.clone(),
         });
-        let started = match &new.front {
-            None => self.add_to_nbd(&new, &served).map(|place| (place, None)),
-            Some(request) => request
-                .start(Arc::clone(&served))
-                .map(|front| (front.place(), Some(front))),
-        };
-        let (place, front) = match started {
+        let (place, front) = match self.start(&new, &served) {
             Ok(started) => started,
             Err(failure) => {
                 drop(served);
@@ -205,19 +203,38 @@ impl Exporter {
             }
         };
         let export = Arc::new(Export {
-            name: new.name,
+            name: new.name.clone(),
             kind: new.front.as_ref().map_or(Kind::Nbd, Request::kind),
             served,
             place,
             front: Mutex::new(front),
             state: Mutex::default(),
         });
+        if export.kind == Kind::Ublk {
+            device_state::note(&export.place, &new);
+        }
         lock(&self.table).exports.push(Arc::clone(&export));
         drop(reservation);
         if export.kind != Kind::Nbd {
             self.watch(&export)?;
         }
         Ok(export)
+    }
+
+    fn start(
+        &self,
+        new: &NewExport,
+        served: &Arc<Served>,
+    ) -> Result<(String, Option<Box<dyn Front>>), Failure> {
+        let request = new.front.as_ref();
+        let kind = request.map_or(Kind::Nbd, Request::kind);
+        let device = matches!(kind, Kind::Ublk | Kind::Vduse);
+        self.pin.before_export(served.shared().image(), device)?;
+        let Some(request) = request else {
+            return Ok((self.add_to_nbd(new, served)?, None));
+        };
+        let front = request.start(Arc::clone(served))?;
+        Ok((front.place(), Some(front)))
     }
 
     fn reserve(&self, name: &str) -> Result<Reservation<'_>, Failure> {
@@ -266,6 +283,9 @@ impl Exporter {
     /// Takes an export that has ended off the list.
     fn bury(&self, export: &Arc<Export>, outcome: Result<(), Failure>) {
         let released = self.images.release(&export.name, &export.served.image);
+        if export.kind == Kind::Ublk {
+            device_state::forget_if_gone(&export.place);
+        }
         let outcome = outcome.and(released);
         let mut table = lock(&self.table);
         table.exports.retain(|other| !Arc::ptr_eq(other, export));

@@ -164,9 +164,6 @@ pub struct FrontArgs {
     /// Whether the kernel's pages go to the image's file without a copy
     #[arg(long, value_name = "WHEN", value_enum, requires = "ublk")]
     ublk_zero_copy: Option<ublk::ZeroCopy>,
-    /// Take over the device of a server that died
-    #[arg(long, requires = "ublk", hide = true)]
-    ublk_recover: bool,
     /// The image for a virtual machine monitor that connects to this Unix socket (vhost-user-blk)
     #[arg(long, value_name = "SOCKET")]
     vhost_user: Option<PathBuf>,
@@ -232,16 +229,13 @@ impl FrontArgs {
                 Failure::new(format!("--ublk={id}: a device's number is 0 or more"))
             })?),
         };
-        if self.ublk_recover && id.is_none() {
-            return Err(Failure::new("--ublk-recover needs the number of a device"));
-        }
         Ok(ublk::Request {
             id,
             queues: self.ublk_queues,
             depth: self.ublk_depth,
             unprivileged: self.ublk_unprivileged,
             zero_copy: self.ublk_zero_copy.unwrap_or_default(),
-            recover: self.ublk_recover,
+            recover: false,
         })
     }
 }

@@ -37,6 +37,7 @@ mod new_image;
 mod notice;
 mod open;
 mod options;
+mod pin;
 mod progress;
 mod reclaimable;
 mod resize;
@@ -49,7 +50,9 @@ mod snapshot_report;
 mod snapshot_table;
 mod socket_path;
 mod state_pipe;
+mod table;
 mod temporary;
+mod ublk;
 mod vm_state;
 
 use std::process::ExitCode;

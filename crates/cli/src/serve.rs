@@ -22,6 +22,7 @@ use crate::image_spec::{Aio, ImageSpec};
 use crate::new_image::NewImage;
 use crate::notice::say;
 use crate::options::OptionList;
+use crate::pin::{self, Pin};
 use crate::size::parse_size;
 use crate::{background, control, socket_path};
 
@@ -36,7 +37,7 @@ pub use names::{split_name, stem};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The images: PATH, or NAME=PATH to call the export NAME
-    #[arg(required_unless_present = "control", value_name = "[NAME=]FILE")]
+    #[arg(required_unless_present_any = ["control", "export_json"], value_name = "[NAME=]FILE")]
     images: Vec<String>,
     #[command(flatten)]
     image: ImageOptions,
@@ -84,6 +85,13 @@ pub struct Args {
     /// File to write the server's process id to
     #[arg(long, value_name = "PATH")]
     pid_file: Option<PathBuf>,
+    /// Keep the server's memory from being taken away; an error where that is not allowed (the default
+    /// with --ublk and --vduse, as far as it is allowed)
+    #[arg(long, overrides_with = "no_pin")]
+    pin: bool,
+    /// Leave that out
+    #[arg(long)]
+    no_pin: bool,
     /// Say who connects and leaves
     #[arg(short, long)]
     verbose: bool,
@@ -96,6 +104,12 @@ pub struct Args {
     /// This process is the one in the background
     #[arg(long, hide = true)]
     forked: bool,
+    /// An export as the control socket's export-add has it, in place of images
+    #[arg(long, hide = true, conflicts_with = "images")]
+    export_json: Option<String>,
+    /// It takes over a device whose server is gone
+    #[arg(long, hide = true, requires = "export_json")]
+    recover: bool,
     #[command(flatten)]
     fronts: FrontArgs,
 }
@@ -114,6 +128,14 @@ impl Args {
         asked || fronts.is_empty()
     }
 
+    fn pin_wish(&self) -> pin::Wish {
+        match (self.pin, self.no_pin) {
+            (true, _) => pin::Wish::Always,
+            (false, true) => pin::Wish::Never,
+            (false, false) => pin::Wish::WhereNeeded,
+        }
+    }
+
     fn log(&self) -> Option<Log> {
         let log = || -> Log { Arc::new(|line: &str| say(line)) };
         self.verbose.then(log)
@@ -125,19 +147,18 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if args.fork && !args.forked {
         return background::run(out);
     }
-    let images = names::images(args)?;
-    let fronts = args.fronts.requests()?;
-    check(&images, &fronts)?;
-    let asks_for_ring = |(_, spec): &(String, ImageSpec)| spec.aio() == Some(Aio::Uring);
+    let (exports, nbd) = match &args.export_json {
+        Some(json) => (vec![names::from_json(json, args.recover)?], false),
+        None => asked_for(args)?,
+    };
+    let asks_for_ring = |new: &NewExport| new.spec.aio() == Some(Aio::Uring);
     let host = args
         .host
-        .required_if(images.iter().any(asks_for_ring))
+        .required_if(exports.iter().any(asks_for_ring))
         .choose()?;
     if let Some(size) = args.create {
-        create(args, &images, size)?;
+        create(args, size)?;
     }
-    let nbd = args.serves_nbd(&fronts);
-    let exports = names::exports(args, images, fronts, nbd)?;
     let started = start(args, exports, nbd, host)?;
     if let Some(path) = &args.pid_file {
         std::fs::write(path, format!("{}\n", std::process::id()))
@@ -149,6 +170,15 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         let _ = std::fs::remove_file(path);
     }
     outcome
+}
+
+/// The exports that the command line asks for, and whether NBD is served.
+fn asked_for(args: &Args) -> Result<(Vec<NewExport>, bool), Failure> {
+    let images = names::images(args)?;
+    let fronts = args.fronts.requests()?;
+    check(&images, &fronts)?;
+    let nbd = args.serves_nbd(&fronts);
+    Ok((names::exports(args, images, fronts, nbd)?, nbd))
 }
 
 /// What only the whole command line can tell.
@@ -164,8 +194,9 @@ fn check(images: &[(String, ImageSpec)], fronts: &[Request]) -> Result<(), Failu
     Ok(())
 }
 
-fn create(args: &Args, names: &[(String, ImageSpec)], size: u64) -> Result<(), Failure> {
-    let [(_, spec)] = names else {
+fn create(args: &Args, size: u64) -> Result<(), Failure> {
+    let images = names::images(args)?;
+    let [(_, spec)] = images.as_slice() else {
         return Err(Failure::new(
             "--create makes one image, but several are named",
         ));
@@ -196,7 +227,12 @@ fn start(
     nbd: bool,
     host: HostKind,
 ) -> Result<Started, Failure> {
-    let exporter = Exporter::new(host, args.log());
+    let pin = Pin::new(args.pin_wish());
+    pin.start()?;
+    if let Err(errno) = gaur_reactor::pin::raise_file_limit() {
+        say(format!("the limit of open files stays as it is: {errno}"));
+    }
+    let exporter = Exporter::new(host, pin, args.log());
     // First, while the process has one thread.
     let control = args.control.as_deref().map(control::server::bind);
     let control = control.transpose()?;

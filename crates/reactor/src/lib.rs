@@ -27,6 +27,7 @@ mod memory;
 mod op;
 mod open;
 mod page_cache;
+pub mod pin;
 mod race;
 mod reactor;
 mod readiness;

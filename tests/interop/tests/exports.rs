@@ -341,6 +341,19 @@ fn two_hundred_exports_are_added_and_removed() {
     exporter.server.stop();
 }
 
+/// Without the rights that it takes, `--pin` says which are missing, and nothing is served.
+#[test]
+fn a_server_that_may_not_be_pinned_says_why() {
+    let scratch = Scratch::new("pin");
+    let image = scratch.path("disk.qcow2");
+    gaur(&["create", "-q", &image, "1G"]).ok();
+    let script =
+        "ulimit -l 64; exec setpriv --bounding-set=-all -- \"$0\" serve --pin -k \"$1\" \"$2\"";
+    let words = ["-c", script, binary(), &scratch.path("s"), &image];
+    let refused = run("bash", &words).refused();
+    assert!(refused.stderr.contains("ulimit -l"), "{refused}");
+}
+
 /// The images of a command line and those of commands are exports alike; the server stays for the
 /// latter.
 #[test]

@@ -132,6 +132,17 @@ impl AddExport {
     }
 }
 
+impl From<&NewExport> for AddExport {
+    fn from(new: &NewExport) -> AddExport {
+        AddExport {
+            file: new.spec.given().to_owned(),
+            description: new.description.clone(),
+            image: new.image.clone(),
+            front: new.front.clone(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Args;
-use crate::exporter::NewExport;
+use crate::exporter::{AddExport, NewExport};
 use crate::failure::Failure;
 use crate::fronts::Request;
 use crate::image_spec::ImageSpec;
@@ -54,6 +54,20 @@ pub fn split_name(text: &str) -> Option<(&str, &str)> {
     let is_name = !name.is_empty() && !name.contains('/') && !file.is_empty();
     let is_file = text.starts_with("json:") || Path::new(text).exists();
     (is_name && !is_file).then_some((name, file))
+}
+
+/// An export as the control socket has it, to serve by itself.
+pub fn from_json(json: &str, recover: bool) -> Result<NewExport, Failure> {
+    let wrong = |error: String| Failure::new(format!("--export-json: {error}"));
+    let fields = serde_json::from_str::<serde_json::Map<_, _>>(json);
+    let mut fields = fields.map_err(|error| wrong(error.to_string()))?;
+    let name = fields.remove("export");
+    let name = name.and_then(|name| name.as_str().map(str::to_owned));
+    let mut new = AddExport::from_fields(fields).map_err(wrong)?.named(name)?;
+    if let Some(Request::Ublk(request)) = &mut new.front {
+        request.recover = recover;
+    }
+    Ok(new)
 }
 
 /// A file's name without its extension.

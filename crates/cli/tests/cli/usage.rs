@@ -4,8 +4,9 @@ use std::os::unix::fs::symlink;
 
 use crate::workdir::{GAUR, WorkDir};
 
-const VERBS: [&str; 10] = [
-    "serve", "export", "create", "info", "check", "map", "convert", "compare", "resize", "snapshot",
+const VERBS: [&str; 11] = [
+    "serve", "export", "ublk", "create", "info", "check", "map", "convert", "compare", "resize",
+    "snapshot",
 ];
 
 #[test]

@@ -44,8 +44,9 @@ pub const STRING_MAX_BYTES: usize = 4096;
 pub const OPTION_MAX_BYTES: u32 = 64 << 10;
 /// Longest option that is skipped, in bytes; whoever announces a longer one is hung up on.
 pub const OPTION_SKIP_MAX_BYTES: u32 = 32 << 20;
-/// Most options in one handshake; a client needs fewer than ten.
-pub const OPTIONS_MAX: u32 = 1024;
+/// Most options in one handshake: a client needs fewer than ten, and one that lists exports a few for each
+/// of them. How long a handshake may take is limited besides.
+pub const OPTIONS_MAX: u32 = 1 << 16;
 /// Longest payload of a read or write in bytes (the protocol's portable limit).
 pub const PAYLOAD_MAX_BYTES: u32 = 32 << 20;
 
