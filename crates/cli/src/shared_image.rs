@@ -49,6 +49,11 @@ impl SharedImage {
         self.image.size_bytes()
     }
 
+    /// Whether all files go past the host's cache.
+    pub fn is_direct(&self) -> bool {
+        self.files.iter().all(OpenFile::is_direct)
+    }
+
     /// The file of the top layer.
     pub fn top_file(&self) -> Option<BlockingFile> {
         self.files.first().cloned().map(BlockingFile::new)

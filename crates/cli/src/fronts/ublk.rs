@@ -4,6 +4,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use gaur_export::Front;
+use gaur_export::ublk::{self, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::exporter::Served;
@@ -45,6 +46,37 @@ pub struct Request {
 }
 
 /// Starts to export `image`.
-pub fn start(_request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
-    Err(super::not_built(image.name(), "ublk"))
+pub fn start(request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+    let options = options(request, &image);
+    let name = image.name().to_owned();
+    let devices = move |_| Ok(image.device());
+    let server = match request.id.filter(|_| request.recover) {
+        Some(id) => ublk::recover(id, options, devices),
+        None => ublk::start(options, devices),
+    };
+    match server {
+        Ok(server) => Ok(Box::new(server)),
+        Err(error) => Err(Failure::about(&name, error.to_string())),
+    }
+}
+
+fn options(request: &Request, image: &Served) -> Options {
+    let mut options = Options::new();
+    options.id = request.id;
+    if let Some(queues) = request.queues {
+        options.queues = usize::from(queues.get());
+    }
+    if let Some(depth) = request.depth {
+        options.depth = depth.get();
+    }
+    options.unprivileged = request.unprivileged;
+    options.zero_copy = match request.zero_copy {
+        ZeroCopy::Auto => ublk::ZeroCopy::Auto,
+        ZeroCopy::On => ublk::ZeroCopy::On,
+        ZeroCopy::Off => ublk::ZeroCopy::Off,
+    };
+    options.direct = image.shared().is_direct();
+    options.read_only = image.read_only();
+    options.log = image.log();
+    options
 }
