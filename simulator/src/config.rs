@@ -144,6 +144,8 @@ pub struct Config {
     pub mishaps: Mishaps,
     /// Snapshots are made and applied meanwhile.
     pub snapshot_load: Option<SnapshotLoad>,
+    /// A process that is killed leaves a log of its commits to the next.
+    pub keeps_log: bool,
 }
 
 /// Most units, smaller than a sector, that a disk is divided into.
@@ -215,6 +217,7 @@ impl Config {
             epochs: random.between(1, 5) as u32,
             mishaps,
             snapshot_load: draw_snapshot_load(seed, shape, guest_bytes),
+            keeps_log: Random::new(seed ^ 0x51a7_09c3_e2d4_8b16).chance(500),
         };
         let config = config.with_time_for_snapshots(random);
         match special {

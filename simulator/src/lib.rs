@@ -13,6 +13,7 @@
 
 pub mod config;
 pub mod content;
+mod handover;
 pub mod judge;
 pub mod load;
 mod machine;

@@ -11,6 +11,7 @@ use gaur_sim::{
 
 use crate::config::{Config, Mishaps};
 use crate::content::{Script, Value};
+use crate::handover::KeptLog;
 use crate::judge::{Expectations, Verdict};
 use crate::load::Load;
 use crate::machine::{Machine, TOP};
@@ -103,6 +104,8 @@ pub(crate) struct Run<'a> {
     leaks: u64,
     /// Where the L1 table and the refcount table were.
     tables: (u64, u64),
+    /// What the running process has committed, for the next one if it is killed.
+    pub(crate) log: Option<Arc<KeptLog>>,
     pub(crate) stats: Stats,
 }
 
@@ -153,6 +156,7 @@ impl<'a> Run<'a> {
             past: machine.snapshots,
             leaks: 0,
             tables: (0, 0),
+            log: None,
             stats,
         })
     }
@@ -191,7 +195,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn judge(&mut self, files: &Files, exact: bool) -> Result<Verdict, String> {
+    pub(crate) fn judge(&mut self, files: &Files, exact: bool) -> Result<Verdict, String> {
         self.dump("judged", files)?;
         self.expectations.judge(files, &mut self.model, exact)
     }
@@ -244,7 +248,8 @@ impl<'a> Run<'a> {
             self.set_backing_faults(faults.read_per_mille);
             self.host.set_faults(TOP, faults);
         }
-        let opened = open(&mut scheduler, &self.host, self.engine_options())?;
+        self.log = self.config.keeps_log.then(Arc::default);
+        let opened = open(&mut scheduler, &self.host, self.load_options())?;
         let outcome = match opened {
             Ok((image, files)) => self.loaded(&mut scheduler, image, files, mishaps),
             Err(_) if self.host.faults_struck() > struck_before => Ok(End::Kill),
@@ -390,7 +395,8 @@ impl<'a> Run<'a> {
                 return Err(format!("no end after {taken} steps: {}", scheduler.stuck()));
             }
             if taken >= watch.crash_at {
-                return Ok(if self.random.chance(150) {
+                let kills = if self.config.keeps_log { 600 } else { 150 };
+                return Ok(if self.random.chance(kills) {
                     End::Kill
                 } else {
                     End::PowerCut
@@ -471,15 +477,31 @@ impl<'a> Run<'a> {
         self.stats.reftable_moves += u64::from(self.tables.1 != verdict.tables.1);
         self.tables = verdict.tables;
         match end {
-            End::Kill => {
-                self.model.survived_kill(&verdict.values);
-                self.model.snapshots_survived_kill(verdict.snapshots);
-            }
+            End::Kill => self.go_on_after_kill(verdict)?,
             End::Close | End::PowerCut => self.settle(&verdict),
         }
         if end == End::PowerCut {
             self.replace_files(files);
         }
+        Ok(())
+    }
+
+    /// The next process finds what was in the host's cache, and if there is a log more than that.
+    fn go_on_after_kill(&mut self, verdict: Verdict) -> Result<(), String> {
+        let left = self.log.as_ref().and_then(|log| log.left());
+        // A device of fixed length may have no room for the tables.
+        let left = left.filter(|_| self.config.profile.device.is_none());
+        if let Some(left) = left {
+            let verdict = self
+                .take_over(&left)
+                .map_err(|what| format!("{} commits taken over: {what}", left.len()))?;
+            self.stats.adopted += left.len() as u64;
+            self.tables = verdict.tables;
+            self.settle(&verdict);
+            return Ok(());
+        }
+        self.model.survived_kill(&verdict.values);
+        self.model.snapshots_survived_kill(verdict.snapshots);
         Ok(())
     }
 

@@ -22,6 +22,8 @@ pub struct Stats {
     pub qemu: u64,
     /// Processes killed with the power on.
     pub kills: u64,
+    /// Commits that a process found in the log of one that was killed.
+    pub adopted: u64,
     /// Clean closes.
     pub closes: u64,
     /// Faults that struck.
@@ -54,6 +56,7 @@ impl AddAssign for Stats {
         self.reopened += other.reopened;
         self.qemu += other.qemu;
         self.kills += other.kills;
+        self.adopted += other.adopted;
         self.closes += other.closes;
         self.faults += other.faults;
         self.l1_moves += other.l1_moves;
@@ -72,7 +75,7 @@ impl fmt::Display for Stats {
         write!(
             out,
             "{} seeds, {} crash points ({} reopened by the engine, {} judged by qemu-img), \
-             {} kills, {} closes, {} epochs, {} requests, {} faults, {} failed requests, \
+             {} kills ({} commits adopted), {} closes, {} epochs, {} requests, {} faults, {} failed requests, \
              {} L1 tables moved, {} refcount tables moved, {} holes, \
              {} changes of snapshots ({} with a state, {} refused, {} crash points inside), {} steps",
             self.seeds,
@@ -80,6 +83,7 @@ impl fmt::Display for Stats {
             self.reopened,
             self.qemu,
             self.kills,
+            self.adopted,
             self.closes,
             self.epochs,
             self.requests,

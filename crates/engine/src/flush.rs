@@ -141,7 +141,11 @@ impl<F: File> Queue<F> {
         let Some((qcow2, writer)) = self.top() else {
             return Ok(());
         };
-        if !qcow2.maps.slices.pressed() && !writer.pressed.load(Ordering::Relaxed) {
+        let log = qcow2.maps.log.as_deref();
+        let pressed = qcow2.maps.slices.pressed()
+            || writer.pressed.load(Ordering::Relaxed)
+            || log.is_some_and(|log| log.is_filling());
+        if !pressed {
             return Ok(());
         }
         // The request itself has succeeded; a failed pass poisons the image and is reported by the

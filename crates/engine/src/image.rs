@@ -146,7 +146,10 @@ impl Image {
             } else {
                 CacheOptions::default()
             };
-            let (layer, made) = assemble_layer(part, cache, writable)?;
+            let (mut layer, made) = assemble_layer(part, cache, writable)?;
+            if let (true, Some(qcow2)) = (writable, &mut layer.qcow2) {
+                qcow2.maps.log.clone_from(&options.commit_log);
+            }
             if let Some(mut made) = made {
                 made.allocation = options.allocation.unwrap_or(made.allocation);
                 writer = Some(made);

@@ -12,11 +12,13 @@
 
 #![forbid(unsafe_code)]
 
+mod adopt;
 mod align;
 mod backing_name;
 mod cache_options;
 mod chain;
 mod close;
+mod commit_log;
 mod compress;
 mod create;
 #[cfg(test)]
@@ -55,6 +57,7 @@ mod zero;
 
 pub use cache_options::CacheOptions;
 pub use chain::{Opened, open};
+pub use commit_log::{Commit, CommitLog};
 pub use create::create;
 pub use error::{ErrorKind, ImageError};
 pub use gaur_format::AllocationPolicy;

@@ -1,8 +1,11 @@
 //! How an image is opened.
 
+use std::sync::Arc;
+
 use gaur_format::AllocationPolicy;
 
 use crate::cache_options::CacheOptions;
+use crate::commit_log::CommitLog;
 
 /// What the bytes of a file mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,6 +90,8 @@ pub struct OpenOptions {
     /// The same for the backing file of the top image, which may be written to then: an overlay over
     /// a snapshot.
     pub backing_snapshot: Option<String>,
+    /// Note commits of the top image here, for a process that takes over when this one is killed.
+    pub commit_log: Option<Arc<dyn CommitLog>>,
     /// Break one rule of the write order, for tests of the tests.
     #[cfg(feature = "broken-order")]
     pub broken: Option<BrokenRule>,
@@ -107,6 +112,7 @@ impl Default for OpenOptions {
             allocation: None,
             snapshot: None,
             backing_snapshot: None,
+            commit_log: None,
             #[cfg(feature = "broken-order")]
             broken: None,
         }

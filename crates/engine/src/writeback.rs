@@ -102,6 +102,10 @@ impl<F: File> Queue<F> {
         let Some((qcow2, _)) = self.top() else {
             return self.barrier().await;
         };
+        let log = qcow2.maps.log.as_deref();
+        if let Some(log) = log {
+            log.pass_starts();
+        }
         let (frees, holes) = {
             let mut alloc = writer.alloc.lock();
             let holes = std::mem::take(&mut alloc.holes.unmapped);
@@ -109,7 +113,14 @@ impl<F: File> Queue<F> {
         };
         let maps = self.stage_maps(qcow2);
         let counts = self.stage_counts(writer);
-        self.write_in_order(&maps, &counts).await?;
+        let written = self.write_in_order(&maps, &counts).await;
+        if let Some(log) = log {
+            match written {
+                Ok(()) => log.pass_ends(),
+                Err(_) => log.failed(),
+            }
+        }
+        written?;
         self.staged_are_written(qcow2, writer, &maps, &counts);
         self.keep_staging(maps);
         self.keep_staging(counts);

@@ -249,6 +249,25 @@ impl Alloc {
         }
     }
 
+    /// Sees to it that a cluster which was taken by a process that is gone has a count.
+    pub(crate) fn adopt(&mut self, cluster: u64) -> Result<(), AllocError> {
+        let place = self.slice_of(cluster).filter(|_| cluster < self.bump);
+        let Some((slice, within)) = place else {
+            return Err(AllocError::Corrupt(cluster));
+        };
+        let order = self.geometry.refcount_order();
+        let Some(bytes) = self.blocks.get(slice) else {
+            return Err(AllocError::Need(AllocNeed::Slice(slice)));
+        };
+        if refcount::get(bytes, order, within) == 0
+            && let Some(bytes) = self.blocks.get_dirty(slice)
+        {
+            let set = refcount::set(bytes, order, within, 1);
+            debug_assert!(set.is_ok(), "every width holds a count of 1");
+        }
+        Ok(())
+    }
+
     /// Shortens the reservation of `queue` by `count` clusters at its start.
     pub(crate) fn consume(&mut self, queue: usize, count: u64) {
         if let Some(run) = self.reserved.get_mut(queue) {

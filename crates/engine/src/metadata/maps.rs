@@ -6,6 +6,8 @@
 //!
 //! Units: guest and host offsets are bytes; `cluster` is a guest offset rounded down to a cluster.
 
+use std::sync::Arc;
+
 use gaur_format::addr::{GuestOffset, HostOffset};
 use gaur_format::geometry::Geometry;
 use gaur_format::l1::{self, L1Ref};
@@ -19,6 +21,7 @@ use super::l2_shard::View;
 use super::metadata_set::MetadataSet;
 use super::packed::{Entry, Shape};
 use crate::cache_options::CacheSizes;
+use crate::commit_log::{Commit, CommitLog};
 
 /// The mapping of one qcow2 layer.
 #[derive(Debug)]
@@ -27,6 +30,8 @@ pub(crate) struct Maps {
     pub(crate) slices: L2Cache,
     pub(crate) metadata: MetadataSet,
     pub(crate) l1: L1Table,
+    /// Where changes are noted.
+    pub(crate) log: Option<Arc<dyn CommitLog>>,
 }
 
 /// Where the entry of a guest cluster is.
@@ -106,6 +111,7 @@ impl Maps {
             slices: L2Cache::new(shape, sizes.l2_entry_bytes, sizes.l2_bytes),
             metadata: MetadataSet::new(metadata),
             l1,
+            log: None,
         }
     }
 
@@ -214,7 +220,11 @@ impl Maps {
         let done = self
             .slices
             .update(slice, index, |old| match self.decode(old) {
-                Ok(entry) => change(entry).encode(&self.geometry),
+                Ok(entry) => {
+                    let new = change(entry).encode(&self.geometry);
+                    self.note(offset, new);
+                    new
+                }
                 // It was sound when the change was planned, and nobody else may change it.
                 Err(_) => old,
             });
@@ -222,6 +232,19 @@ impl Maps {
         self.l1
             .tracker
             .slice(offset.0, self.guest_bytes_per_slice());
+    }
+
+    /// Notes a change before it is visible; the slice's lock is held.
+    #[inline]
+    fn note(&self, guest: GuestOffset, (entry, bitmap): Entry) {
+        if let Some(log) = &self.log {
+            let cluster = guest.0 >> self.geometry.cluster_bits();
+            log.committed(Commit {
+                cluster,
+                entry,
+                bitmap,
+            });
+        }
     }
 
     /// Guest bytes that one slice maps.

@@ -1,0 +1,176 @@
+//! Taking over from a process that was killed: what its log of commits holds becomes the mapping.
+//!
+//! The data are in the file already. First all host clusters that the log names are counted, so that
+//! none of them is given to anybody; then the mappings are committed as those of writes are, and
+//! what they replace is given back by the pass that makes them durable. Every step may be repeated,
+//! so a second process can take over from one that was killed in here.
+
+use std::collections::BTreeMap;
+
+use gaur_block::{Errno, File};
+use gaur_format::addr::GuestOffset;
+use gaur_format::l2::L2Entry;
+
+use crate::commit_log::Commit;
+use crate::image::{Qcow2, Writer};
+use crate::metadata::alloc::AllocError;
+use crate::metadata::maps::Located;
+use crate::queue::Queue;
+use crate::write::{Need, reference_of};
+
+impl<F: File> Queue<F> {
+    /// Takes over what a process that was killed has committed and not written back, oldest first,
+    /// and makes it durable, with whatever that process left in the host's cache. To be called before anything else is done to the image; nobody else
+    /// may have written to it since. Returns how many clusters it changed.
+    ///
+    /// # Errors
+    /// `EIO` when the log does not fit the image; then the image refuses writes.
+    pub async fn adopt(&self, commits: &[Commit]) -> Result<u64, Errno> {
+        if self.image.is_read_only() {
+            return Err(Errno::EROFS);
+        }
+        let (Some((qcow2, writer)), false) = (self.top(), commits.is_empty()) else {
+            self.flush_all().await?;
+            return Ok(0);
+        };
+        let last = last_entries(qcow2, commits, self.image.size_bytes());
+        let last = last.ok_or_else(|| self.image.contradiction())?;
+        self.announce(writer).await?;
+        for entry in last.values() {
+            self.count_adopted(qcow2, writer, *entry).await?;
+            self.relieve().await?;
+        }
+        let mut changed = 0;
+        for (&cluster, &entry) in &last {
+            let guest = cluster << qcow2.geometry.cluster_bits();
+            changed += u64::from(self.adopt_entry(qcow2, writer, guest, entry).await?);
+            self.relieve().await?;
+        }
+        self.flush_all().await?;
+        Ok(changed)
+    }
+
+    /// Sees to it that the host cluster of an entry is counted.
+    async fn count_adopted(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        entry: L2Entry,
+    ) -> Result<(), Errno> {
+        let Some(reference) = reference_of(entry, &qcow2.geometry) else {
+            return Ok(());
+        };
+        if qcow2.maps.metadata.contains(reference.start) {
+            return Err(self.image.contradiction());
+        }
+        loop {
+            let counted = writer.alloc.lock().adopt(reference.start);
+            match counted {
+                Ok(()) => return Ok(()),
+                Err(AllocError::Need(need)) => self.resolve_alloc(qcow2, writer, need).await?,
+                Err(AllocError::Failed(errno)) => return Err(errno),
+                Err(AllocError::Corrupt(_)) => return Err(self.image.contradiction()),
+            }
+        }
+    }
+
+    /// Gives a cluster its entry, unless it has it; says whether it did not.
+    async fn adopt_entry(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        guest: u64,
+        new: L2Entry,
+    ) -> Result<bool, Errno> {
+        loop {
+            match self.try_adopt(qcow2, writer, guest, new)? {
+                Ok(changed) => return Ok(changed),
+                Err(need) => self.resolve(qcow2, writer, need).await?,
+            }
+        }
+    }
+
+    fn try_adopt(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        guest: u64,
+        new: L2Entry,
+    ) -> Result<Result<bool, Need>, Errno> {
+        let maps = &qcow2.maps;
+        let _claims = writer.claims.lock(guest);
+        let located = maps
+            .locate(guest)
+            .map_err(|what| self.image.corruption(0, what))?;
+        let table = Need::Table(qcow2.geometry.l1_index(GuestOffset(guest)));
+        let (old, slice, table_copied) = match located {
+            Located::Miss(slice) => return Ok(Err(Need::Slice(slice))),
+            Located::NoTable if new == L2Entry::UNALLOCATED => return Ok(Ok(false)),
+            Located::NoTable => return Ok(Err(table)),
+            Located::Entry {
+                entry,
+                slice,
+                table_copied,
+            } => (entry, slice, table_copied),
+        };
+        // A switch of the whole image may have written it, and shared the cluster with a snapshot.
+        if unshared(old) == unshared(new) {
+            return Ok(Ok(false));
+        }
+        if !table_copied {
+            return Ok(Err(table));
+        }
+        if !maps.slices.pin(slice) {
+            return Ok(Err(Need::Slice(slice)));
+        }
+        maps.update(guest, |_| new);
+        maps.slices.unpin(slice);
+        let after = reference_of(new, &qcow2.geometry);
+        let gone = reference_of(old, &qcow2.geometry).filter(|free| Some(*free) != after);
+        if let Some(free) = gone {
+            writer.unmapped(&self.image, &[free]);
+        }
+        Ok(Ok(true))
+    }
+}
+
+/// The last entry of every cluster; `None` if a record cannot be right.
+fn last_entries(
+    qcow2: &Qcow2,
+    commits: &[Commit],
+    size_bytes: u64,
+) -> Option<BTreeMap<u64, L2Entry>> {
+    let geometry = &qcow2.geometry;
+    let clusters = geometry.clusters_for(size_bytes);
+    let mut last = BTreeMap::new();
+    for commit in commits {
+        let entry = L2Entry::decode(commit.entry, commit.bitmap, geometry).ok()?;
+        if matches!(entry, L2Entry::Compressed(_)) {
+            // Nobody commits such entries.
+            return None;
+        }
+        // What a shrunken image has lost stays lost.
+        if commit.cluster < clusters {
+            last.insert(commit.cluster, entry);
+        }
+    }
+    Some(last)
+}
+
+/// An entry as it is when no snapshot shares its cluster.
+fn unshared(entry: L2Entry) -> L2Entry {
+    match entry {
+        L2Entry::Cluster {
+            host: Some(host),
+            alloc,
+            zero,
+            ..
+        } => L2Entry::Cluster {
+            host: Some(host),
+            copied: true,
+            alloc,
+            zero,
+        },
+        entry => entry,
+    }
+}
