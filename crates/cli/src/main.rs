@@ -24,6 +24,7 @@ mod failure;
 mod file_holes;
 mod fronts;
 mod guest;
+mod handover;
 mod host_kind;
 mod image_file;
 mod image_spec;

@@ -1,14 +1,16 @@
 //! An open image that several threads use: opened once, which takes its locks, with a queue of
 //! each thread's own on the same open files.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use gaur_block::{Errno, File};
-use gaur_engine::{Image, OpenOptions, Opened, Queue};
+use gaur_engine::{CommitLog, Image, OpenOptions, Opened, Queue};
 use gaur_reactor::{BlockingFile, OpenFile};
 
 use crate::failure::Failure;
 use crate::guest::Guest;
+use crate::handover::Handover;
 use crate::image_spec::ImageSpec;
 
 /// An open image and its files.
@@ -16,6 +18,8 @@ pub struct SharedImage {
     name: String,
     image: Arc<Image>,
     files: Vec<OpenFile>,
+    /// What the next server gets if this one is killed.
+    handover: Option<Arc<Handover>>,
 }
 
 impl SharedImage {
@@ -31,7 +35,26 @@ impl SharedImage {
             name: name.to_owned(),
             files: files.map(|file| file.open_file().clone()).collect(),
             image: opened.image,
+            handover: None,
         }
+    }
+
+    /// Opens the image with a log at `path`, and takes over what is left there.
+    pub fn open_with_handover(
+        spec: &ImageSpec,
+        base: &OpenOptions,
+        path: &Path,
+    ) -> Result<SharedImage, Failure> {
+        let handover = Arc::new(Handover::open(path, spec.path())?);
+        let log: Arc<dyn CommitLog> = handover.clone();
+        let options = OpenOptions {
+            commit_log: Some(log),
+            ..base.clone()
+        };
+        let mut image = SharedImage::open(spec, &options)?;
+        handover.take_over(&image)?;
+        image.handover = Some(handover);
+        Ok(image)
     }
 
     /// The path it was opened by.
@@ -74,7 +97,11 @@ impl SharedImage {
     pub fn close(&self) -> Result<(), Failure> {
         self.guest()
             .close()
-            .map_err(|error| Failure::image(&self.name, &error))
+            .map_err(|error| Failure::image(&self.name, &error))?;
+        if let Some(handover) = &self.handover {
+            handover.remove();
+        }
+        Ok(())
     }
 
     /// The failure to do `what` at an offset.

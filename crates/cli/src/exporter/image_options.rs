@@ -1,5 +1,7 @@
 //! How the image of an export is opened, as the command line and the control socket say it.
 
+use std::path::PathBuf;
+
 use gaur_engine::{AllocationPolicy, Format, OpenOptions};
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +55,11 @@ pub struct ImageOptions {
     #[arg(long, value_name = "POLICY", value_parser = allocation_parser())]
     #[serde(with = "allocation_name", skip_serializing_if = "Option::is_none")]
     pub allocation: Option<AllocationPolicy>,
+    /// Keep in FILE (in /run, or where else a reboot forgets it) what clients have been told is written
+    /// and the image does not say yet; what a server that was killed left there is taken over
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["read_only", "snapshot", "temporary"])]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub handover: Option<PathBuf>,
 }
 
 impl ImageOptions {
@@ -78,9 +85,11 @@ impl ImageOptions {
             snapshot: self.snapshot.clone(),
             ..OpenOptions::default()
         };
-        let image = match self.temporary {
-            true => temporary::open(spec, &options)?,
-            false => SharedImage::open(spec, &options)?,
+        let handover = self.handover.as_deref().filter(|_| !read_only);
+        let image = match (self.temporary, handover) {
+            (true, _) => temporary::open(spec, &options)?,
+            (false, Some(path)) => SharedImage::open_with_handover(spec, &options, path)?,
+            (false, None) => SharedImage::open(spec, &options)?,
         };
         let top = image.image().layers().first().map(|layer| layer.format());
         if top == Some(Format::Raw) && spec.format().is_none() && !read_only {

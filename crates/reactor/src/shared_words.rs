@@ -1,0 +1,111 @@
+//! Memory in a file that outlives the process: numbers that the next process finds as they were, even
+//! when this one is killed between two of them.
+
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+/// Numbers that live in a file. In use by one process at a time.
+#[derive(Debug)]
+pub struct SharedWords {
+    start: NonNull<AtomicU64>,
+    count: usize,
+    /// Keeps the lock.
+    _file: File,
+}
+
+// SAFETY: the memory is only reached as atomics, and stays until the value is dropped.
+unsafe impl Send for SharedWords {}
+// SAFETY: as above.
+unsafe impl Sync for SharedWords {}
+
+impl SharedWords {
+    /// Opens `path`, or makes it with zeros, readable by its owner alone, for `count` numbers (1 or
+    /// more). Its space is taken at once, so that no store can fail for want of it.
+    ///
+    /// # Errors
+    /// Those of the system; `WouldBlock` when another process has it.
+    pub fn open(path: &Path, count: usize) -> io::Result<SharedWords> {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options.mode(0o600).open(path)?;
+        file.try_lock().map_err(io::Error::from)?;
+        let too_long = || io::Error::from(io::ErrorKind::InvalidInput);
+        let len_bytes = count.checked_mul(size_of::<AtomicU64>());
+        let len_bytes = len_bytes.filter(|len| *len > 0).ok_or_else(too_long)?;
+        let len = libc::off_t::try_from(len_bytes).map_err(|_| too_long())?;
+        // SAFETY: the descriptor is open; no memory is involved.
+        match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len) } {
+            0 => {}
+            error => return Err(io::Error::from_raw_os_error(error)),
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at a place of the kernel's choice; the file is open and that long.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len_bytes,
+                protection,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or_else(io::Error::last_os_error)?;
+        Ok(SharedWords {
+            start,
+            count,
+            _file: file,
+        })
+    }
+}
+
+impl Deref for SharedWords {
+    type Target = [AtomicU64];
+
+    fn deref(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is `count` words long, aligned to a page, holds any bits, and lives as
+        // long as `self`; whoever else maps the file holds no lock on it and breaks only his own.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
+    }
+}
+
+impl Drop for SharedWords {
+    fn drop(&mut self) {
+        let len_bytes = self.count * size_of::<AtomicU64>();
+        // SAFETY: the mapping was made with this length, and nobody borrows from it any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), len_bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_there_for_the_next_and_for_one_at_a_time() {
+        let path = std::env::temp_dir().join(format!("gaur-words-{}", std::process::id()));
+        let words = SharedWords::open(&path, 1000).unwrap();
+        assert_eq!(words.len(), 1000);
+        words[999].store(7, Ordering::Relaxed);
+        let second = SharedWords::open(&path, 1000);
+        assert_eq!(second.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(words);
+        let words = SharedWords::open(&path, 1000).unwrap();
+        assert_eq!(words[999].load(Ordering::Relaxed), 7);
+        assert_eq!(words[0].load(Ordering::Relaxed), 0);
+        std::fs::remove_file(&path).unwrap();
+        assert!(SharedWords::open(&path, 0).is_err());
+        let _ = std::fs::remove_file(&path);
+    }
+}
