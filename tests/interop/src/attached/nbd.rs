@@ -39,6 +39,10 @@ impl NbdDevice {
             socket: scratch.path(&format!("nbd{index}.socket")),
             more: more.iter().map(|&word| word.to_owned()).collect(),
         };
+        if lasting {
+            let log = format!("--handover=/run/gaur-nbd{index}.log");
+            device.more.push(log);
+        }
         device.serve();
         if lasting {
             device.by_script("connect");
