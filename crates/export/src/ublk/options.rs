@@ -51,7 +51,8 @@ pub struct Options {
     pub recovery: bool,
     /// The kernel looks for partitions.
     pub partition_scan: bool,
-    /// Threads run on the processors from which their queue's requests come.
+    /// Threads run on the processors from which their queue's requests come, where those are several: a
+    /// single one is busy with whoever sends the requests.
     pub affinity: bool,
     /// The reactor that each thread runs; its ring and its pool are made large enough.
     pub reactor: gaur_reactor::Config,

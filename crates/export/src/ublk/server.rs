@@ -176,7 +176,12 @@ fn start_crew<D: Device + 'static>(
             return Vec::new();
         }
         // Without it the thread runs anywhere.
-        control.affinity(info, queue).unwrap_or_default()
+        let processors = control.affinity(info, queue).unwrap_or_default();
+        match processors.len() {
+            // Whoever sends the requests runs there too, and the two would take turns.
+            0 | 1 => Vec::new(),
+            _ => processors,
+        }
     })
 }
 
