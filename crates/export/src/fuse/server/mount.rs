@@ -1,0 +1,291 @@
+//! Covering a file with a mount, and uncovering it.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use gaur_block::Errno;
+
+use super::mount_table::{self, Entry};
+use super::options::{AllowOther, Options};
+use super::{device, helper};
+use crate::error::ServeError;
+use crate::fuse::proto::wire::PAYLOAD_MAX;
+
+/// What the mount is called in lists of mounts, and what such mounts are recognised by.
+const SOURCE: &CStr = c"gaur";
+const KIND: &CStr = c"fuse.gaur";
+/// `ENOTCONN`: the server of a file system has gone.
+const ENOTCONN: i32 = libc::ENOTCONN;
+
+/// A mounted file.
+pub(super) struct Mount {
+    path: PathBuf,
+    /// How the kernel lists it; `None` when it is not listed.
+    entry: Option<Entry>,
+    /// Mounted by the program that may.
+    helped: bool,
+    ended: Mutex<bool>,
+}
+
+fn refused(path: &Path, what: impl std::fmt::Display) -> ServeError {
+    ServeError::new(format!("{}: {what}", path.display()))
+}
+
+fn last_errno() -> Errno {
+    let error = std::io::Error::last_os_error();
+    Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// The file to cover, by its real path. What a dead server left at the path is taken away.
+///
+/// # Errors
+/// When there is no regular file, or one that is covered already.
+pub(super) fn prepare(options: &Options) -> Result<PathBuf, ServeError> {
+    let given = options.path.as_path();
+    let path = real_path(given)?;
+    if let Some(entry) = mount_table::at(&path)
+        && entry.kind.starts_with("fuse")
+    {
+        let ours = entry.kind.as_bytes() == KIND.to_bytes();
+        match (ask_again(&path), ours) {
+            (Err(ENOTCONN), true) => {
+                take_away(&path, libc::MNT_DETACH, false)
+                    .map_err(|errno| refused(given, format_args!("{STALE}: {errno}")))?;
+                options.say(&format!("{}: uncovered, {STALE}", given.display()));
+            }
+            (Err(ENOTCONN), false) => return Err(refused(given, STALE_OTHER)),
+            _ => return Err(refused(given, "is covered by a mount of FUSE already")),
+        }
+    }
+    let facts =
+        std::fs::metadata(&path).map_err(|error| refused(given, format_args!("{error}")))?;
+    if !facts.is_file() {
+        return Err(refused(given, "is not a regular file"));
+    }
+    Ok(path)
+}
+
+const STALE: &str = "the server that had covered it is gone";
+const STALE_OTHER: &str =
+    "the server of another mount over it is gone; unmount that first ('umount FILE')";
+
+fn real_path(given: &Path) -> Result<PathBuf, ServeError> {
+    let error = match std::fs::canonicalize(given) {
+        Ok(path) => return Ok(path),
+        Err(error) => error,
+    };
+    if error.kind() == std::io::ErrorKind::NotFound {
+        let what = "there is no such file; make an empty one to be covered ('touch FILE')";
+        return Err(refused(given, what));
+    }
+    // A dead server's file cannot be looked at, its folder can.
+    let folder = match given.parent() {
+        Some(folder) if folder.as_os_str().is_empty() => Path::new("."),
+        Some(folder) => folder,
+        None => Path::new("/"),
+    };
+    match (std::fs::canonicalize(folder), given.file_name()) {
+        (Ok(folder), Some(name)) if error.raw_os_error() == Some(ENOTCONN) => Ok(folder.join(name)),
+        _ => Err(refused(given, error)),
+    }
+}
+
+/// Asks the server of what is mounted at a path whether it is there. What the kernel remembers does
+/// not count.
+fn ask_again(path: &Path) -> Result<(), i32> {
+    let name = c_path(path).map_err(Errno::raw)?;
+    let mut facts = std::mem::MaybeUninit::<libc::statx>::uninit();
+    // SAFETY: the path ends in NUL and there is room for one `statx`.
+    let result = unsafe {
+        libc::statx(
+            libc::AT_FDCWD,
+            name.as_ptr(),
+            libc::AT_STATX_FORCE_SYNC,
+            libc::STATX_BASIC_STATS,
+            facts.as_mut_ptr(),
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(last_errno().raw()),
+    }
+}
+
+fn c_path(path: &Path) -> Result<CString, Errno> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)
+}
+
+impl Mount {
+    /// Covers the file. The mount is of no use before the first request is answered.
+    pub(super) fn make(
+        path: PathBuf,
+        options: &Options,
+        read_only: bool,
+    ) -> Result<(Mount, OwnedFd), ServeError> {
+        let said = &options.path;
+        // SAFETY: the call has no conditions and cannot fail.
+        let root = unsafe { libc::geteuid() } == 0;
+        let direct = match root {
+            true => {
+                let descriptor = device::open().map_err(|errno| no_device(said, errno))?;
+                let made = by_system(&descriptor, &path, options, read_only);
+                Some(made.map(|()| descriptor))
+            }
+            false => None,
+        };
+        let (descriptor, helped) = match direct {
+            Some(Ok(descriptor)) => (descriptor, false),
+            // Not so mighty after all, in a container for instance.
+            None | Some(Err(Errno::EPERM)) => {
+                let made = by_helper(&path, options.allow_other, read_only);
+                let made = made.map_err(|reason| refused(said, reason))?;
+                (made, true)
+            }
+            Some(Err(errno)) => {
+                return Err(refused(said, format_args!("cannot be mounted: {errno}")));
+            }
+        };
+        let mount = Mount {
+            entry: mount_table::at(&path),
+            path,
+            helped,
+            ended: Mutex::new(false),
+        };
+        Ok((mount, descriptor))
+    }
+
+    /// Whether it is still the mount that was made; it may have been taken away by anybody, and the
+    /// path covered anew.
+    fn is_there(&self) -> bool {
+        match &self.entry {
+            None => true,
+            Some(entry) => mount_table::at(&self.path).as_ref() == Some(entry),
+        }
+    }
+
+    /// Uncovers the file; programs that have it open keep it as long as it is served. Once is enough.
+    pub(super) fn end(&self) -> Result<(), ServeError> {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *ended, true) || !self.is_there() {
+            return Ok(());
+        }
+        match take_away(&self.path, libc::MNT_DETACH, self.helped) {
+            // Not a mount any more: somebody was faster.
+            Ok(()) | Err(Errno::EINVAL) => Ok(()),
+            Err(errno) => Err(refused(
+                &self.path,
+                format_args!("cannot be unmounted: {errno}"),
+            )),
+        }
+    }
+
+    /// Ends it and everything under way, without waiting for anybody.
+    pub(super) fn abort(&self) {
+        if let Some(entry) = &self.entry {
+            let connection = entry.device.1;
+            // Where this cannot be written the end of the process has the same effect.
+            let _ = std::fs::write(
+                format!("/sys/fs/fuse/connections/{connection}/abort"),
+                b"1\n",
+            );
+        }
+        if self.is_there() {
+            let flags = libc::MNT_DETACH | libc::MNT_FORCE;
+            let _ = take_away(&self.path, flags, self.helped);
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // Whoever wanted to know of an error has asked before.
+        let _ = self.end();
+    }
+}
+
+fn take_away(path: &Path, flags: libc::c_int, helped: bool) -> Result<(), Errno> {
+    let name = c_path(path)?;
+    if helped {
+        return helper::unmount(path);
+    }
+    // SAFETY: the path ends in NUL.
+    match unsafe { libc::umount2(name.as_ptr(), flags | libc::UMOUNT_NOFOLLOW) } {
+        0 => Ok(()),
+        _ => match last_errno() {
+            Errno::EPERM => helper::unmount(path),
+            errno => Err(errno),
+        },
+    }
+}
+
+/// Mounts with the rights of this process.
+fn by_system(
+    descriptor: &OwnedFd,
+    path: &Path,
+    options: &Options,
+    read_only: bool,
+) -> Result<(), Errno> {
+    let others = options.allow_other != AllowOther::Off;
+    let data = system_options(descriptor.as_raw_fd(), others)?;
+    let name = c_path(path)?;
+    let read_only = if read_only { libc::MS_RDONLY } else { 0 };
+    let flags = libc::MS_NOSUID | libc::MS_NODEV | read_only;
+    // SAFETY: every string ends in NUL.
+    let result = unsafe {
+        libc::mount(
+            SOURCE.as_ptr(),
+            name.as_ptr(),
+            KIND.as_ptr(),
+            flags,
+            data.as_ptr().cast(),
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(last_errno()),
+    }
+}
+
+fn no_device(said: &Path, errno: Errno) -> ServeError {
+    let what = match errno.raw() {
+        libc::ENOENT | libc::ENODEV | libc::ENXIO => {
+            "this kernel or container has no FUSE ('modprobe fuse')"
+        }
+        _ => "cannot be mounted",
+    };
+    let device = device::PATH;
+    refused(said, format_args!("{what}: cannot open {device}: {errno}"))
+}
+
+fn system_options(descriptor: i32, others: bool) -> Result<CString, Errno> {
+    // SAFETY: these calls have no conditions and cannot fail.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let others = if others { ",allow_other" } else { "" };
+    let text = format!(
+        "fd={descriptor},rootmode=100600,user_id={uid},group_id={gid},default_permissions,\
+         max_read={PAYLOAD_MAX}{others}"
+    );
+    CString::new(text).map_err(|_| Errno::EINVAL)
+}
+
+/// Has the program mount that may.
+fn by_helper(path: &Path, others: AllowOther, read_only: bool) -> Result<OwnedFd, String> {
+    let access = if read_only { "ro" } else { "rw" };
+    let common = format!(
+        "{access},nosuid,nodev,fsname=gaur,subtype=gaur,default_permissions,max_read={PAYLOAD_MAX}"
+    );
+    let with_others = format!("{common},allow_other");
+    let made = match others {
+        AllowOther::Off => helper::mount(path, &common),
+        AllowOther::On => helper::mount(path, &with_others),
+        AllowOther::Auto => {
+            helper::mount(path, &with_others).or_else(|_| helper::mount(path, &common))
+        }
+    };
+    let descriptor = made?;
+    device::never_wait(descriptor.as_fd()).map_err(|errno| errno.to_string())?;
+    Ok(descriptor)
+}

@@ -1,0 +1,75 @@
+//! Memory of one request: as it came from the kernel, and then its answer.
+//!
+//! The payload starts at a page. In front of it stands either the header of a write, which the kernel
+//! sends in one piece with the payload, or the header of a read's answer, which goes the same way. So
+//! one call moves both, and the disk sees memory that is aligned.
+
+use std::ptr::NonNull;
+
+use gaur_block::Errno;
+
+use crate::fuse::proto::wire::{OUT_HEADER_LEN, PAGE_LEN, PAYLOAD_MAX, WRITE_PAYLOAD_AT};
+
+/// A page for headers and the longest payload, in bytes.
+const SLOT_LEN: usize = PAGE_LEN + PAYLOAD_MAX;
+
+/// Memory of the system, which takes up room only where it was touched.
+pub(super) struct Slot {
+    start: NonNull<u8>,
+}
+
+impl Slot {
+    pub(super) fn new() -> Result<Slot, Errno> {
+        // SAFETY: a new mapping of memory that belongs to nobody else.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                SLOT_LEN,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(Errno::ENOMEM);
+        }
+        // Huge pages would make small requests take up all of it. A hint, so its result is not.
+        // SAFETY: the range is the mapping just made.
+        unsafe { libc::madvise(start, SLOT_LEN, libc::MADV_NOHUGEPAGE) };
+        NonNull::new(start.cast())
+            .map(|start| Slot { start })
+            .ok_or(Errno::ENOMEM)
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping is this long, zeroed by the kernel, and this value's alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), SLOT_LEN) }
+    }
+
+    /// Where a request is received.
+    pub(super) fn request(&mut self) -> &mut [u8] {
+        &mut self.bytes()[PAGE_LEN - WRITE_PAYLOAD_AT..]
+    }
+
+    /// The payload, as long as the longest.
+    pub(super) fn payload(&mut self) -> &mut [u8] {
+        &mut self.bytes()[PAGE_LEN..]
+    }
+
+    /// Puts a header in front of the first `len` bytes of the payload; both together.
+    pub(super) fn answer(&mut self, header: &[u8], len: usize) -> &[u8] {
+        debug_assert_eq!(header.len(), OUT_HEADER_LEN, "an answer with a payload");
+        let start = PAGE_LEN - header.len();
+        let bytes = self.bytes();
+        bytes[start..PAGE_LEN].copy_from_slice(header);
+        &bytes[start..PAGE_LEN + len]
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `new`, which nobody refers to any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), SLOT_LEN) };
+    }
+}
