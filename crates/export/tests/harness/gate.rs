@@ -20,6 +20,8 @@ pub struct Gate {
     state: Mutex<State>,
     /// Flushes that were asked for.
     pub flushes: AtomicU32,
+    /// Writes that were asked to be durable by themselves.
+    pub durable: AtomicU32,
     /// Requests that have begun.
     pub begun: AtomicU32,
     /// Longest payload seen.
@@ -114,6 +116,9 @@ impl Device for Gated {
                 drop(state);
                 panic!("as the test wants");
             }
+        }
+        if matches!(request, Request::Write { fua: true, .. }) {
+            self.gate.durable.fetch_add(1, Ordering::AcqRel);
         }
         self.gate.begun.fetch_add(1, Ordering::AcqRel);
         self.pass().await;

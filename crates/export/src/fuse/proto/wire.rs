@@ -112,11 +112,7 @@ pub mod file {
 }
 
 /// The bit of an open file's flags that asks for durable writes (`O_DSYNC`; `O_SYNC` has it too).
-#[cfg(not(any(
-    target_arch = "mips",
-    target_arch = "mips64",
-    target_arch = "sparc64"
-)))]
+#[cfg(not(any(target_arch = "mips", target_arch = "mips64", target_arch = "sparc64")))]
 pub const OPEN_DSYNC: u32 = 0o10_000;
 /// The same on machines that count differently.
 #[cfg(any(target_arch = "mips", target_arch = "mips64"))]

@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gaur_block::{Device, DeviceLimits, Payload, Request, Tag};
-use gaur_reactor::{JoinHandle, Stop, Threads, ThreadsConfig, block_on};
+use gaur_reactor::{Either, JoinHandle, Stop, Threads, ThreadsConfig, block_on, race};
 
 use super::file::File;
 use super::keeper::{Line, Message};
@@ -52,7 +52,10 @@ pub(super) struct Crew {
 pub(super) struct Briefing {
     pub(super) options: Arc<Options>,
     pub(super) line: Line,
+    /// Raised when no more requests are to be taken.
     pub(super) drain: Stop,
+    /// Raised when nothing is to be waited for.
+    pub(super) force: Stop,
 }
 
 impl Crew {
@@ -169,6 +172,7 @@ async fn serve<D: Device + 'static>(
         options,
         line,
         drain,
+        force,
     } = briefing;
     let _ended = Ended(line.to.clone());
     let read_only = file.read_only;
@@ -178,7 +182,15 @@ async fn serve<D: Device + 'static>(
         drain.stopped().await;
         watched.close();
     });
+    let (watched, over) = (post.clone(), Stop::new());
+    let until = over.clone();
+    gaur_reactor::spawn(async move {
+        if let Either::Left(()) = race(force.stopped(), until.stopped()).await {
+            watched.hang_up();
+        }
+    });
     let served = post.run(options.depth).await;
+    over.stop();
     let served = served.map_err(|errno| ServeError::because("serving the file failed", errno));
     let flushed = if read_only {
         Ok(())

@@ -50,8 +50,7 @@ pub(super) fn never_wait(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: no memory is passed.
     unsafe {
         let flags = libc::fcntl(fd.as_raw_fd(), libc::F_GETFL);
-        if flags == -1
-            || libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) == -1
+        if flags == -1 || libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) == -1
         {
             return Err(last_errno());
         }

@@ -270,7 +270,7 @@ impl<D: Device + 'static> Worker<'_, D> {
             }
             at += found.len_bytes.clamp(1, left);
             lookups += 1;
-            if lookups % LOOKUPS_BETWEEN_YIELDS == 0 {
+            if lookups.is_multiple_of(LOOKUPS_BETWEEN_YIELDS) {
                 if self.post.over() {
                     return Err(Errno::EIO);
                 }

@@ -100,11 +100,8 @@ fn receive(socket: &UnixStream) -> Option<OwnedFd> {
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = size_of_val(&control) as _;
         loop {
-            let result = libc::recvmsg(
-                socket.as_raw_fd(),
-                &raw mut message,
-                libc::MSG_CMSG_CLOEXEC,
-            );
+            let result =
+                libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC);
             match result {
                 -1 if std::io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => {}
                 1.. => break,

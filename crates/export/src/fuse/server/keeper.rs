@@ -102,7 +102,7 @@ impl Teller {
         }
     }
 
-    fn close(&self) {
+    pub(super) fn close(&self) {
         self.lock().take();
     }
 }

@@ -182,16 +182,9 @@ impl Mount {
         }
     }
 
-    /// Ends it and everything under way, without waiting for anybody.
+    /// Ends it and everything under way, without waiting for anybody, if it is there. What has been
+    /// detached ends when its last descriptor is closed.
     pub(super) fn abort(&self) {
-        if let Some(entry) = &self.entry {
-            let connection = entry.device.1;
-            // Where this cannot be written the end of the process has the same effect.
-            let _ = std::fs::write(
-                format!("/sys/fs/fuse/connections/{connection}/abort"),
-                b"1\n",
-            );
-        }
         if self.is_there() {
             let flags = libc::MNT_DETACH | libc::MNT_FORCE;
             let _ = take_away(&self.path, flags, self.helped);

@@ -13,7 +13,7 @@ const LIST: &str = "/proc/self/mountinfo";
 pub(super) struct Entry {
     /// Names the mount as long as it is there.
     pub(super) id: u64,
-    /// The device number of the file system, whose second part names its connection.
+    /// The device number of the file system.
     pub(super) device: (u32, u32),
     /// The kind of file system, with the part after the dot.
     pub(super) kind: String,

@@ -17,7 +17,7 @@ use std::task::Poll;
 
 use gaur_block::{Device, Errno, Tag};
 use gaur_reactor::local::Notify;
-use gaur_reactor::{Descriptor, race, yield_now};
+use gaur_reactor::{Descriptor, Either, race, yield_now};
 
 use super::device::{self, Received};
 use super::execute::{self, Answer};
@@ -40,7 +40,8 @@ pub(super) struct Post<D> {
     pub(super) line: Line,
     /// Longest payload the disk takes at once.
     pub(super) max_transfer: usize,
-    kernel: Descriptor,
+    /// `None` when it was hung up on.
+    kernel: RefCell<Option<Rc<Descriptor>>>,
     /// Workers at rest, the one that has rested longest first.
     idle: RefCell<Vec<Rc<Desk>>>,
     /// Somebody leads.
@@ -61,7 +62,7 @@ impl<D: Device + 'static> Post<D> {
             device,
             file,
             line,
-            kernel: Descriptor::new(kernel),
+            kernel: RefCell::new(Some(Rc::new(Descriptor::new(kernel)))),
             idle: RefCell::default(),
             led: Cell::new(true),
             workers: Cell::new(0),
@@ -84,6 +85,12 @@ impl<D: Device + 'static> Post<D> {
         for desk in self.idle.take() {
             desk.bell.notify_one();
         }
+    }
+
+    /// Lets go of the kernel's device, whatever is under way: nobody waits for its answers.
+    pub(super) fn hang_up(&self) {
+        self.close();
+        self.kernel.take();
     }
 
     /// Serves until there are no more requests and the last is answered.
@@ -150,10 +157,10 @@ impl<D: Device + 'static> Post<D> {
     /// The next request that is to be served; `None` when it is over.
     async fn next(&self, slot: &mut Slot, row: &mut u32) -> Option<Request> {
         while !self.over.get() {
-            match device::receive(self.kernel.as_fd(), slot.request()) {
+            match self.receive(slot) {
                 Ok(Received::Request(len)) => {
                     *row += 1;
-                    if *row % ROW == 0 {
+                    if row.is_multiple_of(ROW) {
                         yield_now().await;
                     }
                     let bytes = slot.request().get(..len).unwrap_or_default();
@@ -162,14 +169,29 @@ impl<D: Device + 'static> Post<D> {
                         Err(refusal) => self.refuse(&refusal),
                     }
                 }
-                Ok(Received::Nothing) => {
-                    race(self.kernel.readable(), self.quit.notified()).await;
-                }
+                Ok(Received::Nothing) => self.wait().await,
                 Ok(Received::End) => self.close(),
                 Err(errno) => self.fail(errno),
             }
         }
         None
+    }
+
+    fn receive(&self, slot: &mut Slot) -> Result<Received, Errno> {
+        match &*self.kernel.borrow() {
+            Some(kernel) => device::receive(kernel.as_fd(), slot.request()),
+            None => Ok(Received::End),
+        }
+    }
+
+    /// Waits until there is a request, or it is over.
+    async fn wait(&self) {
+        let kernel = self.kernel.borrow().clone();
+        if let Some(kernel) = kernel
+            && let Either::Left(Err(errno)) = race(kernel.readable(), self.quit.notified()).await
+        {
+            self.fail(errno);
+        }
     }
 
     fn refuse(&self, refusal: &Refusal) {
@@ -186,7 +208,11 @@ impl<D: Device + 'static> Post<D> {
     }
 
     fn send(&self, bytes: &[u8]) {
-        if let Err(errno) = device::send(self.kernel.as_fd(), bytes) {
+        let sent = match &*self.kernel.borrow() {
+            Some(kernel) => device::send(kernel.as_fd(), bytes),
+            None => Ok(()),
+        };
+        if let Err(errno) = sent {
             // The client of this one waits for ever: better that all of them are told.
             self.fail(errno);
         }

@@ -33,8 +33,8 @@ pub struct Server {
     teller: Arc<Teller>,
     keeper: Option<JoinHandle<Result<(), ServeError>>>,
     ended: Stop,
+    force: Stop,
     asked: AtomicBool,
-    forced: AtomicBool,
 }
 
 impl Server {
@@ -59,6 +59,7 @@ impl Server {
                 resizable: options.resize.is_some(),
             },
             drain: Stop::new(),
+            force: Stop::new(),
         };
         let crew = Crew::start(&briefing, devices)?;
         let read_only = options.read_only || crew.limits.read_only;
@@ -99,14 +100,14 @@ impl Server {
             teller,
             keeper: Some(keeper),
             ended,
+            force: briefing.force,
             asked: AtomicBool::new(false),
-            forced: AtomicBool::new(false),
         })
     }
 
     fn join(&mut self) -> Result<(), ServeError> {
         block_on(self.ended.stopped());
-        if self.forced.load(Ordering::Acquire) {
+        if self.force.is_stopped() {
             let what = "stopped at once, what was not flushed may be lost";
             return Err(ServeError::new(format!("{}: {what}", self.path.display())));
         }
@@ -148,7 +149,8 @@ impl Front for Server {
                 .unwrap_or_else(PoisonError::into_inner)
                 .send(Message::Stop);
         } else if !self.ended.is_stopped() {
-            self.forced.store(true, Ordering::Release);
+            self.force.stop();
+            self.teller.close();
             self.mount.abort();
             self.ended.stop();
         }
@@ -165,7 +167,7 @@ impl Front for Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if self.keeper.is_some() && !self.forced.load(Ordering::Acquire) {
+        if self.keeper.is_some() && !self.force.is_stopped() {
             self.stop();
             // Whoever wanted to know of an error has called `finish`.
             let _ = self.join();
