@@ -245,8 +245,3 @@ fn threads_for(queues: u16) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     processors.min(usize::from(queues))
 }
-
-/// The failure of a front end that is not there yet.
-fn not_built(image: &str, kind: &str) -> Failure {
-    Failure::about(image, format!("exports of type {kind} are not built yet"))
-}

@@ -3,11 +3,16 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gaur_export::Front;
+use gaur_export::{Front, fuse};
 use serde::{Deserialize, Serialize};
 
 use crate::exporter::Served;
 use crate::failure::Failure;
+
+/// Threads that a file gets at most; it has no more than there are processors.
+const THREADS_MAX: u16 = 4;
+/// A qcow2 image has whole sectors of this many bytes.
+const SECTOR_BYTES: u64 = 512;
 
 /// What a file is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +26,35 @@ pub struct Request {
 }
 
 /// Starts to export `image`.
-pub fn start(_request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
-    Err(super::not_built(image.name(), "fuse"))
+pub fn start(request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+    let mut options = fuse::Options::new(&request.path);
+    options.threads = super::threads_for(THREADS_MAX);
+    options.read_only = image.read_only();
+    options.log = image.log();
+    if request.growable {
+        let image = Arc::clone(&image);
+        options.resize = Some(Arc::new(move |size_bytes| resize(&image, size_bytes)));
+    }
+    let name = image.name().to_owned();
+    match fuse::Server::start(options, move |_| Ok(image.device())) {
+        Ok(server) => Ok(Box::new(server)),
+        Err(error) => Err(Failure::about(&name, error.to_string())),
+    }
+}
+
+/// Makes the image so long, rounded up to what its format can have. Like any file it loses what lies
+/// beyond a smaller size.
+fn resize(image: &Served, size_bytes: u64) -> Result<(), String> {
+    let size_bytes = match image.is_raw() {
+        true => size_bytes,
+        false => size_bytes
+            .checked_next_multiple_of(SECTOR_BYTES)
+            .ok_or("it is too large")?,
+    };
+    let shrinks = size_bytes < image.size_bytes();
+    if shrinks && image.is_raw() {
+        return Err("a raw image does not shrink while it is served".to_owned());
+    }
+    let resized = image.shared().guest().resize(size_bytes, shrinks);
+    resized.map_err(|error| error.to_string())
 }
