@@ -17,6 +17,10 @@ pub mod vduse;
 #[cfg(feature = "vhost-user")]
 pub mod vhost_user;
 #[cfg(any(feature = "vhost-user", feature = "vduse"))]
+#[cfg_attr(
+    not(all(feature = "vhost-user", feature = "vduse")),
+    allow(dead_code, reason = "each transport needs its own part")
+)]
 mod virtio;
 
 pub use error::ServeError;

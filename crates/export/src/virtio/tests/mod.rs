@@ -1,0 +1,6 @@
+//! Rings by hand, and what a driver can do with them.
+
+mod driver;
+mod hostile;
+mod log;
+mod requests;
