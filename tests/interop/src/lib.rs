@@ -24,3 +24,4 @@ pub mod place;
 pub mod random;
 pub mod scratch;
 pub mod tool;
+pub mod vhost_user;

@@ -146,14 +146,17 @@ impl Session {
                 "a log of requests in flight for {queues} rings of {size} entries"
             ));
         }
+        let padding = payload.rest().len();
         let need = usize::from(queues) * log_bytes(size);
         let (fd, offset, reply) = if kind == request::GET_INFLIGHT_FD {
             let fd = shared_memory(need)?;
-            let mut reply = Vec::with_capacity(20);
+            let mut reply = Vec::with_capacity(20 + padding);
             reply.extend_from_slice(&(need as u64).to_ne_bytes());
             reply.extend_from_slice(&0_u64.to_ne_bytes());
             reply.extend_from_slice(&queues.to_ne_bytes());
             reply.extend_from_slice(&size.to_ne_bytes());
+            // QEMU's structure has 4 bytes more than the specification's, and wants them back.
+            reply.resize(reply.len() + padding, 0);
             (fd, 0, Some(reply))
         } else {
             (one(fds)?, offset, None)

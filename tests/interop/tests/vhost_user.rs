@@ -1,0 +1,80 @@
+//! QEMU's machine boots from an image that Gaur serves over vhost-user.
+
+use std::time::Duration;
+
+use gaur_interop::gaur::gaur;
+use gaur_interop::guest;
+use gaur_interop::scratch::Scratch;
+use gaur_interop::tool::{assert_clean, qemu_img, run};
+use gaur_interop::vhost_user::{Machine, Server};
+
+/// Longest life of a guest: the machine is emulated.
+const LIFE: Duration = Duration::from_secs(400);
+
+/// An overlay on a distribution's disk.
+fn disk(scratch: &Scratch) -> String {
+    let raw = guest::root_disk(scratch);
+    let overlay = scratch.path("overlay.qcow2");
+    let create = [
+        "create", "-q", "-f", "qcow2", "-b", &raw, "-F", "raw", &overlay,
+    ];
+    gaur(&create).ok();
+    overlay
+}
+
+/// The file system is without a fault, and the files of the guest are what it said they were.
+#[track_caller]
+fn assert_as_the_guest_said(image: &str, said: &str, scratch: &Scratch) {
+    assert!(said.contains("GUEST DONE"), "{said}");
+    let disk = scratch.path("disk.raw");
+    gaur(&["convert", "-O", "raw", image, &disk]).ok();
+    run("e2fsck", &["-fn", &disk]).ok();
+    for name in ["random", "packages"] {
+        let file = scratch.path(name);
+        let dump = format!("dump /gaur/{name} {file}");
+        run("debugfs", &["-R", &dump, &disk]).ok();
+        let sum = run("sha256sum", &[&file]).ok().stdout;
+        let sum = sum.split_whitespace().next().expect("a sum and a name");
+        let line = format!("{sum}  {name}");
+        assert!(said.contains(&line), "{name} differs: {said}");
+    }
+}
+
+#[test]
+fn a_machine_boots_and_its_server_stops_in_good_order() {
+    let scratch = Scratch::new("vhost-user");
+    let image = disk(&scratch);
+    let kernel = guest::kernel(&scratch);
+    let socket = scratch.path("s");
+    let server = Server::start(&image, &socket, &[]);
+    let said = Machine::boot(&kernel, &socket, "").output(LIFE);
+    server.stop();
+    assert_clean(&image);
+    assert_as_the_guest_said(&image, &said, &scratch);
+}
+
+/// Every request that was in flight is done again, and the guest sees no more than a pause.
+#[test]
+fn a_machine_goes_on_when_its_server_is_killed_again_and_again() {
+    let scratch = Scratch::new("vhost-user-kill");
+    let image = disk(&scratch);
+    let kernel = guest::kernel(&scratch);
+    let socket = scratch.path("s");
+    let mut server = Server::start(&image, &socket, &["--queues", "2"]);
+    let mut machine = Machine::boot(&kernel, &socket, "");
+    let mut kills = 0;
+    // The guest needs some seconds until it uses its disk.
+    std::thread::sleep(Duration::from_secs(4));
+    while machine.is_on() {
+        std::thread::sleep(Duration::from_millis(700 + 100 * (kills % 7)));
+        server.kill();
+        server = Server::start(&image, &socket, &["--queues", "2"]);
+        kills += 1;
+    }
+    let said = machine.output(LIFE);
+    server.stop();
+    println!("{kills} kills");
+    let check = qemu_img(&["check", &image]);
+    assert!(matches!(check.code, 0 | 3), "more than leaks: {check}");
+    assert_as_the_guest_said(&image, &said, &scratch);
+}
