@@ -68,4 +68,5 @@ macro_rules! twins {
 
 twins! {
     nbd, Nbd;
+    vduse, Vduse;
 }

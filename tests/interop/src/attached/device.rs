@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::attached::nbd::NbdDevice;
+use crate::attached::vduse::VduseDevice;
 use crate::scratch::Scratch;
 use crate::tool::{Run, qemu_img, run};
 
@@ -11,6 +12,8 @@ use crate::tool::{Run, qemu_img, run};
 pub enum Via {
     /// `gaur serve` and the kernel's NBD client.
     Nbd,
+    /// `gaur serve --vduse` and the kernel's virtio driver.
+    Vduse,
 }
 
 /// A way's own part: a device and the server behind it.
@@ -50,6 +53,7 @@ pub fn attach_lasting(via: Via, image: &str, scratch: &Scratch, more: &[&str]) -
 fn start(via: Via, image: &str, scratch: &Scratch, more: &[&str], lasting: bool) -> Attached {
     let inner: Box<dyn Attachment> = match via {
         Via::Nbd => Box::new(NbdDevice::start(image, scratch, more, lasting)),
+        Via::Vduse => Box::new(VduseDevice::start(image, more)),
     };
     let attached = Attached {
         inner,

@@ -1,9 +1,10 @@
-//! Images as block devices of the kernel: over nbd so far. For tests that run in the guest of `cargo xtask
-//! vm test`.
+//! Images as block devices of the kernel: over nbd and VDUSE. For tests that run in the guest of `cargo
+//! xtask vm test`.
 
 mod device;
 mod nbd;
 mod shape;
+mod vduse;
 
 pub use device::{Attached, Via, assert_leaks_at_worst, attach, attach_lasting};
 pub use shape::Shape;

@@ -91,11 +91,12 @@ fn noisy_base(scratch: &Scratch, size_mib: u64) -> String {
 }
 
 /// Makes a test of a scenario for every way and shape: `every_disk!(scenario)` calls
-/// `scenario(Via, Shape)` in twelve tests, `nbd::standard` and so on. Further arguments come first.
+/// `scenario(Via, Shape)` in a test for each, `nbd::standard` and so on. Further arguments come first.
 #[macro_export]
 macro_rules! every_disk {
     ($scenario:path $(, $argument:expr)*) => {
         $crate::every_shape!(nbd, Nbd, $scenario $(, $argument)*);
+        $crate::every_shape!(vduse, Vduse, $scenario $(, $argument)*);
     };
 }
 
