@@ -53,14 +53,17 @@ fn a_machine_boots_and_its_server_stops_in_good_order() {
     assert_as_the_guest_said(&image, &said, &scratch);
 }
 
-/// Every request that was in flight is done again, and the guest sees no more than a pause.
+/// Every request that was in flight is done again, what was answered is there, and the guest sees no
+/// more than a pause.
 #[test]
 fn a_machine_goes_on_when_its_server_is_killed_again_and_again() {
     let scratch = Scratch::new("vhost-user-kill");
     let image = disk(&scratch);
     let kernel = guest::kernel(&scratch);
     let socket = scratch.path("s");
-    let mut server = Server::start(&image, &socket, &["--queues", "2"]);
+    let log = format!("--handover={}", scratch.path("log"));
+    let more = ["--queues", "2", &log];
+    let mut server = Server::start(&image, &socket, &more);
     let mut machine = Machine::boot(&kernel, &socket, "");
     let mut kills = 0;
     // The guest needs some seconds until it uses its disk.
@@ -68,7 +71,7 @@ fn a_machine_goes_on_when_its_server_is_killed_again_and_again() {
     while machine.is_on() {
         std::thread::sleep(Duration::from_millis(700 + 100 * (kills % 7)));
         server.kill();
-        server = Server::start(&image, &socket, &["--queues", "2"]);
+        server = Server::start(&image, &socket, &more);
         kills += 1;
     }
     let said = machine.output(LIFE);

@@ -53,7 +53,7 @@ pub fn attach_lasting(via: Via, image: &str, scratch: &Scratch, more: &[&str]) -
 fn start(via: Via, image: &str, scratch: &Scratch, more: &[&str], lasting: bool) -> Attached {
     let inner: Box<dyn Attachment> = match via {
         Via::Nbd => Box::new(NbdDevice::start(image, scratch, more, lasting)),
-        Via::Vduse => Box::new(VduseDevice::start(image, more)),
+        Via::Vduse => Box::new(VduseDevice::start(image, more, lasting)),
     };
     let attached = Attached {
         inner,
