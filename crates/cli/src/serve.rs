@@ -7,9 +7,9 @@ use std::io::Write;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use gaur_engine::Format;
+use gaur_engine::{ErrorKind, Format};
 use gaur_export::nbd::{self, Listen, Listener, Log};
 use gaur_reactor::{Signal, Signals, block_on};
 
@@ -263,7 +263,7 @@ fn start(
     };
     stop_on_signals(signals, stops.clone(), args);
     for new in others {
-        if let Err(failure) = exporter.add(new) {
+        if let Err(failure) = add(&exporter, new, args.recover) {
             // Those that run already are not left to the end of the process.
             let _ = exporter.finish();
             return Err(failure);
@@ -275,6 +275,27 @@ fn start(
         control,
         stops,
     })
+}
+
+/// How long the server before may keep its locks: the kernel takes a process that was killed apart in
+/// its own time.
+const LOCKS_LINGER: Duration = Duration::from_secs(20);
+
+/// Adds an export; one that `follows` a server that is gone waits for its locks.
+fn add(exporter: &Arc<Exporter>, new: NewExport, follows: bool) -> Result<(), Failure> {
+    let deadline = Instant::now() + LOCKS_LINGER;
+    loop {
+        match exporter.add(new.clone()) {
+            Err(failure)
+                if follows
+                    && failure.engine_kind() == Some(ErrorKind::Locked)
+                    && Instant::now() < deadline =>
+            {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            added => return added.map(drop),
+        }
+    }
 }
 
 /// Signals that end the server in order. A terminal that goes away sends the last, unless the server

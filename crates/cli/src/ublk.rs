@@ -159,8 +159,16 @@ fn recover(server: &ServerArgs, device: u32, out: &mut dyn Write) -> Result<u8, 
         let failure = Failure::new(message);
         return Err(failure.hint("'gaur ublk list' shows those that are"));
     };
-    let info = ublk::info(device).map_err(failed)?;
-    if info.state == ublk::State::Live && state.is_served() {
+    // The kernel takes a server that was killed apart in its own time.
+    let deadline = Instant::now() + PATIENCE;
+    let is_live = || match ublk::info(device) {
+        Ok(info) => Ok(info.state == ublk::State::Live),
+        Err(error) => Err(failed(error)),
+    };
+    while is_live()? && !state.is_served() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    if is_live()? {
         let message = format!("device {device} is served by process {}", state.pid);
         let failure = Failure::new(message);
         return Err(failure.hint(format!(
@@ -214,7 +222,7 @@ fn start(
     Ok(0)
 }
 
-/// Most time that a server takes to close its image when its device is gone.
+/// Most time that a server takes to end when it was killed, or its device is gone.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn delete(device: u32, if_unused: bool) -> Result<u8, Failure> {

@@ -87,10 +87,27 @@ impl State {
         states
     }
 
-    /// Whether the process that serves it is there.
+    /// Whether the process that serves it is there, and not on its way out.
     pub fn is_served(&self) -> bool {
-        Path::new(&format!("/proc/{}", self.pid)).exists()
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
+        stat.is_ok_and(|stat| is_alive(&stat))
     }
+}
+
+/// `PF_EXITING` among the flags of a process: it has been killed, and the kernel takes it apart.
+const EXITING: u64 = 0x4;
+
+/// What `/proc/PID/stat` says of a process: `PID (NAME) STATE` and numbers, of which the seventh is its
+/// flags.
+fn is_alive(stat: &str) -> bool {
+    // The name may hold anything, also brackets and spaces.
+    let Some((_, rest)) = stat.rsplit_once(") ") else {
+        return false;
+    };
+    let mut fields = rest.split(' ');
+    let dead = matches!(fields.next(), None | Some("Z" | "X"));
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok());
+    !dead && flags.unwrap_or(0) & EXITING == 0
 }
 
 /// Forgets a device.
@@ -116,6 +133,15 @@ mod tests {
             directory: "/images".into(),
             export: Map::new(),
         }
+    }
+
+    #[test]
+    fn a_process_that_is_being_taken_apart_serves_nothing() {
+        let stat = |state: &str, flags: u32| format!("7 (a ) b) {state} 1 2 3 4 5 {flags} 8 9");
+        assert!(is_alive(&stat("S", 0x40_4040)));
+        assert!(!is_alive(&stat("R", 0x40_4044)));
+        assert!(!is_alive(&stat("Z", 0)));
+        assert!(!is_alive(""));
     }
 
     #[test]
