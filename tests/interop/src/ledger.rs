@@ -122,7 +122,14 @@ impl Ledger {
     /// Judges every block, and takes what is there as what has to be there from now on.
     #[track_caller]
     pub fn verify(&mut self, promise: Promise) {
-        let file = open(&self.device);
+        let device = self.device.clone();
+        self.verify_at(&device, promise);
+    }
+
+    /// The same on a device that shows the same image now.
+    #[track_caller]
+    pub fn verify_at(&mut self, device: &str, promise: Promise) {
+        let file = open(device);
         file.sync_data().expect("no flush fails");
         for region in &mut self.regions {
             let mut blocks = 0;

@@ -19,6 +19,7 @@ fn rounds(via: Via) -> u64 {
         (Some(_), _) => 50,
         // The kernel needs seconds to find out that requests on a dead connection wait in vain.
         (None, Via::Nbd) => 2,
+        (None, Via::Ublk) => 8,
         (None, Via::Vduse) => 5,
     }
 }

@@ -68,5 +68,6 @@ macro_rules! twins {
 
 twins! {
     nbd, Nbd;
+    ublk, Ublk;
     vduse, Vduse;
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::attached::nbd::NbdDevice;
+use crate::attached::ublk::UblkDevice;
 use crate::attached::vduse::VduseDevice;
 use crate::scratch::Scratch;
 use crate::tool::{Run, qemu_img, run};
@@ -12,6 +13,8 @@ use crate::tool::{Run, qemu_img, run};
 pub enum Via {
     /// `gaur serve` and the kernel's NBD client.
     Nbd,
+    /// `gaur ublk add`.
+    Ublk,
     /// `gaur serve --vduse` and the kernel's virtio driver.
     Vduse,
 }
@@ -53,6 +56,7 @@ pub fn attach_lasting(via: Via, image: &str, scratch: &Scratch, more: &[&str]) -
 fn start(via: Via, image: &str, scratch: &Scratch, more: &[&str], lasting: bool) -> Attached {
     let inner: Box<dyn Attachment> = match via {
         Via::Nbd => Box::new(NbdDevice::start(image, scratch, more, lasting)),
+        Via::Ublk => Box::new(UblkDevice::start(image, more)),
         Via::Vduse => Box::new(VduseDevice::start(image, more, lasting)),
     };
     let attached = Attached {

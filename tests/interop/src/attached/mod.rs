@@ -1,9 +1,10 @@
-//! Images as block devices of the kernel: over nbd and VDUSE. For tests that run in the guest of `cargo
-//! xtask vm test`.
+//! Images as block devices of the kernel: over nbd, ublk and VDUSE. For tests that run in the guest of
+//! `cargo xtask vm test`.
 
 mod device;
 mod nbd;
 mod shape;
+mod ublk;
 mod vduse;
 
 pub use device::{Attached, Via, assert_leaks_at_worst, attach, attach_lasting};

@@ -96,6 +96,7 @@ fn noisy_base(scratch: &Scratch, size_mib: u64) -> String {
 macro_rules! every_disk {
     ($scenario:path $(, $argument:expr)*) => {
         $crate::every_shape!(nbd, Nbd, $scenario $(, $argument)*);
+        $crate::every_shape!(ublk, Ublk, $scenario $(, $argument)*);
         $crate::every_shape!(vduse, Vduse, $scenario $(, $argument)*);
     };
 }
