@@ -186,7 +186,9 @@ impl Exporter {
     /// Opens the image and exports it; clients can come when this returns.
     pub fn add(self: &Arc<Self>, new: NewExport) -> Result<Arc<Export>, Failure> {
         let reservation = self.reserve(&new.name)?;
-        let image = self.images.acquire(&new.name, &new.spec, &new.image)?;
+        let new = device_state::with_log(new);
+        let acquired = self.images.acquire(&new.name, &new.spec, &new.image);
+        let image = acquired.inspect_err(|_| device_state::forget_log(&new))?;
         let served = Arc::new(Served {
             image: Arc::clone(&image),
             policy: new.image.policy(&new.spec),

@@ -1,11 +1,47 @@
 //! What is noted of a ublk device for a server to come, as long as the device is there.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{AddExport, NewExport};
 use crate::failure::Failure;
+use crate::fronts::Request;
 use crate::notice::say;
 use crate::ublk::state::{self, State};
+
+/// What a block device has acknowledged has to be there for its next server, so it has a log of commits
+/// (`--handover`) unless the command line names another. Every server has a new one: what is left in an
+/// old one may be about an image that somebody has changed since.
+pub fn with_log(mut new: NewExport) -> NewExport {
+    static LOGS: AtomicU32 = AtomicU32::new(0);
+    let Some(Request::Ublk(request)) = &new.front else {
+        return new;
+    };
+    let follows = request.recover || request.unprivileged;
+    if follows || new.image.handover.is_some() || !new.image.writes_file(&new.spec) {
+        return new;
+    }
+    match state::make(&state::directory()) {
+        Ok(()) => {
+            let number = LOGS.fetch_add(1, Ordering::Relaxed);
+            let path = state::log(&state::directory(), std::process::id(), number);
+            // A process of this number that was killed may have left one.
+            let _ = std::fs::remove_file(&path);
+            new.image.handover = Some(path);
+        }
+        Err(failure) => say(format!("nothing is kept for another server: {failure}")),
+    }
+    new
+}
+
+/// After an export that could not be started.
+pub fn forget_log(new: &NewExport) {
+    if let (Some(Request::Ublk(request)), Some(path)) = (&new.front, &new.image.handover)
+        && !request.recover
+    {
+        state::forget_log(&state::directory(), path);
+    }
+}
 
 /// Notes what the device at `place` shows. When that cannot be noted the device works all the same, so it
 /// is said and no more.

@@ -47,11 +47,7 @@ impl State {
     /// Writes it: all of it, or nothing.
     pub fn write(&self, directory: &Path) -> Result<(), Failure> {
         let failed = |error: std::io::Error| Failure::io(&directory.display().to_string(), &error);
-        let made = DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory);
-        made.map_err(failed)?;
+        make(directory)?;
         let mut file = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
         serde_json::to_writer(&mut file, self).map_err(|error| failed(error.into()))?;
         file.write_all(b"\n").map_err(failed)?;
@@ -110,8 +106,35 @@ fn is_alive(stat: &str) -> bool {
     !dead && flags.unwrap_or(0) & EXITING == 0
 }
 
-/// Forgets a device.
+/// Makes the directory.
+pub fn make(directory: &Path) -> Result<(), Failure> {
+    let made = DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory);
+    made.map_err(|error| Failure::io(&directory.display().to_string(), &error))
+}
+
+/// Where a process keeps a log of commits.
+pub fn log(directory: &Path, pid: u32, number: u32) -> PathBuf {
+    directory.join(format!("{pid}-{number}.log"))
+}
+
+/// Removes a log of commits, if it is one of those in this directory.
+pub fn forget_log(directory: &Path, log: &Path) {
+    if log.parent() == Some(directory) {
+        // It may be gone already.
+        let _ = std::fs::remove_file(log);
+    }
+}
+
+/// Forgets a device, with what its server left to the next.
 pub fn forget(directory: &Path, device: u32) {
+    if let Ok(Some(state)) = State::read(directory, device)
+        && let Some(log) = state.export.get("handover").and_then(Value::as_str)
+    {
+        forget_log(directory, Path::new(log));
+    }
     // It may be gone already, and nothing depends on it any more.
     let _ = std::fs::remove_file(path(directory, device));
 }

@@ -64,14 +64,14 @@ pub struct Options {
 const QUEUES_DEFAULT_MAX: usize = 4;
 
 impl Options {
-    /// A queue and a thread for each processor up to four, 128 requests of up to 512 KiB each,
+    /// A queue and a thread for each processor up to four, 64 requests of up to 512 KiB each,
     /// recovery, and zero copy where it is of use.
     pub fn new() -> Options {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         Options {
             id: None,
             queues: processors.min(QUEUES_DEFAULT_MAX),
-            depth: 128,
+            depth: 64,
             threads: None,
             buffer_bytes: 512 << 10,
             unprivileged: false,
