@@ -170,9 +170,9 @@ fn an_acknowledgement_comes_when_it_was_agreed_on() {
     running.expect_line("the client is hung up on: ring 2 of 2");
 }
 
-#[test]
-fn clients_that_break_the_protocol_are_hung_up_on() {
-    for (message, reason) in [
+/// Messages that no client should send, and what is said of them.
+fn violations() -> Vec<(Vec<u8>, &'static str)> {
+    vec![
         (
             bytes(request::GET_FEATURES, 2, &[]),
             "a message of version 2",
@@ -236,11 +236,16 @@ fn clients_that_break_the_protocol_are_hung_up_on() {
             bytes(request::SET_BACKEND_REQ_FD, 1, &[]),
             "a message with 0 descriptors",
         ),
-    ] {
+    ]
+}
+
+#[test]
+fn clients_that_break_the_protocol_are_hung_up_on() {
+    for (message, reason) in violations() {
         let running = Running::start();
         let mut client = running.connect();
         client.write_all(&message).expect("somebody reads");
-        running.expect_line(&format!("the client is hung up on: "));
+        running.expect_line("the client is hung up on: ");
         running.expect_line(reason);
         let mut rest = Vec::new();
         let end = client.read_to_end(&mut rest);

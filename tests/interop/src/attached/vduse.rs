@@ -96,11 +96,12 @@ impl Attachment for VduseDevice {
 
     #[track_caller]
     fn detach(&mut self) {
-        let mut server = self.server.take().expect("it is served");
+        let server = self.server.as_mut().expect("it is served");
         run("kill", &["-TERM", &server.id().to_string()]).ok();
         let start = Instant::now();
         while start.elapsed() < PATIENCE {
             if let Some(status) = server.try_wait().expect("it can be waited for") {
+                self.server = None;
                 assert!(status.success(), "the server ended with {status}");
                 let left = format!("/dev/vduse/{}", self.device);
                 assert!(!std::path::Path::new(&left).exists(), "{left} is gone");

@@ -1,4 +1,4 @@
-//! The server: a mount ([`mount`], [`helper`]), the kernel's device ([`device`]), threads that serve
+//! The server: a mount ([`mount`], [`fusermount`]), the kernel's device ([`device`]), threads that serve
 //! what it hands out ([`crew`], [`post`], [`execute`]), and a keeper of it all ([`keeper`]).
 //!
 //! Threads: each serving thread has a reactor, a queue of the disk and its own descriptor of the
@@ -11,7 +11,8 @@ mod crew;
 mod device;
 mod execute;
 mod file;
-mod helper;
+mod fusermount;
+
 mod keeper;
 mod mount;
 mod mount_table;

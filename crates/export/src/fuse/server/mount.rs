@@ -10,7 +10,7 @@ use gaur_block::Errno;
 
 use super::mount_table::{self, Entry};
 use super::options::{AllowOther, Options};
-use super::{device, helper};
+use super::{device, fusermount};
 use crate::error::ServeError;
 use crate::fuse::proto::wire::PAYLOAD_MAX;
 
@@ -202,13 +202,13 @@ impl Drop for Mount {
 fn take_away(path: &Path, flags: libc::c_int, helped: bool) -> Result<(), Errno> {
     let name = c_path(path)?;
     if helped {
-        return helper::unmount(path);
+        return fusermount::unmount(path);
     }
     // SAFETY: the path ends in NUL.
     match unsafe { libc::umount2(name.as_ptr(), flags | libc::UMOUNT_NOFOLLOW) } {
         0 => Ok(()),
         _ => match last_errno() {
-            Errno::EPERM => helper::unmount(path),
+            Errno::EPERM => fusermount::unmount(path),
             errno => Err(errno),
         },
     }
@@ -272,10 +272,10 @@ fn by_helper(path: &Path, others: AllowOther, read_only: bool) -> Result<OwnedFd
     );
     let with_others = format!("{common},allow_other");
     let made = match others {
-        AllowOther::Off => helper::mount(path, &common),
-        AllowOther::On => helper::mount(path, &with_others),
+        AllowOther::Off => fusermount::mount(path, &common),
+        AllowOther::On => fusermount::mount(path, &with_others),
         AllowOther::Auto => {
-            helper::mount(path, &with_others).or_else(|_| helper::mount(path, &common))
+            fusermount::mount(path, &with_others).or_else(|_| fusermount::mount(path, &common))
         }
     };
     let descriptor = made?;
