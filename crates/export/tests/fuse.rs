@@ -157,6 +157,7 @@ fn fio_finds_what_it_wrote() {
             "--iodepth=32",
             "--verify=crc32c",
             "--verify_fatal=1",
+            "--verify_state_save=0",
             "--randrepeat=1",
         ];
         let mut direct = arguments.to_vec();

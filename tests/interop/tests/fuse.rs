@@ -138,6 +138,7 @@ fn fio_finds_what_it_wrote() {
             "--iodepth=32",
             "--verify=crc32c",
             "--verify_fatal=1",
+            "--verify_state_save=0",
             &format!("--ioengine={engine}"),
             &format!("--direct={direct}"),
             &format!("--filename={}", covered.file),

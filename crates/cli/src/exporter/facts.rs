@@ -63,7 +63,7 @@ pub struct AddExport {
 }
 
 /// The keys of [`ImageOptions`] in JSON.
-const IMAGE_KEYS: [&str; 8] = [
+const IMAGE_KEYS: [&str; 9] = [
     "format",
     "image-opts",
     "read-only",
@@ -72,6 +72,7 @@ const IMAGE_KEYS: [&str; 8] = [
     "cache",
     "discard",
     "allocation",
+    "handover",
 ];
 
 impl AddExport {
@@ -198,6 +199,7 @@ mod tests {
             format: Some(gaur_engine::Format::Raw),
             snapshot: Some(String::new()),
             allocation: Some(gaur_engine::AllocationPolicy::Compact),
+            handover: Some("/run/log".into()),
             ..ImageOptions::default()
         };
         let json = json!(all);
