@@ -105,6 +105,11 @@ impl Failure {
         }
     }
 
+    /// Whether somebody else has the image.
+    pub fn is_locked(&self) -> bool {
+        self.kind == Some(ErrorKind::Locked)
+    }
+
     /// The same failure, of a kind that the engine knows.
     pub fn kind(mut self, kind: ErrorKind) -> Failure {
         self.kind = Some(kind);

@@ -43,6 +43,8 @@ mod word {
 pub struct Handover {
     path: PathBuf,
     words: SharedWords,
+    /// A server before had it and did not close the image.
+    is_left: bool,
     /// Commits are noted from the moment on in which what was left has been taken over.
     is_live: AtomicBool,
 }
@@ -67,17 +69,18 @@ impl Handover {
         })?;
         let found = std::fs::metadata(image).map_err(|error| Failure::io(image, &error))?;
         let identity = [boot()[0], boot()[1], found.dev(), found.ino()];
-        let log = Handover {
+        let mut log = Handover {
             path: path.to_owned(),
             words,
+            is_left: false,
             is_live: AtomicBool::new(false),
         };
-        let fits = log.get(word::MAGIC) == MAGIC
+        log.is_left = log.get(word::MAGIC) == MAGIC
             && identity
                 .iter()
                 .zip(word::OWNER..)
                 .all(|(id, at)| log.get(at) == *id);
-        if !fits {
+        if !log.is_left {
             log.set(word::MAGIC, 0);
             log.empty();
             for (id, at) in identity.iter().zip(word::OWNER..) {
@@ -86,6 +89,11 @@ impl Handover {
             log.set(word::MAGIC, MAGIC);
         }
         Ok(log)
+    }
+
+    /// Whether a server was killed, and some of its requests may be under way yet.
+    pub fn is_left(&self) -> bool {
+        self.is_left
     }
 
     /// Takes over what a server that was killed has left, and notes commits from now on. Nothing else

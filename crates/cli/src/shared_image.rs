@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gaur_block::{Errno, File};
 use gaur_engine::{CommitLog, Image, OpenOptions, Opened, Queue};
@@ -12,6 +13,28 @@ use crate::failure::Failure;
 use crate::guest::Guest;
 use crate::handover::Handover;
 use crate::image_spec::ImageSpec;
+
+/// How long the kernel may take to finish the requests of a process that was killed. Until then they
+/// hold the image's lock, rightly: what they write must not land on what the next server writes.
+const PATIENCE: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Opens an image, and waits for its lock if it has to.
+fn open_patiently(
+    spec: &ImageSpec,
+    options: &OpenOptions,
+    patience: Duration,
+) -> Result<SharedImage, Failure> {
+    let start = Instant::now();
+    loop {
+        match SharedImage::open(spec, options) {
+            Err(failure) if failure.is_locked() && start.elapsed() < patience => {
+                std::thread::sleep(PAUSE);
+            }
+            opened => return opened,
+        }
+    }
+}
 
 /// An open image and its files.
 pub struct SharedImage {
@@ -45,13 +68,23 @@ impl SharedImage {
         base: &OpenOptions,
         path: &Path,
     ) -> Result<SharedImage, Failure> {
-        let handover = Arc::new(Handover::open(path, spec.path())?);
+        let handover = Handover::open(path, spec.path());
+        // Who has the log has the image as well, and that is the better thing to say.
+        let handover = handover.map_err(|failure| match SharedImage::open(spec, base) {
+            Ok(_) => failure,
+            Err(locked) => locked,
+        });
+        let handover = Arc::new(handover?);
         let log: Arc<dyn CommitLog> = handover.clone();
         let options = OpenOptions {
             commit_log: Some(log),
             ..base.clone()
         };
-        let mut image = SharedImage::open(spec, &options)?;
+        let patience = match handover.is_left() {
+            true => PATIENCE,
+            false => Duration::ZERO,
+        };
+        let mut image = open_patiently(spec, &options, patience)?;
         handover.take_over(&image)?;
         image.handover = Some(handover);
         Ok(image)
