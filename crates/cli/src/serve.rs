@@ -387,7 +387,8 @@ fn serve(args: &Args, started: Started, out: &mut dyn Write) -> Result<u8, Failu
     if let Some(settings) = nbd {
         exporter.start_nbd(settings)?;
     }
-    exporter.wait(control.is_some());
+    // The server of a device ('gaur ublk add') ends with it.
+    exporter.wait(control.is_some() && args.export_json.is_none());
     let finished = exporter.finish();
     if matches!(finished, Ok(false)) {
         say("stopped at once, what clients had not flushed may be lost");

@@ -97,9 +97,10 @@ fn the_kernel_is_told_what_the_image_is() {
         let image = shape.create_above(&scratch, "limits.qcow2", None, SIZE_MIB);
         let disk = attach(Via::Ublk, &image, &scratch, &[]);
         let unit = shape.unit_bytes().to_string();
+        let physical = shape.unit_bytes().min(4096).to_string();
         let expected = [
             ("queue/logical_block_size", "512"),
-            ("queue/physical_block_size", "4096"),
+            ("queue/physical_block_size", physical.as_str()),
             ("queue/discard_granularity", unit.as_str()),
             // Large requests stay whole.
             ("queue/chunk_sectors", "0"),
@@ -161,7 +162,7 @@ fn what_cannot_be_is_refused() {
     let other = PLAIN.create_above(&scratch, "other.qcow2", None, SIZE_MIB);
     let disk = attach(Via::Ublk, &image, &scratch, &[]);
     let number = number(&disk);
-    refused_with(gaur(&["ublk", "add", &image]), "in use");
+    refused_with(gaur(&["ublk", "add", &image]), "using the image");
     refused_with(
         gaur(&["ublk", "add", "--id", &number, &other]),
         "exists already",

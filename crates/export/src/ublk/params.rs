@@ -54,8 +54,9 @@ impl Params {
         zero_copy: bool,
     ) -> Params {
         let preferred = power_of_two(limits.preferred_block);
-        let physical = preferred.min(PHYSICAL_BYTES_MAX);
         let discard_block = power_of_two(limits.discard_block);
+        // The kernel discards in physical blocks at least.
+        let physical = preferred.min(PHYSICAL_BYTES_MAX).min(discard_block);
         let longest = limits.max_transfer.clamp(BUFFER_BYTES_MIN, buffer_bytes);
         Params {
             size_sectors,
