@@ -161,6 +161,6 @@ fn guest(share: &Path) -> Result<Command> {
     let mut command = Command::new(words.next().context("GAUR_BENCH_GUEST is empty")?);
     command.args(words).arg("--share").arg(share);
     command.arg("--timeout").arg((HOURS * 3600).to_string());
-    command.args(["--mem", "6G", "--"]);
+    command.args(["--mem", "6144", "--"]);
     Ok(command)
 }

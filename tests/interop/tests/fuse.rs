@@ -35,7 +35,7 @@ impl Covered {
         command.stdout(Stdio::null());
         let mut child = command.spawn().expect("gaur starts");
         let start = Instant::now();
-        while !std::fs::metadata(&file).is_ok_and(|facts| facts.len() > 0) {
+        while !is_served(&file) {
             if let Some(status) = child.try_wait().expect("a child") {
                 panic!("gaur serve --fuse: {status}");
             }
@@ -59,6 +59,15 @@ impl Covered {
         // What it leaves stays.
         std::mem::take(&mut self.file)
     }
+}
+
+/// Whether somebody answers: the kernel remembers the size of a file whose server has just gone, but
+/// cannot open it.
+fn is_served(file: &str) -> bool {
+    let opened = std::fs::File::open(file);
+    opened
+        .and_then(|file| file.metadata())
+        .is_ok_and(|facts| facts.len() > 0)
 }
 
 fn is_covered(file: &str) -> bool {
