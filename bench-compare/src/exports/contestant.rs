@@ -101,6 +101,8 @@ pub const ALL: &[Contestant] = &[
 const QUEUES: &str = "2";
 const NBD: &str = "nbd0";
 const VDUSE: &str = "bench";
+/// Another name: a device may be left by whoever had it before.
+const QSD_VDUSE: &str = "bench-qsd";
 
 fn raw_file(_: &Place, image: &Path) -> Result<Running> {
     Ok(Running::new(Target::Path(image.to_owned())))
@@ -251,20 +253,20 @@ fn qsd_vduse(place: &Place, image: &Path) -> Result<Running> {
     let before = device::block_devices("vd")?;
     let mut command = storage_daemon(place, image)?;
     command.arg("--export").arg(format!(
-        "type=vduse-blk,id=e,node-name=disk,name={VDUSE},writable=on,num-queues={QUEUES},iothread=t"
+        "type=vduse-blk,id=e,node-name=disk,name={QSD_VDUSE},writable=on,num-queues={QUEUES},iothread=t"
     ));
     let log = place.dir.join("log");
     let mut server = spawn(&mut command, &log)?;
-    let control = PathBuf::from(format!("/dev/vduse/{VDUSE}"));
+    let control = PathBuf::from(format!("/dev/vduse/{QSD_VDUSE}"));
     wait_for("the VDUSE device", &mut server, &log, || {
         Ok(control.exists().then_some(()))
     })?;
-    succeed(Command::new("vdpa").args(["dev", "add", "name", VDUSE, "mgmtdev", "vduse"]))?;
+    succeed(Command::new("vdpa").args(["dev", "add", "name", QSD_VDUSE, "mgmtdev", "vduse"]))?;
     let node = wait_for("a block device", &mut server, &log, || {
         device::new_block_device("vd", &before)
     })?;
     let running = Running::new(Target::Path(node)).with_server(server);
-    Ok(running.undone_by("vdpa", &["dev", "del", VDUSE]))
+    Ok(running.undone_by("vdpa", &["dev", "del", QSD_VDUSE]))
 }
 
 fn gaur_fuse(place: &Place, image: &Path) -> Result<Running> {
