@@ -83,8 +83,9 @@ impl ReactorFile {
     /// Reads from the page cache now, unless that is left to the ring.
     fn read_cached(&self, offset: u64, memory: &mut [u8]) -> Option<Result<usize, Errno>> {
         let (reads, _) = self.cached.as_ref()?;
+        let crowded = self.core.joins_crowd();
         let fd = self.open_file().as_fd();
-        reads.attempt(memory.len(), |flags| {
+        reads.attempt(memory.len(), crowded, |flags| {
             syscall::preadv2(fd, offset, memory, flags)
         })
     }
@@ -92,9 +93,10 @@ impl ReactorFile {
     /// Writes to the page cache now, unless that is left to the ring.
     fn write_cached(&self, offset: u64, parts: &[IoSlice<'_>]) -> Option<Result<usize, Errno>> {
         let (_, writes) = self.cached.as_ref()?;
+        let crowded = self.core.joins_crowd();
         let fd = self.open_file().as_fd();
         let len_bytes = parts.iter().map(|part| part.len()).sum();
-        writes.attempt(len_bytes, |flags| {
+        writes.attempt(len_bytes, crowded, |flags| {
             syscall::pwritev(fd, offset, parts, flags)
         })
     }

@@ -64,6 +64,10 @@ const TURNS_BETWEEN_ENTERS: u32 = 16;
 /// nothing else would keep the thread to itself.
 const INLINE_PER_VISIT: u32 = 128;
 
+/// With so many transfers between two looks at the kernel the ring is the cheaper way to the page
+/// cache: one call takes them all there.
+const CROWD: u32 = 4;
+
 /// What a reactor waits in. There is one of each reactor, so its size does not matter.
 #[allow(
     clippy::large_enum_variant,
@@ -85,6 +89,10 @@ pub(crate) struct Core {
     running: Cell<bool>,
     /// Transfers that may still be done inline before everybody else has a turn.
     inline_left: Cell<u32>,
+    /// Transfers of files since the last look at the kernel.
+    transfers: Cell<u32>,
+    /// There were [`CROWD`] of them when there were some last.
+    crowded: Cell<bool>,
     /// `/dev/zero`, for memory that only the kernel can fill.
     zeros: OnceCell<OwnedFd>,
     messages: RefCell<VecDeque<Message>>,
@@ -106,6 +114,8 @@ impl Core {
             pool: Pool::new(config.pool_bytes, ring::POOL_SLOTS),
             running: Cell::new(false),
             inline_left: Cell::new(INLINE_PER_VISIT),
+            transfers: Cell::new(0),
+            crowded: Cell::new(false),
             zeros: OnceCell::new(),
             messages: RefCell::default(),
         })
@@ -148,6 +158,12 @@ impl Core {
             0 => yield_now().await,
             left => self.inline_left.set(left - 1),
         }
+    }
+
+    /// Counts a transfer, and says whether it is one of many.
+    pub(crate) fn joins_crowd(&self) -> bool {
+        self.transfers.set(self.transfers.get().saturating_add(1));
+        self.crowded.get()
     }
 
     /// `/dev/zero`, opened when it is first needed.
@@ -223,6 +239,11 @@ impl Core {
             }
             self.visit_kernel();
             self.inline_left.set(INLINE_PER_VISIT);
+            // A look without transfers is one in between, for answers and new requests.
+            match self.transfers.replace(0) {
+                0 => {}
+                transfers => self.crowded.set(transfers >= CROWD),
+            }
         }
     }
 }
