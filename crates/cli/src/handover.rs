@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use gaur_engine::{Commit, CommitLog};
+use gaur_engine::{Commit, CommitLog, ErrorKind};
 use gaur_reactor::{BlockingFile, SharedWords, block_on};
 
 use crate::failure::Failure;
@@ -64,7 +64,9 @@ impl Handover {
         let shown = path.display().to_string();
         let count = HEADER_WORDS + 2 * PART_WORDS;
         let words = SharedWords::open(path, count).map_err(|error| match error.kind() {
-            std::io::ErrorKind::WouldBlock => Failure::about(&shown, "another server uses it"),
+            std::io::ErrorKind::WouldBlock => {
+                Failure::about(&shown, "another server uses it").kind(ErrorKind::Locked)
+            }
             _ => Failure::io(&shown, &error),
         })?;
         let found = std::fs::metadata(image).map_err(|error| Failure::io(image, &error))?;
@@ -120,6 +122,16 @@ impl Handover {
         self.empty();
         self.is_live.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Forgets what a server that was killed has left: who had been told of it is gone, too.
+    pub fn forget(&self) {
+        if !self.left().commits.is_empty() {
+            say(
+                "the last server was killed, and whoever used its disk is gone: what was not flushed is lost",
+            );
+        }
+        self.empty();
     }
 
     /// The image was closed: there is nothing to hand over.

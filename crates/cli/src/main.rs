@@ -31,6 +31,7 @@ mod image_spec;
 mod info;
 mod info_report;
 mod json;
+mod kept;
 mod key_values;
 mod luks;
 mod map;

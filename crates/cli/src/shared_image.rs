@@ -13,6 +13,8 @@ use crate::failure::Failure;
 use crate::guest::Guest;
 use crate::handover::Handover;
 use crate::image_spec::ImageSpec;
+use crate::kept::Kept;
+use crate::notice::say;
 
 /// How long the kernel may take to finish the requests of a process that was killed. Until then they
 /// hold the image's lock, rightly: what they write must not land on what the next server writes.
@@ -74,17 +76,55 @@ impl SharedImage {
             Ok(_) => failure,
             Err(locked) => locked,
         });
-        let handover = Arc::new(handover?);
+        SharedImage::open_after(spec, base, handover?, || true)
+    }
+
+    /// The same with a log that counts only for who uses the disk still. The image is served without a
+    /// log when that cannot be had.
+    pub fn open_with_kept(
+        spec: &ImageSpec,
+        base: &OpenOptions,
+        kept: &Kept,
+    ) -> Result<SharedImage, Failure> {
+        match Handover::open(&kept.log, spec.path()) {
+            Ok(handover) => SharedImage::open_after(spec, base, handover, || kept.is_used()),
+            // Its server may be on its way out, and what it leaves will count.
+            Err(locked) if locked.is_locked() => Err(match SharedImage::open(spec, base) {
+                Ok(_) => locked,
+                Err(image) => image,
+            }),
+            Err(failure) => {
+                let image = SharedImage::open(spec, base)?;
+                say(format_args!(
+                    "nothing is kept for another server: {failure}"
+                ));
+                Ok(image)
+            }
+        }
+    }
+
+    /// Opens the image with a log, and takes over what is left there if it `counts`.
+    fn open_after(
+        spec: &ImageSpec,
+        base: &OpenOptions,
+        handover: Handover,
+        counts: impl FnOnce() -> bool,
+    ) -> Result<SharedImage, Failure> {
+        let patience = match handover.is_left() {
+            true => PATIENCE,
+            false => Duration::ZERO,
+        };
+        let handover = Arc::new(handover);
         let log: Arc<dyn CommitLog> = handover.clone();
         let options = OpenOptions {
             commit_log: Some(log),
             ..base.clone()
         };
-        let patience = match handover.is_left() {
-            true => PATIENCE,
-            false => Duration::ZERO,
-        };
         let mut image = open_patiently(spec, &options, patience)?;
+        // A server that was killed had the image's lock to its very end.
+        if handover.is_left() && !counts() {
+            handover.forget();
+        }
         handover.take_over(&image)?;
         image.handover = Some(handover);
         Ok(image)

@@ -126,6 +126,12 @@ impl Machine {
             .is_none()
     }
 
+    /// Turns it off as a power cut would.
+    pub fn kill(mut self) {
+        self.child.kill().expect("a child can be killed");
+        self.child.wait().expect("it can be waited for");
+    }
+
     /// What its guest said, once it is off.
     #[track_caller]
     pub fn output(mut self, limit: Duration) -> String {

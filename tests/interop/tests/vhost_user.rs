@@ -61,8 +61,7 @@ fn a_machine_goes_on_when_its_server_is_killed_again_and_again() {
     let image = disk(&scratch);
     let kernel = guest::kernel(&scratch);
     let socket = scratch.path("s");
-    let log = format!("--handover={}", scratch.path("log"));
-    let more = ["--queues", "2", &log];
+    let more = ["--queues", "2"];
     let mut server = Server::start(&image, &socket, &more);
     let mut machine = Machine::boot(&kernel, &socket, "");
     let mut kills = 0;
@@ -80,4 +79,40 @@ fn a_machine_goes_on_when_its_server_is_killed_again_and_again() {
     let check = qemu_img(&["check", &image]);
     assert!(matches!(check.code, 0 | 3), "more than leaks: {check}");
     assert_as_the_guest_said(&image, &said, &scratch);
+}
+
+/// What a server kept for its machine is worth nothing once that machine is gone: somebody else may have
+/// written to the image since.
+#[test]
+fn nothing_is_taken_over_for_a_machine_that_is_gone() {
+    let scratch = Scratch::new("vhost-user-gone");
+    let image = disk(&scratch);
+    let kernel = guest::kernel(&scratch);
+    let socket = scratch.path("s");
+    let server = Server::start(&image, &socket, &[]);
+    let before = std::fs::metadata(&image).expect("it is there").len();
+    let machine = Machine::boot(&kernel, &socket, "");
+    let start = std::time::Instant::now();
+    // Its data is in the file, and nothing in its tables says so yet.
+    while std::fs::metadata(&image).expect("it is there").len() < before + (2 << 20) {
+        assert!(start.elapsed() < LIFE, "the guest does not write");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    server.kill();
+    machine.kill();
+    // Somebody else fills the disk, and so takes the space that the machine's data lies in.
+    let write = format!("write -P 77 0 {}", 64 << 20);
+    let waits = std::time::Instant::now();
+    while run("qemu-io", &["-c", &write, &image]).code != 0 {
+        assert!(
+            waits.elapsed() < Duration::from_secs(20),
+            "the image stays locked"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Server::start(&image, &socket, &[]).stop();
+    let check = qemu_img(&["check", &image]);
+    assert!(matches!(check.code, 0 | 3), "more than leaks: {check}");
+    let read = format!("read -P 77 0 {}", 64 << 20);
+    run("qemu-io", &["-c", &read, &image]).ok();
 }

@@ -1,37 +1,50 @@
-//! What is noted of a ublk device for a server to come, as long as the device is there.
+//! What is noted for a server to come, as long as a device or a machine is there that goes on.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{AddExport, NewExport};
 use crate::failure::Failure;
 use crate::fronts::Request;
+use crate::kept::Kept;
 use crate::notice::say;
 use crate::ublk::state::{self, State};
 
 /// What a block device has acknowledged has to be there for its next server, so it has a log of commits
-/// (`--handover`) unless the command line names another. Every server has a new one: what is left in an
-/// old one may be about an image that somebody has changed since.
+/// (`--handover`) unless the command line names another. Every server of a ublk device has a new one,
+/// unless it takes that device over: what is left in an old one may be about an image that somebody has
+/// changed since. Of the others [`Kept`] knows who was there all the time.
 pub fn with_log(mut new: NewExport) -> NewExport {
-    static LOGS: AtomicU32 = AtomicU32::new(0);
-    let Some(Request::Ublk(request)) = &new.front else {
+    let Some(front) = &new.front else {
         return new;
     };
-    let follows = request.recover || request.unprivileged;
-    if follows || new.image.handover.is_some() || !new.image.writes_file(&new.spec) {
+    if new.image.handover.is_some() || !new.image.writes_file(&new.spec) {
         return new;
     }
-    match state::make(&state::directory()) {
-        Ok(()) => {
-            let number = LOGS.fetch_add(1, Ordering::Relaxed);
-            let path = state::log(&state::directory(), std::process::id(), number);
-            // A process of this number that was killed may have left one.
-            let _ = std::fs::remove_file(&path);
+    let kept = match front {
+        Request::Ublk(request) if request.recover || request.unprivileged => Ok(None),
+        Request::Ublk(_) => new_log().map(|path| {
             new.image.handover = Some(path);
-        }
+            None
+        }),
+        front => Kept::for_front(front),
+    };
+    match kept {
+        Ok(kept) => new.image.kept = kept.map(Box::new),
         Err(failure) => say(format!("nothing is kept for another server: {failure}")),
     }
     new
+}
+
+fn new_log() -> Result<PathBuf, Failure> {
+    static LOGS: AtomicU32 = AtomicU32::new(0);
+    let directory = state::directory();
+    state::make(&directory)?;
+    let number = LOGS.fetch_add(1, Ordering::Relaxed);
+    let path = state::log(&directory, std::process::id(), number);
+    // A process of this number that was killed may have left one.
+    let _ = std::fs::remove_file(&path);
+    Ok(path)
 }
 
 /// After an export that could not be started.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::cached_device::Policy;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
+use crate::kept::Kept;
 use crate::open::{CacheMode, allocation_parser, format_parser};
 use crate::shared_image::SharedImage;
 use crate::temporary;
@@ -60,6 +61,10 @@ pub struct ImageOptions {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["read_only", "snapshot", "temporary"])]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handover: Option<PathBuf>,
+    /// The same, without being asked to.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub kept: Option<Box<Kept>>,
 }
 
 impl ImageOptions {
@@ -86,10 +91,11 @@ impl ImageOptions {
             ..OpenOptions::default()
         };
         let handover = self.handover.as_deref().filter(|_| !read_only);
-        let image = match (self.temporary, handover) {
-            (true, _) => temporary::open(spec, &options)?,
-            (false, Some(path)) => SharedImage::open_with_handover(spec, &options, path)?,
-            (false, None) => SharedImage::open(spec, &options)?,
+        let image = match (self.temporary, handover, &self.kept) {
+            (true, ..) => temporary::open(spec, &options)?,
+            (_, Some(path), _) => SharedImage::open_with_handover(spec, &options, path)?,
+            (_, None, Some(kept)) => SharedImage::open_with_kept(spec, &options, kept)?,
+            (_, None, None) => SharedImage::open(spec, &options)?,
         };
         let top = image.image().layers().first().map(|layer| layer.format());
         if top == Some(Format::Raw) && spec.format().is_none() && !read_only {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::exporter::Served;
 use crate::failure::Failure;
+use crate::kept;
 
 /// What a vhost-user device is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +31,9 @@ pub fn start(request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Fa
     options.threads = super::threads_for(options.queues);
     options.read_only = image.read_only();
     options.log = image.log();
+    if !options.read_only {
+        options.inflight_file = kept::in_flight(&request.socket).ok();
+    }
     let name = image.name().to_owned();
     let server = vhost_user::Server::start(options, move |_| Ok(image.device()));
     match server {

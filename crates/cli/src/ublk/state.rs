@@ -4,7 +4,7 @@
 
 use std::fs::DirBuilder;
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -32,15 +32,19 @@ pub struct State {
 
 /// Where the files are.
 pub fn directory() -> PathBuf {
+    base().join("ublk")
+}
+
+/// Where everything is that servers leave to others on this machine, until it is started anew.
+pub fn base() -> PathBuf {
     let user = rustix::process::geteuid();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let usable = |path: &PathBuf| path.is_absolute() && path.is_dir();
-    let base = match runtime.filter(usable) {
+    match runtime.filter(usable) {
         _ if user.is_root() => PathBuf::from("/run/gaur"),
         Some(runtime) => runtime.join("gaur"),
         None => PathBuf::from(format!("/tmp/gaur-{}", user.as_raw())),
-    };
-    base.join("ublk")
+    }
 }
 
 impl State {
@@ -106,13 +110,27 @@ fn is_alive(stat: &str) -> bool {
     !dead && flags.unwrap_or(0) & EXITING == 0
 }
 
-/// Makes the directory.
+/// Makes the directory. What servers leave there is believed, so another user's is refused.
 pub fn make(directory: &Path) -> Result<(), Failure> {
+    let shown = directory.display().to_string();
     let made = DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(directory);
-    made.map_err(|error| Failure::io(&directory.display().to_string(), &error))
+    made.map_err(|error| Failure::io(&shown, &error))?;
+    let user = rustix::process::geteuid();
+    for level in directory.ancestors().take(2) {
+        let facts = std::fs::symlink_metadata(level);
+        let facts = facts.map_err(|error| Failure::io(&shown, &error))?;
+        if facts.uid() != user.as_raw() || facts.mode() & 0o022 != 0 || !facts.is_dir() {
+            let level = level.display().to_string();
+            return Err(Failure::about(
+                level,
+                "others may change what is kept there",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Where a process keeps a log of commits.

@@ -19,4 +19,4 @@ mod session;
 
 pub(crate) use device::interrupt;
 pub use options::Options;
-pub use server::Server;
+pub use server::{Server, is_disk};

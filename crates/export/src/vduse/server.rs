@@ -199,6 +199,12 @@ fn cannot_open(name: &str, errno: Errno) -> ServeError {
     ))
 }
 
+/// Whether a device of that name is a disk of this machine. One that is has been so since its server made
+/// it, even if that was killed.
+pub fn is_disk(name: &str) -> bool {
+    block_device(name).is_some()
+}
+
 /// The disk that the kernel made of a device on the bus.
 fn block_device(name: &str) -> Option<String> {
     let entries = |folder: &Path| -> Vec<PathBuf> {

@@ -10,6 +10,7 @@
 //! A control thread talks to the client, and rings run on reactor threads.
 
 mod connection;
+mod inflight;
 mod message;
 mod options;
 mod rings;
@@ -20,5 +21,6 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+pub use inflight::is_held;
 pub use options::Options;
 pub use server::Server;

@@ -22,6 +22,11 @@ pub struct Options {
     pub serial: String,
     /// Most memory per thread for requests whose own memory is in pieces, in bytes, at least 1 MiB.
     pub bounce_bytes: usize,
+    /// Where the log of requests in flight lies, instead of in memory without a name. Its client keeps a
+    /// lock on the file for as long as it lives ([`is_held`](super::is_held)). A file that is there is
+    /// replaced; the server removes its own at the end. The folder should be in memory, and nobody
+    /// else's. Without the folder, there is no file.
+    pub inflight_file: Option<PathBuf>,
     /// Where lines about clients go.
     pub log: Option<Log>,
 }
@@ -37,6 +42,7 @@ impl Options {
             read_only: false,
             serial: "gaur".to_owned(),
             bounce_bytes: 16 << 20,
+            inflight_file: None,
             log: None,
         }
     }

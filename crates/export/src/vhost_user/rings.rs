@@ -1,9 +1,9 @@
 //! What a client says about rings, guest memory and the log of requests in flight.
 
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::connection::last_errno;
+use super::inflight;
 use super::message::{NO_FD, Payload, SLOTS_MAX, TABLE_MAX, request};
 use super::session::{Inflight, Reply, Session, one};
 use super::settings::{Addresses, Common, event};
@@ -149,7 +149,7 @@ impl Session {
         let padding = payload.rest().len();
         let need = usize::from(queues) * log_bytes(size);
         let (fd, offset, reply) = if kind == request::GET_INFLIGHT_FD {
-            let fd = shared_memory(need)?;
+            let fd = inflight::memory(need, self.options.inflight_file.as_deref())?;
             let mut reply = Vec::with_capacity(20 + padding);
             reply.extend_from_slice(&(need as u64).to_ne_bytes());
             reply.extend_from_slice(&0_u64.to_ne_bytes());
@@ -265,25 +265,6 @@ impl Session {
         let index = usize::try_from(ring).ok().filter(|ring| *ring < count);
         index.ok_or_else(|| format!("ring {ring} of {count}"))
     }
-}
-
-/// New memory that can be shared.
-fn shared_memory(len: usize) -> Result<OwnedFd, String> {
-    let refuse = || {
-        let errno = last_errno();
-        format!("cannot make a log of requests in flight: {errno}")
-    };
-    // SAFETY: the name is a string; the descriptor that comes back is new and ours alone.
-    let fd = unsafe {
-        let fd = libc::memfd_create(c"gaur-inflight".as_ptr(), libc::MFD_CLOEXEC);
-        if fd < 0 {
-            return Err(refuse());
-        }
-        OwnedFd::from_raw_fd(fd)
-    };
-    let file = std::fs::File::from(fd);
-    file.set_len(len as u64).map_err(|_| refuse())?;
-    Ok(file.into())
 }
 
 fn map_log(fd: &OwnedFd, offset: u64, need: usize) -> Result<Mapping, String> {

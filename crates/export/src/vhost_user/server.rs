@@ -1,6 +1,7 @@
 //! The running back end: a socket, and one client after the other.
 
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -43,6 +44,7 @@ pub struct Server {
     threads: Threads,
     control: JoinHandle<Result<(), ServeError>>,
     stops: Mutex<u32>,
+    inflight_file: Option<PathBuf>,
 }
 
 impl Server {
@@ -80,6 +82,7 @@ impl Server {
             news: Mailbox::new(),
         };
         let rings = crew.rings();
+        let inflight_file = options.inflight_file.clone();
         let (inner, options) = (switches.clone(), Arc::new(options));
         let control = thread::Builder::new()
             .name("vhost-user".to_owned())
@@ -91,6 +94,7 @@ impl Server {
             threads: crew.threads,
             control,
             stops: Mutex::new(0),
+            inflight_file,
         })
     }
 }
@@ -125,6 +129,10 @@ impl Front for Server {
             .control
             .join()
             .unwrap_or_else(|_| Err(ServeError::new("the control thread panicked")));
+        if let Some(path) = &self.inflight_file {
+            // There may have been no client. One that is there yet has nothing in flight.
+            let _ = std::fs::remove_file(path);
+        }
         if self.switches.force.is_stopped() {
             // Joining would wait for the very requests that the second stop does not wait for.
             core::mem::forget(self.threads);

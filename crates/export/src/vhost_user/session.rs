@@ -45,7 +45,7 @@ pub(super) struct Inflight {
 /// A client.
 pub(super) struct Session {
     pub(super) rings: Rings,
-    options: Arc<Options>,
+    pub(super) options: Arc<Options>,
     pub(super) features: u64,
     protocol: u64,
     pub(super) write_through: Arc<AtomicBool>,

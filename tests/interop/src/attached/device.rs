@@ -57,7 +57,7 @@ fn start(via: Via, image: &str, scratch: &Scratch, more: &[&str], lasting: bool)
     let inner: Box<dyn Attachment> = match via {
         Via::Nbd => Box::new(NbdDevice::start(image, scratch, more, lasting)),
         Via::Ublk => Box::new(UblkDevice::start(image, more)),
-        Via::Vduse => Box::new(VduseDevice::start(image, more, lasting)),
+        Via::Vduse => Box::new(VduseDevice::start(image, more)),
     };
     let attached = Attached {
         inner,

@@ -24,7 +24,7 @@ pub(super) struct VduseDevice {
 
 impl VduseDevice {
     #[track_caller]
-    pub(super) fn start(image: &str, more: &[&str], lasting: bool) -> VduseDevice {
+    pub(super) fn start(image: &str, more: &[&str]) -> VduseDevice {
         let is_free = |index: &u32| {
             let path = format!("/dev/vduse/test{index}");
             !std::path::Path::new(&path).exists()
@@ -37,11 +37,6 @@ impl VduseDevice {
             image: image.to_owned(),
             more: more.iter().map(|&word| word.to_owned()).collect(),
         };
-        if lasting {
-            // What the driver has been told is written, and the image does not say yet.
-            let log = format!("--handover=/run/gaur-vduse{index}.log");
-            device.more.push(log);
-        }
         device.serve();
         device
     }
