@@ -14,6 +14,7 @@ mod peers;
 mod plot;
 mod record;
 mod report;
+mod store;
 mod vhost;
 
 use std::path::{Path, PathBuf};
@@ -42,6 +43,9 @@ pub struct ExportsArguments {
     /// Jobs at once [default: 1 and 2]
     #[arg(long, value_delimiter = ',')]
     jobs: Vec<u32>,
+    /// Where the images are
+    #[arg(long, value_enum, default_value = "xfs")]
+    store: store::Store,
     /// Seconds per measurement
     #[arg(long, default_value_t = 2)]
     seconds: u64,
@@ -51,6 +55,10 @@ pub struct ExportsArguments {
     /// Size of the disk in MiB
     #[arg(long, default_value_t = 1024)]
     size_mib: u64,
+    /// Processors of the guest, each bound to one of this machine's. More than one are slower than one:
+    /// a system call of the guest then wakes another of the machine's processors
+    #[arg(long, default_value_t = 1)]
+    cpus: usize,
     /// The gaur binary [default: built in release mode]
     #[arg(long)]
     gaur: Option<PathBuf>,
@@ -118,7 +126,8 @@ fn measure(arguments: &ExportsArguments) -> Result<Record> {
     let dir = arguments.dir.canonicalize()?;
     let result = dir.join("record.json");
     let _ = std::fs::remove_file(&result);
-    let mut command = guest(&dir)?;
+    image::prepare(&dir, arguments.size_mib)?;
+    let mut command = guest(&dir, arguments.cpus)?;
     command.arg(std::env::current_exe()?).arg("exports");
     command.arg("--inside").arg("--dir").arg(&dir);
     command.arg("--gaur").arg(gaur.canonicalize()?);
@@ -129,6 +138,7 @@ fn measure(arguments: &ExportsArguments) -> Result<Record> {
         ("--loads", &arguments.loads),
         ("--depths", &numbers(&arguments.depths)),
         ("--jobs", &numbers(&arguments.jobs)),
+        ("--store", &vec![arguments.store.name().to_owned()]),
         ("--seconds", &vec![arguments.seconds.to_string()]),
         ("--rounds", &vec![arguments.rounds.to_string()]),
         ("--size-mib", &vec![arguments.size_mib.to_string()]),
@@ -152,14 +162,19 @@ fn numbers(values: &[u32]) -> Vec<String> {
 }
 
 /// The command that runs another in a guest. `GAUR_BENCH_GUEST` replaces it.
-fn guest(share: &Path) -> Result<Command> {
+fn guest(share: &Path, cpus: usize) -> Result<Command> {
     const HOURS: u64 = 3;
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let usual = format!("{cargo} run --quiet --package xtask -- vm run");
     let words = std::env::var("GAUR_BENCH_GUEST").unwrap_or(usual);
-    let mut words = words.split_whitespace();
-    let mut command = Command::new(words.next().context("GAUR_BENCH_GUEST is empty")?);
-    command.args(words).arg("--share").arg(share);
+    if words.trim().is_empty() || cpus == 0 {
+        bail!("GAUR_BENCH_GUEST or the guest's processors are none");
+    }
+    let mut command = Command::new("taskset");
+    command.arg("--cpu-list").arg(format!("0-{}", cpus - 1));
+    command.args(words.split_whitespace());
+    command.arg("--share").arg(share);
+    command.arg("--cpus").arg(cpus.to_string());
     command.arg("--timeout").arg((HOURS * 3600).to_string());
     command.args(["--mem", "6144", "--"]);
     Ok(command)

@@ -46,6 +46,11 @@ pub const ALL: &[Contestant] = &[
         start: gaur_ublk,
     },
     Contestant {
+        who: "gaur ublk, direct",
+        raw: false,
+        start: gaur_ublk_direct,
+    },
+    Contestant {
         who: "rublk",
         raw: false,
         start: rublk,
@@ -116,6 +121,14 @@ fn gaur_ublk_raw(place: &Place, image: &Path) -> Result<Running> {
     ublk_by_gaur(place, image, "raw")
 }
 
+/// Past the page cache, as rublk does it.
+fn gaur_ublk_direct(place: &Place, image: &Path) -> Result<Running> {
+    let mut command = serve(place, image, "qcow2");
+    command.arg("--ublk").args(["--ublk-queues", QUEUES]);
+    command.args(["--cache", "none"]);
+    block_device(place, command, "ublkb")
+}
+
 fn ublk_by_gaur(place: &Place, image: &Path, format: &str) -> Result<Running> {
     let mut command = serve(place, image, format);
     command.arg("--ublk").args(["--ublk-queues", QUEUES]);
@@ -155,8 +168,9 @@ fn rublk(place: &Place, image: &Path) -> Result<Running> {
     let name = node.file_name().unwrap_or_default().to_string_lossy();
     let number = name.trim_start_matches("ublkb").to_owned();
     let running = Running::new(Target::Path(node)).with_server(server);
-    let program = place.rublk.to_str().context("a path of odd characters")?;
-    Ok(running.undone_by(program, &["del", "-n", &number]))
+    // Its own way to take a device away fails now and then, and the device stays.
+    let program = place.gaur.to_str().context("a path of odd characters")?;
+    Ok(running.undone_by(program, &["ublk", "del", &number]))
 }
 
 fn qemu_nbd(place: &Place, image: &Path) -> Result<Running> {

@@ -5,19 +5,49 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// The images of a run, in a folder in memory.
+/// The images of a run: those that are full of data are made on the host, and copied into the guest's
+/// memory when they are needed first.
 pub struct Images {
+    /// The folder that the host shares.
+    shared: PathBuf,
+    /// Where contestants find them, in memory.
     dir: PathBuf,
     size_bytes: u64,
 }
 
+/// Makes the full images in a folder.
+pub fn prepare(folder: &Path, size_mib: u64) -> Result<()> {
+    let size_bytes = size_mib << 20;
+    for raw in [false, true] {
+        let path = folder.join(name("full", raw));
+        let _ = std::fs::remove_file(&path);
+        create(&path, raw, size_bytes)?;
+        fill(&path, raw, size_bytes)?;
+    }
+    Ok(())
+}
+
+fn name(kind: &str, raw: bool) -> String {
+    format!("{kind}.{}", if raw { "raw" } else { "qcow2" })
+}
+
+fn create(path: &Path, raw: bool, size_bytes: u64) -> Result<()> {
+    if raw {
+        std::fs::File::create(path)?.set_len(size_bytes)?;
+        return Ok(());
+    }
+    let path = path.to_str().context("a path of odd characters")?;
+    qemu_img(&["create", "-q", "-f", "qcow2", path, &size_bytes.to_string()])
+}
+
 impl Images {
-    /// Makes what `full` needs.
-    pub fn new(dir: &Path, size_mib: u64) -> Result<Images> {
-        Ok(Images {
+    /// The full images are in `shared`.
+    pub fn new(shared: &Path, dir: &Path, size_mib: u64) -> Images {
+        Images {
+            shared: shared.to_owned(),
             dir: dir.to_owned(),
             size_bytes: size_mib << 20,
-        })
+        }
     }
 
     /// Size of the disk in bytes.
@@ -26,59 +56,32 @@ impl Images {
     }
 
     /// The image a contestant works on: one that is full of data and stays, or an empty one made
-    /// anew. Memory for one at a time is enough.
+    /// anew.
     pub fn ready(&self, kind: &str, raw: bool) -> Result<PathBuf> {
-        let path = self
-            .dir
-            .join(format!("{kind}.{}", if raw { "raw" } else { "qcow2" }));
-        if kind == "full" && path.exists() {
+        let path = self.dir.join(name(kind, raw));
+        if kind == "full" {
+            if !path.exists() {
+                std::fs::copy(self.shared.join(name(kind, raw)), &path)?;
+            }
             return Ok(path);
         }
-        self.clear()?;
-        if raw {
-            let file = std::fs::File::create(&path)?;
-            file.set_len(self.size_bytes)?;
-        } else {
-            let size = self.size_bytes.to_string();
-            let path = path.to_str().context("a path of odd characters")?;
-            qemu_img(&["create", "-q", "-f", "qcow2", path, &size])?;
-        }
-        if kind == "full" {
-            fill(&path, raw, self.size_bytes)?;
-        }
+        let _ = std::fs::remove_file(&path);
+        create(&path, raw, self.size_bytes)?;
         Ok(path)
-    }
-
-    fn clear(&self) -> Result<()> {
-        for entry in std::fs::read_dir(&self.dir)? {
-            let path = entry?.path();
-            if matches!(
-                path.extension().and_then(|e| e.to_str()),
-                Some("raw" | "qcow2")
-            ) {
-                std::fs::remove_file(path)?;
-            }
-        }
-        Ok(())
     }
 }
 
 /// Fills an image with data in order.
 fn fill(path: &Path, raw: bool, size_bytes: u64) -> Result<()> {
+    const PIECE_BYTES: u64 = 512 << 20;
     let format = if raw { "raw" } else { "qcow2" };
-    let write = format!("write -q -P 90 0 {size_bytes}");
-    let piece = 512_u64 << 20;
     let mut command = Command::new("qemu-io");
     command.args(["-f", format, "-t", "writeback"]);
-    if size_bytes <= piece {
-        command.arg("-c").arg(write);
-    } else {
-        let mut at = 0;
-        while at < size_bytes {
-            let len = piece.min(size_bytes - at);
-            command.arg("-c").arg(format!("write -q -P 90 {at} {len}"));
-            at += len;
-        }
+    let mut at = 0;
+    while at < size_bytes {
+        let len = PIECE_BYTES.min(size_bytes - at);
+        command.arg("-c").arg(format!("write -q -P 90 {at} {len}"));
+        at += len;
     }
     succeed(command.arg(path))
 }

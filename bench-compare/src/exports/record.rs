@@ -12,10 +12,16 @@ pub struct Record {
     pub host: Machine,
     /// Release of the guest's kernel.
     pub guest_kernel: String,
+    /// Processors of the guest, each one of the host's.
+    #[serde(default)]
+    pub guest_processors: usize,
     /// Versions of the peers, a line each.
     pub peers: Vec<String>,
     /// The day.
     pub date: String,
+    /// Where the images are.
+    #[serde(default)]
+    pub store: String,
     /// Seconds of each measurement.
     pub seconds: u64,
     /// Size of the disk in MiB.

@@ -32,6 +32,13 @@ const GOALS: &[Goal] = &[
         counts: |_| true,
     },
     Goal {
+        over: "gaur ublk, direct",
+        under: "rublk",
+        at_least: 1.1,
+        cells: "every cell",
+        counts: |_| true,
+    },
+    Goal {
         over: "gaur ublk",
         under: "gaur ublk, raw",
         at_least: 0.85,
@@ -79,10 +86,11 @@ const GOALS: &[Goal] = &[
 pub fn section(record: &Record) -> String {
     let host = &record.host;
     let mut text = format!(
-        "Measured on {} at {}, in a guest (User-Mode Linux {}) on {} processors ({}), host kernel {}. {}.\n\n",
+        "Measured on {} at {}, in a guest (User-Mode Linux {}) with {} of {} processors ({}), host kernel {}. {}.\n\n",
         record.date,
         host.gaur,
         record.guest_kernel,
+        record.guest_processors,
         host.processors,
         host.processor,
         host.kernel,
@@ -90,8 +98,9 @@ pub fn section(record: &Record) -> String {
     );
     let _ = write!(
         text,
-        "A disk of {} MiB in memory, {} s for each measurement, {} rounds in turn; medians.",
+        "A disk of {} MiB on {}, {} s for each measurement, {} rounds in turn; medians.",
         record.size_mib,
+        record.store,
         record.seconds,
         rounds(record),
     );

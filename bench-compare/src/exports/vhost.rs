@@ -44,6 +44,8 @@ const DEVICE_WRITES: u16 = 2;
 const NO_NOTIFY: u16 = 1;
 /// `VIRTIO_F_VERSION_1`
 const VERSION_1: u64 = 1 << 32;
+/// `VIRTIO_BLK_F_FLUSH`: a driver without it has every write made durable at once.
+const FLUSH: u64 = 1 << 9;
 
 type Memory = GuestMemoryMmap<()>;
 
@@ -114,7 +116,7 @@ fn connect(socket: &Path, memory: &Memory, file: &std::fs::File, queues: u32) ->
     let mut device = Frontend::connect(socket, u64::from(queues))?;
     device.set_owner()?;
     let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
-    let features = device.get_features()? & (VERSION_1 | protocol);
+    let features = device.get_features()? & (VERSION_1 | FLUSH | protocol);
     device.set_features(features)?;
     if features & protocol != 0 {
         let wanted = VhostUserProtocolFeatures::MQ;
