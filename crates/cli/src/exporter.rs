@@ -230,8 +230,8 @@ impl Exporter {
     ) -> Result<(String, Option<Box<dyn Front>>), Failure> {
         let request = new.front.as_ref();
         let kind = request.map_or(Kind::Nbd, Request::kind);
-        let device = matches!(kind, Kind::Ublk | Kind::Vduse);
-        self.pin.before_export(served.shared().image(), device)?;
+        let image = served.shared().image();
+        self.pin.before_export(image, kind.is_device())?;
         let Some(request) = request else {
             return Ok((self.add_to_nbd(new, served)?, None));
         };

@@ -54,6 +54,11 @@ impl Kind {
         }
     }
 
+    /// Whether it is a block device of this machine.
+    pub fn is_device(self) -> bool {
+        matches!(self, Kind::Ublk | Kind::Vduse)
+    }
+
     /// The kind of that name.
     pub fn from_name(name: &str) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| kind.name() == name)

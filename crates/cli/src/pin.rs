@@ -21,6 +21,17 @@ pub enum Wish {
     Never,
 }
 
+/// What a server will export, as far as its command line says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prospect {
+    /// Block devices of this machine.
+    Devices,
+    /// What commands will ask for: block devices, maybe.
+    Commands,
+    /// No block device, ever.
+    Neither,
+}
+
 /// What an image needs besides its caches, in bytes: payloads and lists of its queues.
 const QUEUES_BYTES: u64 = 32 << 20;
 
@@ -40,11 +51,18 @@ impl Pin {
         }
     }
 
-    /// At the start of a server, before it has threads.
-    pub fn start(&self) -> Result<(), Failure> {
-        match self.wish {
-            Wish::Always => self.apply(),
-            Wish::WhereNeeded | Wish::Never => Ok(()),
+    /// At the start of a server, before it has threads: a thread that is there already cannot be
+    /// pinned, and they all share memory and what is locked in it.
+    pub fn start(&self, prospect: Prospect) -> Result<(), Failure> {
+        match (self.wish, prospect) {
+            (Wish::Always, _) | (Wish::WhereNeeded, Prospect::Devices) => self.apply(),
+            (Wish::WhereNeeded, Prospect::Commands) => {
+                // It costs nothing as long as there is no device, and if it is refused the first
+                // device says so.
+                let _ = pin::io_flusher();
+                Ok(())
+            }
+            (Wish::WhereNeeded, Prospect::Neither) | (Wish::Never, _) => Ok(()),
         }
     }
 

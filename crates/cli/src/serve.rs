@@ -22,7 +22,7 @@ use crate::image_spec::{Aio, ImageSpec};
 use crate::new_image::NewImage;
 use crate::notice::say;
 use crate::options::OptionList;
-use crate::pin::{self, Pin};
+use crate::pin::{self, Pin, Prospect};
 use crate::size::parse_size;
 use crate::{background, control, socket_path};
 
@@ -220,6 +220,20 @@ struct Started {
     stops: Stops,
 }
 
+/// Whether there will be block devices, on which the kernel's memory may depend.
+fn prospect(args: &Args, exports: &[NewExport]) -> Prospect {
+    let is_device = |new: &NewExport| {
+        new.front
+            .as_ref()
+            .is_some_and(|front| front.kind().is_device())
+    };
+    match exports.iter().any(is_device) {
+        true => Prospect::Devices,
+        false if args.control.is_some() => Prospect::Commands,
+        false => Prospect::Neither,
+    }
+}
+
 /// Opens the sockets, then the images, each with its export.
 fn start(
     args: &Args,
@@ -228,7 +242,7 @@ fn start(
     host: HostKind,
 ) -> Result<Started, Failure> {
     let pin = Pin::new(args.pin_wish());
-    pin.start()?;
+    pin.start(prospect(args, &exports))?;
     if let Err(errno) = gaur_reactor::pin::raise_file_limit() {
         say(format!("the limit of open files stays as it is: {errno}"));
     }
