@@ -3,9 +3,11 @@
 
 mod device;
 mod nbd;
+mod pinned;
 mod shape;
 mod ublk;
 mod vduse;
 
 pub use device::{Attached, Via, assert_leaks_at_worst, attach, attach_lasting};
+pub use pinned::Footprint;
 pub use shape::Shape;
