@@ -20,9 +20,9 @@ const MODULES: [&str; 6] = [
     "virtio_blk",
 ];
 
-/// What the guest does: loads the modules (each needs others, in an order that differs between
-/// kernels), mounts the disk, and lets the distribution's own programs write to it.
-const INIT: &str = r#"#!/bin/busybox sh
+/// How the guest starts: it loads the modules (each needs others, in an order that differs between
+/// kernels).
+const START: &str = r#"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin
 mount -t proc proc /proc
@@ -31,7 +31,10 @@ mount -t devtmpfs dev /dev
 for round in 1 2 3 4; do
     for module in /modules/*; do insmod $module 2>/dev/null; done
 done
-mount -t ext4 /dev/vda /disk || { echo GUEST FAILED; poweroff -f; }
+"#;
+
+/// Mounts the disk, and lets the distribution's own programs write to it.
+const USE: &str = r#"mount -t ext4 /dev/vda /disk || { echo GUEST FAILED; poweroff -f; }
 chroot /disk /bin/sh -ec '
     mkdir /gaur
     dd if=/dev/urandom of=/gaur/random bs=64k count=64
@@ -113,13 +116,37 @@ mv new "$2"
     folder
 }
 
-/// A kernel and an initial RAM disk with [`INIT`] in it.
+/// Says how large the disk is whenever that changes, up to 1 GiB, and writes to its end then.
+const WATCH: &str = r#"
+size=0
+until [ $size = 2097152 ]; do
+    new=$(cat /sys/block/vda/size)
+    [ $new = $size ] || echo "GUEST SIZE $new"
+    size=$new
+    sleep 0.1
+done
+dd if=/dev/zero bs=1M count=1 | tr '\0' g >/block
+dd if=/block of=/dev/vda bs=1M seek=1023 && sync && echo GUEST DONE
+poweroff -f
+"#;
+
+/// A kernel and an initial RAM disk with which it mounts its disk and writes to it.
 pub fn kernel(scratch: &Scratch) -> Kernel {
+    kernel_with(scratch, USE)
+}
+
+/// A kernel and an initial RAM disk with which it watches the size of its disk.
+pub fn watching_kernel(scratch: &Scratch) -> Kernel {
+    kernel_with(scratch, WATCH)
+}
+
+fn kernel_with(scratch: &Scratch, script: &str) -> Kernel {
     let folder = kernel_dir();
     let initrd = scratch.path("initrd.gz");
     let tree = scratch.path("initrd");
     std::fs::create_dir(&tree).expect("scratch is writable");
-    std::fs::write(format!("{tree}/init"), INIT).expect("scratch is writable");
+    let init = format!("{START}{script}");
+    std::fs::write(format!("{tree}/init"), init).expect("scratch is writable");
     let mut arguments = vec![text(&folder), &tree, &initrd];
     arguments.extend(MODULES);
     shell(

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::gaur::binary;
@@ -74,7 +75,8 @@ impl Drop for Server {
 #[derive(Debug)]
 pub struct Machine {
     child: Child,
-    output: Option<std::thread::JoinHandle<String>>,
+    output: Option<std::thread::JoinHandle<()>>,
+    said: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Machine {
@@ -107,14 +109,36 @@ impl Machine {
             .spawn()
             .expect("qemu-system-x86_64 is there: scripts/setup installs what the tests need");
         let mut stdout = child.stdout.take().expect("a pipe was asked for");
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::clone(&said);
         let output = std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            let _ = stdout.read_to_end(&mut bytes);
-            String::from_utf8_lossy(&bytes).into_owned()
+            let mut buffer = [0; 4096];
+            while let Ok(len @ 1..) = stdout.read(&mut buffer) {
+                let mut heard = heard.lock().expect("nobody panics with it");
+                heard.extend_from_slice(&buffer[..len]);
+            }
         });
         Machine {
             child,
             output: Some(output),
+            said,
+        }
+    }
+
+    /// What its guest has said so far.
+    pub fn said(&self) -> String {
+        let said = self.said.lock().expect("nobody panics with it");
+        String::from_utf8_lossy(&said).into_owned()
+    }
+
+    /// Waits until its guest has said these words.
+    #[track_caller]
+    pub fn wait_for(&mut self, words: &str, limit: Duration) {
+        let start = Instant::now();
+        while !self.said().contains(words) {
+            let patient = self.is_on() && start.elapsed() < limit;
+            assert!(patient, "no {words:?} from the guest: {}", self.said());
+            std::thread::sleep(Duration::from_millis(50));
         }
     }
 
@@ -139,13 +163,13 @@ impl Machine {
         while self.is_on() {
             if start.elapsed() > limit {
                 let _ = self.child.kill();
-                let said = self.output.take().map(std::thread::JoinHandle::join);
-                panic!("the guest does not end: {said:?}");
+                panic!("the guest does not end: {}", self.said());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
         let output = self.output.take().expect("it is there until now");
-        output.join().expect("the reader does not panic")
+        output.join().expect("the reader does not panic");
+        self.said()
     }
 }
 

@@ -116,3 +116,30 @@ fn nothing_is_taken_over_for_a_machine_that_is_gone() {
     let read = format!("read -P 77 0 {}", 64 << 20);
     run("qemu-io", &["-c", &read, &image]).ok();
 }
+
+/// The machine gets an interrupt, its kernel looks at the new size, and what is new can be written to.
+#[test]
+fn a_machine_sees_its_disk_grow_and_shrink() {
+    let scratch = Scratch::new("vhost-user-resize");
+    let image = scratch.path("disk.qcow2");
+    gaur(&["create", "-q", &image, "256M"]).ok();
+    let kernel = guest::watching_kernel(&scratch);
+    let (socket, control) = (scratch.path("s"), scratch.path("c"));
+    let server = Server::start(&image, &socket, &["--control", &control]);
+    let mut machine = Machine::boot(&kernel, &socket, "");
+    machine.wait_for("GUEST SIZE 524288", LIFE);
+    let list = gaur(&["export", "list", "--control", &control, "--output", "json"]).ok();
+    let name = list.json()[0]["name"].as_str().expect("a name").to_owned();
+    let resize = ["export", "resize", "--shrink", "--control", &control, &name];
+    for (size, sectors) in [("300M", 614_400), ("128M", 262_144), ("1G", 2_097_152)] {
+        gaur(&[&resize[..], &[size]].concat()).ok();
+        machine.wait_for(&format!("GUEST SIZE {sectors}"), LIFE);
+    }
+    let said = machine.output(LIFE);
+    assert!(said.contains("GUEST DONE"), "{said}");
+    server.stop();
+    assert_clean(&image);
+    let read = ["-r", "-c", "read -P 103 1023M 1M", &image];
+    let read = run("qemu-io", &read).ok();
+    assert!(!read.stdout.contains("failed"), "{read}");
+}
