@@ -94,6 +94,10 @@ impl Pin {
             Some(_) => Ok(()),
         };
         let flusher = pin::io_flusher();
+        if first {
+            // The right to that is the one of the line before, which says when it is missing.
+            let _ = pin::outlive_others();
+        }
         locked.get_or_insert(memory.is_ok());
         drop(locked);
         let failures = [

@@ -74,6 +74,12 @@ pub fn io_flusher() -> Result<(), Errno> {
     }
 }
 
+/// Has the kernel end other processes when it runs out of memory: this one looks large, and the memory
+/// that others want back is what it writes. Returns whether that was allowed.
+pub fn outlive_others() -> bool {
+    std::fs::write("/proc/self/oom_score_adj", "-1000").is_ok()
+}
+
 /// Takes `len_bytes` from the kernel now, for what the process will allocate later. Effective after
 /// [`lock_memory`], with which freed memory stays in the process.
 pub fn reserve(len_bytes: usize) {
