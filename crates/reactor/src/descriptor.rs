@@ -2,6 +2,7 @@
 //! device of the kernel's that hands out requests.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use gaur_block::Errno;
 use io_uring::{opcode, types};
@@ -16,12 +17,26 @@ use crate::syscall;
 #[derive(Debug)]
 pub struct Descriptor {
     fd: OwnedFd,
+    /// It does not block, so a ring does not wait for it to be read.
+    never_blocks: AtomicBool,
 }
 
 impl Descriptor {
     /// Takes a descriptor over.
     pub fn new(fd: OwnedFd) -> Descriptor {
-        Descriptor { fd }
+        Descriptor {
+            fd,
+            never_blocks: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes over one that does not block (`O_NONBLOCK`), or belongs to somebody who must not be trusted to
+    /// have it answer at once: it is only ever asked whether there is something.
+    pub fn never_blocking(fd: OwnedFd) -> Descriptor {
+        Descriptor {
+            fd,
+            never_blocks: AtomicBool::new(true),
+        }
     }
 
     /// Waits until something can be read, or the other side has gone.
@@ -38,6 +53,56 @@ impl Descriptor {
     /// When the descriptor cannot be waited for.
     pub async fn writable(&self) -> Result<(), Errno> {
         self.ready(libc::POLLOUT).await
+    }
+
+    /// Takes what an event counter (`eventfd(2)`) has counted, once that is not 0. With a ring, and a
+    /// counter that blocks, waiting and taking are one operation.
+    ///
+    /// # Errors
+    /// When the descriptor cannot be waited for or read, or nothing will come any more.
+    pub async fn count(&self) -> Result<u64, Errno> {
+        loop {
+            let taken = match self.take_by_ring().await {
+                None => {
+                    self.readable().await?;
+                    self.take_now()
+                }
+                Some(taken) => taken,
+            };
+            match taken {
+                // Somebody else has taken it, or the ring does not wait for this one.
+                Err(Errno::EAGAIN) => self.never_blocks.store(true, Ordering::Relaxed),
+                taken => return taken,
+            }
+        }
+    }
+
+    /// Takes the count in one operation of the ring; `None` where that cannot be.
+    async fn take_by_ring(&self) -> Option<Result<u64, Errno>> {
+        if self.never_blocks.load(Ordering::Relaxed) {
+            return None;
+        }
+        let core = context::find()?;
+        let ring = core.ring()?;
+        let mut count = [0; size_of::<u64>()];
+        let (start, len) = (count.as_mut_ptr(), count.len() as u32);
+        let entry = opcode::Read::new(types::Fd(self.fd.as_raw_fd()), start, len).build();
+        loop {
+            // SAFETY: the bytes are this future's own, and the operation, made later, goes first.
+            match unsafe { Op::new(ring, entry.clone()) }.await {
+                Err(Errno::EINTR) => {}
+                Ok(0) => return Some(Err(Errno::from_raw(libc::EPIPE))),
+                result => return Some(result.map(|_| u64::from_ne_bytes(count))),
+            }
+        }
+    }
+
+    fn take_now(&self) -> Result<u64, Errno> {
+        let mut count = [0; size_of::<u64>()];
+        match syscall::read_now(self.fd.as_fd(), &mut count)? {
+            0 => Err(Errno::from_raw(libc::EPIPE)),
+            _ => Ok(u64::from_ne_bytes(count)),
+        }
     }
 
     async fn ready(&self, events: libc::c_short) -> Result<(), Errno> {

@@ -134,6 +134,19 @@ pub(crate) fn preadv2(
     retry(|| unsafe { libc::preadv2(fd.as_raw_fd(), &raw const part, 1, at, flags) })
 }
 
+/// Reads what is there from a descriptor without a position, such as an event counter, and does not wait
+/// even if that is one to wait for.
+pub(crate) fn read_now(fd: BorrowedFd<'_>, memory: &mut [u8]) -> Result<usize, Errno> {
+    const NO_POSITION: libc::off_t = -1;
+    let part = libc::iovec {
+        iov_base: memory.as_mut_ptr().cast(),
+        iov_len: memory.len(),
+    };
+    let flags = libc::RWF_NOWAIT;
+    // SAFETY: the part is a slice that we may write to.
+    retry(|| unsafe { libc::preadv2(fd.as_raw_fd(), &raw const part, 1, NO_POSITION, flags) })
+}
+
 /// How often this thread has given up the processor to wait for something.
 pub(crate) fn waits_of_thread() -> u64 {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();

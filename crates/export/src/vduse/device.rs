@@ -198,11 +198,11 @@ fn name_bytes(name: &str) -> [u8; NAME_BYTES] {
     bytes
 }
 
-/// An event counter.
+/// An event counter that blocks who reads it: a ring reads it when it has something.
 pub(super) fn event() -> Result<OwnedFd, Errno> {
     // SAFETY: no memory is passed; a descriptor that comes back is new and ours alone.
     unsafe {
-        let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
+        let fd = libc::eventfd(0, libc::EFD_CLOEXEC);
         if fd < 0 {
             return Err(ioctl::last_errno());
         }

@@ -74,7 +74,7 @@ impl Settings {
             write_through: common.write_through.clone(),
             log,
             used_address: logged.then_some(addresses.log),
-            kick: Descriptor::new(clone(kick)?),
+            kick: Descriptor::never_blocking(clone(kick)?),
             bell: self.bell()?,
             error: self.error.as_ref().map(clone).transpose()?,
         })

@@ -296,7 +296,7 @@ pub(super) async fn serve<D: Device + 'static>(
         let event = if lane.broken.get() {
             Either::Left(orders.take().await)
         } else {
-            race(orders.take(), lane.kick.readable()).await
+            race(orders.take(), lane.kick.count()).await
         };
         match event {
             Either::Left(Order::Stop(answer)) => {
@@ -311,23 +311,10 @@ pub(super) async fn serve<D: Device + 'static>(
             #[cfg(feature = "vduse")]
             Either::Left(Order::Position(answer)) => answer.put(Some(lane.next())),
             Either::Left(order) => queue::attend(&lane.station, order).await,
-            Either::Right(Ok(())) => {
-                clear(&lane.kick);
-                lane.pump();
-            }
+            Either::Right(Ok(_)) => lane.pump(),
             Either::Right(Err(errno)) => lane.give_up(&format!("cannot wait for kicks: {errno}")),
         }
     }
-}
-
-/// Takes what an event counter has counted.
-fn clear(event: &Descriptor) {
-    use std::os::fd::{AsFd, AsRawFd};
-    let mut count = 0_u64;
-    let fd = event.as_fd().as_raw_fd();
-    // SAFETY: the pointer is to 8 bytes. The counter does not block: it has just been readable, or
-    // says `O_NONBLOCK`.
-    let _ = unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
 }
 
 /// Dropped only when a worker panics in the middle of a request: the device broke its word. The
