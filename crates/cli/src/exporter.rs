@@ -194,11 +194,13 @@ impl Exporter {
             policy: new.image.policy(&new.spec),
             read_only: new.image.refuses_writes(&new.spec),
             log: self.log.clone(),
+            added: device_state::notes(&new),
         });
         let (place, front) = match self.start(&new, &served) {
             Ok(started) => started,
             Err(failure) => {
                 drop(served);
+                device_state::forget_gone();
                 // Nothing was written through it; why it did not start is what counts.
                 let _ = self.images.release(&new.name, &image);
                 return Err(failure);
@@ -212,9 +214,7 @@ impl Exporter {
             front: Mutex::new(front),
             state: Mutex::default(),
         });
-        if export.kind == Kind::Ublk {
-            device_state::note(&export.place, &new);
-        }
+        device_state::note_recovered(&export.place, &new);
         lock(&self.table).exports.push(Arc::clone(&export));
         drop(reservation);
         if export.kind != Kind::Nbd {

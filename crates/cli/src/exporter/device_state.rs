@@ -1,7 +1,10 @@
 //! What is noted for a server to come, as long as a device or a machine is there that goes on.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use gaur_export::ublk::Added;
 
 use super::{AddExport, NewExport};
 use crate::failure::Failure;
@@ -56,15 +59,47 @@ pub fn forget_log(new: &NewExport) {
     }
 }
 
-/// Notes what the device at `place` shows. When that cannot be noted the device works all the same, so it
-/// is said and no more.
-pub fn note(place: &str, new: &NewExport) {
-    if let Some(device) = number(place)
-        && let Err(failure) = write(device, new)
+/// Has a new ublk device noted as soon as it has a number: the block device that it becomes outlives this
+/// process, whenever that is killed.
+pub fn notes(new: &NewExport) -> Option<Added> {
+    let Some(Request::Ublk(request)) = &new.front else {
+        return None;
+    };
+    if request.recover {
+        return None;
+    }
+    let new = new.clone();
+    Some(Arc::new(move |device| note(device, &new)))
+}
+
+/// Notes who serves a device now that was taken over.
+pub fn note_recovered(place: &str, new: &NewExport) {
+    if let Some(Request::Ublk(request)) = &new.front
+        && request.recover
+        && let Some(device) = number(place)
     {
+        note(device, new);
+    }
+}
+
+/// Notes what a device shows. When that cannot be noted the device works all the same, so it is said
+/// and no more.
+fn note(device: u32, new: &NewExport) {
+    if let Err(failure) = write(device, new) {
         say(format!(
             "'gaur ublk recover {device}' will not work: {failure}"
         ));
+    }
+}
+
+/// Forgets the devices of this process that the kernel does not have: they could not be started.
+pub fn forget_gone() {
+    let directory = state::directory();
+    let own = |state: &State| state.pid == std::process::id();
+    for state in State::all(&directory).into_iter().filter(own) {
+        if gaur_export::ublk::info(state.device).is_err() {
+            state::forget(&directory, state.device);
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use gaur_engine::{Format, Queue};
 use gaur_export::nbd::Log;
+use gaur_export::ublk;
 use gaur_reactor::ReactorFile;
 
 use super::images::OpenImage;
@@ -20,6 +21,7 @@ pub struct Served {
     pub(super) read_only: bool,
     #[allow(dead_code, reason = "for front ends")]
     pub(super) log: Option<Log>,
+    pub(super) added: Option<ublk::Added>,
 }
 
 #[allow(dead_code, reason = "for front ends")]
@@ -53,6 +55,11 @@ impl Served {
     /// Where lines about clients go.
     pub fn log(&self) -> Option<Log> {
         self.log.clone()
+    }
+
+    /// Who is to know the number of a new ublk device.
+    pub fn added(&self) -> Option<ublk::Added> {
+        self.added.clone()
     }
 
     /// A queue of the image for the calling thread, which runs a reactor.

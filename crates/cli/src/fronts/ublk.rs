@@ -78,5 +78,6 @@ fn options(request: &Request, image: &Served) -> Options {
     options.direct = image.shared().is_direct();
     options.read_only = image.read_only();
     options.log = image.log();
+    options.added = image.added();
     options
 }

@@ -28,5 +28,5 @@ pub use crate::error::ServeError;
 pub use features::Features;
 pub use info::{Info, State};
 pub use manage::{Deletion, delete, features, info, list, quiesce};
-pub use options::{Log, Options, ZeroCopy};
+pub use options::{Added, Log, Options, ZeroCopy};
 pub use server::{Server, recover, start};

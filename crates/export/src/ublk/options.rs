@@ -58,7 +58,13 @@ pub struct Options {
     pub reactor: gaur_reactor::Config,
     /// Where lines about what happens go.
     pub log: Option<Log>,
+    /// Told the number of a new device as soon as it has one: before there is a block device, which
+    /// would outlive this process.
+    pub added: Option<Added>,
 }
+
+/// Is told the number of a device.
+pub type Added = Arc<dyn Fn(u32) + Send + Sync>;
 
 /// More queues than this are only made when asked for.
 const QUEUES_DEFAULT_MAX: usize = 4;
@@ -83,6 +89,7 @@ impl Options {
             affinity: true,
             reactor: gaur_reactor::Config::default(),
             log: None,
+            added: None,
         }
     }
 

@@ -57,6 +57,9 @@ where
         features,
     );
     let info = control.add(&wanted)?;
+    if let Some(added) = &options.added {
+        added(info.id);
+    }
     let make: Make<D> = Arc::new(devices);
     let prepared = prepare(&mut control, info, &options, &make);
     match prepared {
