@@ -131,6 +131,10 @@ impl GuestMemory for Table {
             dirty.mark(address, len as u64);
         }
     }
+
+    fn is_lost(&self) -> bool {
+        self.regions.iter().any(|region| region.mapping.is_lost())
+    }
 }
 
 /// The client's map of pages that were written, a bit each.

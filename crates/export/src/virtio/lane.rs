@@ -129,7 +129,11 @@ impl<D: Device + 'static> Lane<D> {
         if self.broken.get() {
             return;
         }
-        if let Err(violation) = self.try_pump() {
+        let outcome = self.try_pump();
+        // What was read of such memory meant nothing.
+        if self.memory.is_lost() {
+            self.give_up("the file of its memory was made shorter");
+        } else if let Err(violation) = outcome {
             self.give_up(&violation.to_string());
         }
     }

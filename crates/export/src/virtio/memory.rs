@@ -4,10 +4,13 @@
 //! transfer of plain bytes: a guest that writes while the device does gets what it asked for, in its
 //! own memory. Structures are read and written field by field with volatile or atomic accesses.
 
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
 use gaur_block::Errno;
+
+use super::lost::Watch;
 
 /// What the device does with memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +77,11 @@ pub(crate) trait GuestMemory: Send + Sync {
 
     /// The device has written there (for the log of dirty pages).
     fn written(&self, _address: u64, _len: usize) {}
+
+    /// Whether its owner has taken some of it away.
+    fn is_lost(&self) -> bool {
+        false
+    }
 }
 
 /// Memory mapped from a descriptor, shared with whoever has it too.
@@ -81,6 +89,7 @@ pub(crate) trait GuestMemory: Send + Sync {
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    watch: ManuallyDrop<Watch>,
 }
 
 // SAFETY: a mapping is an address range of the process; who reads and writes it is up to the users.
@@ -115,8 +124,18 @@ impl Mapping {
             let error = std::io::Error::last_os_error();
             return Err(Errno::from_raw(error.raw_os_error().unwrap_or(0)));
         }
-        let start = NonNull::new(start.cast()).ok_or(Errno::ENOMEM)?;
-        Ok(Mapping { start, len })
+        let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::ENOMEM)?;
+        let watch = Watch::new(start.as_ptr().expose_provenance(), len);
+        Ok(Mapping {
+            start,
+            len,
+            watch: ManuallyDrop::new(watch),
+        })
+    }
+
+    /// Whether the other side has made the file shorter, and somebody here has touched what is gone.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.watch.is_lost()
     }
 
     /// Length in bytes.
@@ -138,6 +157,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // SAFETY: it is dropped once, and before the range may become somebody else's.
+        unsafe { ManuallyDrop::drop(&mut self.watch) };
         // SAFETY: the range is a mapping of ours that nobody uses any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }

@@ -15,6 +15,7 @@ mod execute;
 pub(crate) mod inflight;
 mod lane;
 mod log;
+mod lost;
 pub(crate) mod mailbox;
 pub(crate) mod memory;
 pub(crate) mod order;

@@ -25,6 +25,15 @@ pub(super) const FEATURES: u64 =
 
 pub(super) struct Guest {
     mapping: Mapping,
+    file: OwnedFd,
+}
+
+impl Guest {
+    /// Takes all of its memory away.
+    pub(super) fn truncate(&self) {
+        // SAFETY: the descriptor is open, and no memory is passed.
+        assert_eq!(unsafe { libc::ftruncate(self.file.as_raw_fd(), 0) }, 0);
+    }
 }
 
 impl GuestMemory for Guest {
@@ -34,16 +43,21 @@ impl GuestMemory for Guest {
         }
         self.mapping.run(address, len)
     }
+
+    fn is_lost(&self) -> bool {
+        self.mapping.is_lost()
+    }
 }
 
-pub(super) fn shared(len: usize) -> Mapping {
+pub(super) fn shared(len: usize) -> (Mapping, OwnedFd) {
     // SAFETY: the name is a string, and the descriptor is ours alone.
     let fd = unsafe {
         let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC);
         assert!(fd >= 0 && libc::ftruncate(fd, len as i64) == 0);
         OwnedFd::from_raw_fd(fd)
     };
-    Mapping::new(fd.as_fd(), 0, len, true).expect("memory can be mapped")
+    let mapping = Mapping::new(fd.as_fd(), 0, len, true);
+    (mapping.expect("memory can be mapped"), fd)
 }
 
 pub(super) fn event() -> OwnedFd {
@@ -123,15 +137,14 @@ impl Machine {
             call: event(),
             error: event(),
         };
+        let (mapping, file) = shared(MEMORY_BYTES);
         Machine {
-            guest: Arc::new(Guest {
-                mapping: shared(MEMORY_BYTES),
-            }),
+            guest: Arc::new(Guest { mapping, file }),
             control: crew.rings(),
             crew: Some(crew),
             rings: vec![ring(0), ring(1)],
             lines,
-            logs: Arc::new(shared(2 * log_bytes(RING))),
+            logs: Arc::new(shared(2 * log_bytes(RING)).0),
         }
     }
 

@@ -230,3 +230,20 @@ fn noise_disturbs_nobody_else() {
         assert_eq!(result, (status::OK, 1));
     }
 }
+
+/// The server lives, and has another guest.
+#[test]
+fn memory_that_is_taken_away() {
+    let machine = Machine::new();
+    machine.guest.truncate();
+    machine.kick(0);
+    machine.kick(1);
+    for ring in 0..2 {
+        machine.expect_line(&format!(
+            "ring {ring} is given up: the file of its memory was made shorter"
+        ));
+    }
+    let mut other = Machine::new();
+    let result = other.request(1, kind::FLUSH, 0, &[], &[]);
+    assert_eq!(result, (status::OK, 1));
+}

@@ -11,7 +11,7 @@ fn open(mapping: &Arc<Mapping>) -> InflightLog {
 }
 
 fn blank() -> Arc<Mapping> {
-    Arc::new(shared(log_bytes(RING)))
+    Arc::new(shared(log_bytes(RING)).0)
 }
 
 #[test]
