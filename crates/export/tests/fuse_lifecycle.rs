@@ -219,8 +219,10 @@ fn what_a_killed_server_left_is_taken_away() {
     file.write_all_at(b"lost", 0).expect("a write");
     child.kill().expect("it runs");
     child.wait().expect("it ends");
+    // Its connection may end a moment after the process, and a write be under way by then.
     let dead = file.write_at(b"lost", 0).expect_err("nobody is there");
-    assert_eq!(dead.kind(), ErrorKind::NotConnected);
+    let gone = [ErrorKind::NotConnected, ErrorKind::ConnectionAborted];
+    assert!(gone.contains(&dead.kind()), "{dead}");
     drop(file);
     let server = cover(place.options(), Memory::new(2 * MIB));
     assert_eq!(

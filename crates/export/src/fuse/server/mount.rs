@@ -17,8 +17,11 @@ use crate::fuse::proto::wire::PAYLOAD_MAX;
 /// What the mount is called in lists of mounts, and what such mounts are recognised by.
 const SOURCE: &CStr = c"gaur";
 const KIND: &CStr = c"fuse.gaur";
-/// `ENOTCONN`: the server of a file system has gone.
-const ENOTCONN: i32 = libc::ENOTCONN;
+/// Whether an error says that the server of a file system has gone: before it was asked, or while it was.
+/// A killed process's ring, and with it the connection, may end a moment after the process.
+fn is_gone(errno: i32) -> bool {
+    matches!(errno, libc::ENOTCONN | libc::ECONNABORTED)
+}
 
 /// A mounted file.
 pub(super) struct Mount {
@@ -51,12 +54,12 @@ pub(super) fn prepare(options: &Options) -> Result<PathBuf, ServeError> {
     {
         let ours = entry.kind.as_bytes() == KIND.to_bytes();
         match (ask_again(&path), ours) {
-            (Err(ENOTCONN), true) => {
+            (Err(errno), true) if is_gone(errno) => {
                 take_away(&path, libc::MNT_DETACH, false)
                     .map_err(|errno| refused(given, format_args!("{STALE}: {errno}")))?;
                 options.say(&format!("{}: uncovered, {STALE}", given.display()));
             }
-            (Err(ENOTCONN), false) => return Err(refused(given, STALE_OTHER)),
+            (Err(errno), false) if is_gone(errno) => return Err(refused(given, STALE_OTHER)),
             _ => return Err(refused(given, "is covered by a mount of FUSE already")),
         }
     }
@@ -88,7 +91,9 @@ fn real_path(given: &Path) -> Result<PathBuf, ServeError> {
         None => Path::new("/"),
     };
     match (std::fs::canonicalize(folder), given.file_name()) {
-        (Ok(folder), Some(name)) if error.raw_os_error() == Some(ENOTCONN) => Ok(folder.join(name)),
+        (Ok(folder), Some(name)) if error.raw_os_error().is_some_and(is_gone) => {
+            Ok(folder.join(name))
+        }
         _ => Err(refused(given, error)),
     }
 }
