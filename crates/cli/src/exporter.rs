@@ -188,7 +188,7 @@ impl Exporter {
         let reservation = self.reserve(&new.name)?;
         let new = device_state::with_log(new);
         let acquired = self.images.acquire(&new.name, &new.spec, &new.image);
-        let image = acquired.inspect_err(|_| device_state::forget_log(&new))?;
+        let image = acquired.inspect_err(|_| device_state::forget(&new))?;
         let served = Arc::new(Served {
             image: Arc::clone(&image),
             policy: new.image.policy(&new.spec),
@@ -200,7 +200,7 @@ impl Exporter {
             Ok(started) => started,
             Err(failure) => {
                 drop(served);
-                device_state::forget_gone();
+                device_state::forget(&new);
                 // Nothing was written through it; why it did not start is what counts.
                 let _ = self.images.release(&new.name, &image);
                 return Err(failure);

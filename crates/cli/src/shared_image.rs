@@ -71,11 +71,7 @@ impl SharedImage {
         path: &Path,
     ) -> Result<SharedImage, Failure> {
         let handover = Handover::open(path, spec.path());
-        // Who has the log has the image as well, and that is the better thing to say.
-        let handover = handover.map_err(|failure| match SharedImage::open(spec, base) {
-            Ok(_) => failure,
-            Err(locked) => locked,
-        });
+        let handover = handover.map_err(|failure| SharedImage::explain(spec, base, failure));
         SharedImage::open_after(spec, base, handover?, || true)
     }
 
@@ -89,10 +85,7 @@ impl SharedImage {
         match Handover::open(&kept.log, spec.path()) {
             Ok(handover) => SharedImage::open_after(spec, base, handover, || kept.is_used()),
             // Its server may be on its way out, and what it leaves will count.
-            Err(locked) if locked.is_locked() => Err(match SharedImage::open(spec, base) {
-                Ok(_) => locked,
-                Err(image) => image,
-            }),
+            Err(locked) if locked.is_locked() => Err(SharedImage::explain(spec, base, locked)),
             Err(failure) => {
                 let image = SharedImage::open(spec, base)?;
                 say(format_args!(
@@ -101,6 +94,11 @@ impl SharedImage {
                 Ok(image)
             }
         }
+    }
+
+    /// Why there is no log: who has it has the image as well, and that is the better thing to say.
+    fn explain(spec: &ImageSpec, base: &OpenOptions, failure: Failure) -> Failure {
+        SharedImage::open(spec, base).err().unwrap_or(failure)
     }
 
     /// Opens the image with a log, and takes over what is left there if it `counts`.

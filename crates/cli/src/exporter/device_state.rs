@@ -25,16 +25,12 @@ pub fn with_log(mut new: NewExport) -> NewExport {
         return new;
     }
     let kept = match front {
-        Request::Ublk(request) if request.recover || request.unprivileged => Ok(None),
-        Request::Ublk(_) => new_log().map(|path| {
-            new.image.handover = Some(path);
-            None
-        }),
-        front => Kept::for_front(front),
+        Request::Ublk(request) if request.recover || request.unprivileged => Ok(()),
+        Request::Ublk(_) => new_log().map(|path| new.image.handover = Some(path)),
+        front => Kept::for_front(front).map(|kept| new.image.kept = kept.map(Box::new)),
     };
-    match kept {
-        Ok(kept) => new.image.kept = kept.map(Box::new),
-        Err(failure) => say(format!("nothing is kept for another server: {failure}")),
+    if let Err(failure) = kept {
+        say(format!("nothing is kept for another server: {failure}"));
     }
     new
 }
@@ -48,15 +44,6 @@ fn new_log() -> Result<PathBuf, Failure> {
     // A process of this number that was killed may have left one.
     let _ = std::fs::remove_file(&path);
     Ok(path)
-}
-
-/// After an export that could not be started.
-pub fn forget_log(new: &NewExport) {
-    if let (Some(Request::Ublk(request)), Some(path)) = (&new.front, &new.image.handover)
-        && !request.recover
-    {
-        state::forget_log(&state::directory(), path);
-    }
 }
 
 /// Has a new ublk device noted as soon as it has a number: the block device that it becomes outlives this
@@ -92,14 +79,22 @@ fn note(device: u32, new: &NewExport) {
     }
 }
 
-/// Forgets the devices of this process that the kernel does not have: they could not be started.
-pub fn forget_gone() {
+/// After an export that could not be started: nothing is left for another server. The kernel may have its
+/// device for a moment yet. What a server before has left stays.
+pub fn forget(new: &NewExport) {
+    let Some(Request::Ublk(request)) = &new.front else {
+        return;
+    };
+    if request.recover {
+        return;
+    }
     let directory = state::directory();
-    let own = |state: &State| state.pid == std::process::id();
-    for state in State::all(&directory).into_iter().filter(own) {
-        if gaur_export::ublk::info(state.device).is_err() {
-            state::forget(&directory, state.device);
-        }
+    let its = |state: &State| state.pid == std::process::id() && state.name == new.name;
+    for state in State::all(&directory).into_iter().filter(its) {
+        state::forget(&directory, state.device);
+    }
+    if let Some(path) = &new.image.handover {
+        state::forget_log(&directory, path);
     }
 }
 
