@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use gaur_block::Errno;
 
-use crate::syscall;
+use crate::syscall::{self, is_refusal};
 
 /// Larger transfers go to the ring: a worker may copy while this thread goes on.
 const MAX_BYTES: usize = 128 << 10;
@@ -35,10 +35,6 @@ const WATCH: Duration = Duration::from_secs(1);
 
 /// For how long the ring gets the writes after one that waited.
 const AVOID: Duration = Duration::from_millis(250);
-
-fn is_refusal(errno: Errno) -> bool {
-    errno == Errno::EOPNOTSUPP || errno.raw() == libc::ENOSYS
-}
 
 /// What is known of one file's reads.
 pub(crate) struct CachedReads {

@@ -125,7 +125,15 @@ pub(crate) fn preadv2(
     memory: &mut [u8],
     flags: libc::c_int,
 ) -> Result<usize, Errno> {
-    let at = offset(offset_bytes)?;
+    read_with(fd, offset(offset_bytes)?, memory, flags)
+}
+
+fn read_with(
+    fd: BorrowedFd<'_>,
+    at: libc::off_t,
+    memory: &mut [u8],
+    flags: libc::c_int,
+) -> Result<usize, Errno> {
     let part = libc::iovec {
         iov_base: memory.as_mut_ptr().cast(),
         iov_len: memory.len(),
@@ -134,17 +142,19 @@ pub(crate) fn preadv2(
     retry(|| unsafe { libc::preadv2(fd.as_raw_fd(), &raw const part, 1, at, flags) })
 }
 
-/// Reads what is there from a descriptor without a position, such as an event counter, and does not wait
-/// even if that is one to wait for.
+/// Whether a call refused its flags rather than what it was asked for.
+pub(crate) fn is_refusal(errno: Errno) -> bool {
+    errno == Errno::EOPNOTSUPP || errno.raw() == libc::ENOSYS
+}
+
+/// Reads what is there from a descriptor without a position, such as an event counter that has just been
+/// readable, and does not wait even if it is not any more (where the kernel knows how, Linux 5.8).
 pub(crate) fn read_now(fd: BorrowedFd<'_>, memory: &mut [u8]) -> Result<usize, Errno> {
     const NO_POSITION: libc::off_t = -1;
-    let part = libc::iovec {
-        iov_base: memory.as_mut_ptr().cast(),
-        iov_len: memory.len(),
-    };
-    let flags = libc::RWF_NOWAIT;
-    // SAFETY: the part is a slice that we may write to.
-    retry(|| unsafe { libc::preadv2(fd.as_raw_fd(), &raw const part, 1, NO_POSITION, flags) })
+    match read_with(fd, NO_POSITION, memory, libc::RWF_NOWAIT) {
+        Err(errno) if is_refusal(errno) => read_with(fd, NO_POSITION, memory, 0),
+        read => read,
+    }
 }
 
 /// How often this thread has given up the processor to wait for something.

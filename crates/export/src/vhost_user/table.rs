@@ -54,7 +54,7 @@ impl Region {
         let [Some(_), Some(_), Some(end)] = ends else {
             return Err(format!("{what} goes past the end of addresses"));
         };
-        // Touching pages behind the end of the file would be fatal.
+        // There are no pages behind the end of a file.
         if len == 0 || end > file_len(fd)? {
             return Err(format!("{what} is not in its file"));
         }

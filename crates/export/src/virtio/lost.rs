@@ -54,12 +54,14 @@ pub(super) struct Watch {
 impl Watch {
     /// Looks after the mapping of `len` bytes at `start`.
     pub(super) fn new(start: usize, len: usize) -> Watch {
-        let installed = BEFORE.get_or_init(install).is_some();
+        if BEFORE.get_or_init(install).is_none() {
+            return Watch { place: None };
+        }
         let take = |watched: &Watched| {
             let taken = &watched.taken;
             !taken.load(Ordering::Relaxed) && !taken.swap(true, Ordering::AcqRel)
         };
-        let place = WATCHED.iter().position(take).filter(|_| installed);
+        let place = WATCHED.iter().position(take);
         if let Some(index) = place {
             let watched = &WATCHED[index];
             watched.lost.store(false, Ordering::Relaxed);
