@@ -4,45 +4,20 @@
 
 mod harness;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use gaur_export::device::Null;
+use harness::counting::{Counting, allocations};
 use harness::covered::*;
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call goes to the system's allocator unchanged; counting touches no memory of it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, len: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.realloc(pointer, layout, len) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
 /// Requests of every kind; returns allocations of the whole process.
 fn rounds(file: &File, bytes: &mut [u8], count: u64) -> u64 {
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = allocations();
     for round in 0..count {
         let offset = (round % 64) << 20;
         file.read_exact_at(&mut bytes[..4096], offset)
@@ -60,7 +35,7 @@ fn rounds(file: &File, bytes: &mut [u8], count: u64) -> u64 {
             assert!(libc::lseek(file.as_raw_fd(), at, libc::SEEK_HOLE) >= 0);
         }
     }
-    ALLOCATIONS.load(Ordering::Relaxed) - before
+    allocations() - before
 }
 
 #[test]

@@ -3,7 +3,8 @@
 
 #![cfg(feature = "ublk")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod harness;
+
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -14,30 +15,7 @@ use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status, Tag};
 use gaur_export::Front;
 use gaur_export::device::{Memory, Null};
 use gaur_export::ublk::{self, Deletion, Options, Server, State};
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call goes to the system's allocator unchanged; counting touches no memory of it.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, len: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.realloc(pointer, layout, len) }
-    }
-}
+use harness::counting::{Counting, allocations};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -150,9 +128,9 @@ fn requests_allocate_nothing_after_warm_up() {
     let load = load.args(job).stdout(std::process::Stdio::null());
     let mut load = load.spawn().expect("fio runs");
     std::thread::sleep(Duration::from_secs(3));
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    let before = allocations();
     std::thread::sleep(Duration::from_secs(1));
-    let after = ALLOCATIONS.load(Ordering::Relaxed);
+    let after = allocations();
     assert!(load.wait().expect("fio ends").success());
     assert_eq!(after - before, 0, "in a second of load");
     finish(server);
@@ -267,5 +245,22 @@ fn the_end_of_a_read_only_device_is_zeros() {
             .status
             .success()
     );
+    finish(server);
+}
+
+/// A server that is killed later leaves a block device; whoever is told must have been told by then.
+#[test]
+#[ignore = "runs in the guest: cargo xtask vm test"]
+fn the_number_is_told_before_there_is_a_block_device() {
+    let told = Arc::new(AtomicU64::new(u64::MAX));
+    let mut options = options();
+    let number = Arc::clone(&told);
+    options.added = Some(Arc::new(move |id| {
+        assert!(!Path::new(&format!("/dev/ublkb{id}")).exists());
+        number.store(id.into(), Ordering::Relaxed);
+    }));
+    let server = start(options, Null::new(MIB));
+    assert_eq!(told.load(Ordering::Relaxed), server.info().id.into());
+    assert!(Path::new(&server.place()).exists());
     finish(server);
 }

@@ -7,6 +7,7 @@
 )]
 
 mod client;
+pub mod counting;
 pub mod covered;
 pub mod gate;
 mod server;
