@@ -37,6 +37,13 @@ pub fn gaur(arguments: &[&str]) -> Run {
     run(binary(), arguments)
 }
 
+/// The name of the first export of the server behind a control socket.
+#[track_caller]
+pub fn first_export(control: &str) -> String {
+    let list = gaur(&["export", "list", "--control", control, "--output", "json"]).ok();
+    list.json()[0]["name"].as_str().expect("a name").to_owned()
+}
+
 /// Most memory, in KiB, and time, in seconds, that a verb may take on a hostile image.
 const BOUND_KIB: u32 = 1 << 20;
 const BOUND_SECONDS: u32 = 30;

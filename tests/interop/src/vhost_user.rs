@@ -1,5 +1,6 @@
 //! A server of ours for virtual machines, and QEMU's machine on it.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -26,6 +27,7 @@ impl Server {
             let mut command = Command::new(binary());
             command.args(["serve", "--vhost-user", socket]);
             command.args(more).arg(image).stdout(Stdio::piped());
+            command.stderr(File::create(told(socket)).expect("a file beside the socket"));
             let mut child = command.spawn().expect("gaur starts");
             let output = child.stdout.as_mut().expect("a pipe was asked for");
             let mut line = String::new();
@@ -36,9 +38,16 @@ impl Server {
             }
             let status = child.wait().expect("it can be waited for");
             let patient = start.elapsed() < PATIENCE;
-            assert!(patient, "the server does not start: {status}");
+            let told = Server::told(socket);
+            assert!(patient, "the server does not start: {status}: {told}");
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// What the last server at a socket has told whoever runs it.
+    #[track_caller]
+    pub fn told(socket: &str) -> String {
+        std::fs::read_to_string(told(socket)).expect("a server has been there")
     }
 
     /// Kills it, as a crash would.
@@ -62,6 +71,10 @@ impl Server {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+fn told(socket: &str) -> String {
+    format!("{socket}.told")
 }
 
 impl Drop for Server {

@@ -96,14 +96,17 @@ fn fio(folder: &str, more: &[&str]) -> Run {
     run_for("fio", &words, LIMIT_SECONDS)
 }
 
-fn written_out_to(via: Via, cache: &str) {
+#[test]
+#[ignore = "runs in the guest: cargo xtask vm test"]
+fn files_on_ublk_past_the_cache() {
+    const PAST_THE_CACHE: [&str; 2] = ["--cache", "none"];
     end_when_a_task_hangs();
     // Writing starts when next to all memory is full of changes.
     set("vm/dirty_ratio", "95");
     set("vm/dirty_background_ratio", "90");
     let scratch = Scratch::new("writeback");
     let image = ALL_AT_ONCE.create(&scratch, 2048);
-    let disk = attach(via, &image, &scratch, &["--cache", cache]);
+    let disk = attach(Via::Ublk, &image, &scratch, &PAST_THE_CACHE);
     Kind::Ext4.make(&disk.path());
     let mounted = Kind::Ext4.mount(&disk.path(), &scratch);
     let before = kernel_number("/proc/vmstat", "pgsteal_direct ");
@@ -115,23 +118,9 @@ fn written_out_to(via: Via, cache: &str) {
     Kind::Ext4.check(&disk.path());
     disk.detach();
     // And once more with another server.
-    let disk = attach(via, &image, &scratch, &["--cache", cache]);
+    let disk = attach(Via::Ublk, &image, &scratch, &PAST_THE_CACHE);
     let mounted = Kind::Ext4.mount(&disk.path(), &scratch);
     fio(mounted.folder(), &["--verify_only"]).ok();
     mounted.unmount();
     disk.detach();
-}
-
-macro_rules! each_way {
-    ($($name:ident: $scenario:ident, $via:ident, $cache:literal;)*) => {$(
-        #[test]
-        #[ignore = "runs in the guest: cargo xtask vm test"]
-        fn $name() {
-            $scenario(Via::$via, $cache);
-        }
-    )*};
-}
-
-each_way! {
-    files_on_ublk_past_the_cache: written_out_to, Ublk, "none";
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gaur_interop::attached::{Attached, Shape, Via, attach};
 use gaur_interop::filesystem::Kind;
-use gaur_interop::gaur::gaur;
+use gaur_interop::gaur::{first_export, gaur};
 use gaur_interop::scratch::Scratch;
 use gaur_interop::tool::run;
 
@@ -30,8 +30,7 @@ fn resized(via: Via, shape: Shape) {
     assert_eq!(disk.size_bytes(), 256 * MIB);
     Kind::Ext4.make(&disk.path());
     let mounted = Kind::Ext4.mount(&disk.path(), &scratch);
-    let list = gaur(&["export", "list", "--control", &socket, "--output", "json"]).ok();
-    let name = list.json()[0]["name"].as_str().expect("a name").to_owned();
+    let name = first_export(&socket);
     let resize = ["export", "resize", "--control", &socket, &name];
     for size_mib in [300, 600] {
         let size = format!("{size_mib}M");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gaur_interop::attached::{Attached, Shape, Via, attach};
 use gaur_interop::filesystem::Kind;
-use gaur_interop::gaur::{binary, gaur};
+use gaur_interop::gaur::{binary, first_export, gaur};
 use gaur_interop::ledger::{Ledger, Promise};
 use gaur_interop::scratch::Scratch;
 use gaur_interop::tool::{Run, qemu_img, run};
@@ -70,8 +70,7 @@ fn a_mounted_file_system_grows() {
     let disk = attach(Via::Ublk, &image, &scratch, &["--control", &socket]);
     Kind::Ext4.make(&disk.path());
     let mounted = Kind::Ext4.mount(&disk.path(), &scratch);
-    let name = gaur(&["export", "list", "--control", &socket, "--output", "json"]).ok();
-    let name = name.json()[0]["name"].as_str().expect("a name").to_owned();
+    let name = first_export(&socket);
     gaur(&["export", "resize", "--control", &socket, &name, "600M"]).ok();
     assert_eq!(disk.size_bytes(), 600 * MIB);
     run("resize2fs", &[&disk.path()]).ok();
@@ -177,6 +176,9 @@ fn what_cannot_be_is_refused() {
     let odd = scratch.file("odd.raw", &[7; 1025]);
     let empty = scratch.file("empty.raw", &[]);
     refused_with(gaur(&["ublk", "add", "-f", "raw", &empty]), "0 bytes");
+    // What could not be is not remembered: there are the note and the log of the one that is.
+    let left = std::fs::read_dir("/run/gaur/ublk").expect("a device has been noted");
+    assert_eq!(left.count(), 2);
     // A raw image ends with a whole sector, zeros behind its last byte.
     let shown = attach(Via::Ublk, &odd, &scratch, &["-f", "raw", "--read-only"]);
     assert_eq!(shown.size_bytes(), 1536);
