@@ -55,7 +55,7 @@ pub struct ExportsArguments {
     /// Size of the disk in MiB
     #[arg(long, default_value_t = 1024)]
     size_mib: u64,
-    /// Processors of the guest, each bound to one of this machine's. More than one are slower than one:
+    /// Processors of the guest, bound to as many of this machine's. More than one are slower than one:
     /// a system call of the guest then wakes another of the machine's processors
     #[arg(long, default_value_t = 1)]
     cpus: usize,

@@ -114,24 +114,22 @@ fn raw_file(_: &Place, image: &Path) -> Result<Running> {
 }
 
 fn gaur_ublk(place: &Place, image: &Path) -> Result<Running> {
-    ublk_by_gaur(place, image, "qcow2")
+    ublk_by_gaur(place, image, "qcow2", &[])
 }
 
 fn gaur_ublk_raw(place: &Place, image: &Path) -> Result<Running> {
-    ublk_by_gaur(place, image, "raw")
+    ublk_by_gaur(place, image, "raw", &[])
 }
 
 /// Past the page cache, as rublk does it.
 fn gaur_ublk_direct(place: &Place, image: &Path) -> Result<Running> {
-    let mut command = serve(place, image, "qcow2");
-    command.arg("--ublk").args(["--ublk-queues", QUEUES]);
-    command.args(["--cache", "none"]);
-    block_device(place, command, "ublkb")
+    ublk_by_gaur(place, image, "qcow2", &["--cache", "none"])
 }
 
-fn ublk_by_gaur(place: &Place, image: &Path, format: &str) -> Result<Running> {
+fn ublk_by_gaur(place: &Place, image: &Path, format: &str, more: &[&str]) -> Result<Running> {
     let mut command = serve(place, image, format);
     command.arg("--ublk").args(["--ublk-queues", QUEUES]);
+    command.args(more);
     block_device(place, command, "ublkb")
 }
 
