@@ -39,14 +39,17 @@ const QUEUES_BYTES: u64 = 32 << 20;
 #[derive(Default)]
 pub struct Pin {
     wish: Wish,
+    real_time: bool,
     locked: Mutex<Option<bool>>,
 }
 
 impl Pin {
-    /// By this wish.
-    pub fn new(wish: Wish) -> Pin {
+    /// By this wish; with threads that the kernel schedules before all ordinary ones, or fails, if they
+    /// are to be `real_time`.
+    pub fn new(wish: Wish, real_time: bool) -> Pin {
         Pin {
             wish,
+            real_time,
             locked: Mutex::new(None),
         }
     }
@@ -54,6 +57,9 @@ impl Pin {
     /// At the start of a server, before it has threads: a thread that is there already cannot be
     /// pinned, and they all share memory and what is locked in it.
     pub fn start(&self, prospect: Prospect) -> Result<(), Failure> {
+        if self.real_time {
+            pin::real_time().map_err(real_time_failure)?;
+        }
         match (self.wish, prospect) {
             (Wish::Always, _) | (Wish::WhereNeeded, Prospect::Devices) => self.apply(),
             (Wish::WhereNeeded, Prospect::Commands) => {
@@ -136,6 +142,11 @@ fn flusher_failure(errno: gaur_block::Errno) -> Failure {
         "the kernel does not take it for a device's server: {errno}"
     ));
     failure.hint("that needs root, or CAP_SYS_RESOURCE")
+}
+
+fn real_time_failure(errno: gaur_block::Errno) -> Failure {
+    let failure = Failure::new(format!("the kernel does not schedule it first: {errno}"));
+    failure.hint("that needs root, CAP_SYS_NICE or a limit ('ulimit -r') above 0")
 }
 
 /// What an image's queues and caches may come to hold.

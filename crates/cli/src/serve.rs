@@ -92,6 +92,9 @@ pub struct Args {
     /// Leave that out
     #[arg(long)]
     no_pin: bool,
+    /// Schedule its threads before all ordinary ones, and pin it: for a device that is swapped to
+    #[arg(long, conflicts_with = "no_pin")]
+    realtime: bool,
     /// Say who connects and leaves
     #[arg(short, long)]
     verbose: bool,
@@ -129,7 +132,7 @@ impl Args {
     }
 
     fn pin_wish(&self) -> pin::Wish {
-        match (self.pin, self.no_pin) {
+        match (self.pin || self.realtime, self.no_pin) {
             (true, _) => pin::Wish::Always,
             (false, true) => pin::Wish::Never,
             (false, false) => pin::Wish::WhereNeeded,
@@ -241,7 +244,7 @@ fn start(
     nbd: bool,
     host: HostKind,
 ) -> Result<Started, Failure> {
-    let pin = Pin::new(args.pin_wish());
+    let pin = Pin::new(args.pin_wish(), args.realtime);
     pin.start(prospect(args, &exports))?;
     if let Err(errno) = gaur_reactor::pin::raise_file_limit() {
         say(format!("the limit of open files stays as it is: {errno}"));

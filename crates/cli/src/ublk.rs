@@ -76,6 +76,9 @@ struct ServerArgs {
     /// Leave that out
     #[arg(long)]
     no_pin: bool,
+    /// Schedule its threads before all ordinary ones, and pin it: for a device that is swapped to
+    #[arg(long, conflicts_with = "no_pin")]
+    realtime: bool,
     /// How to print
     #[arg(long, value_enum, default_value = "human")]
     output: Output,
@@ -202,6 +205,9 @@ fn start(
         (true, _) => line.push("--pin".into()),
         (false, true) => line.push("--no-pin".into()),
         (false, false) => {}
+    }
+    if server.realtime {
+        line.push("--realtime".into());
     }
     if let Some(control) = &server.control {
         let control = std::path::absolute(control);

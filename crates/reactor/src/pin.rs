@@ -74,6 +74,23 @@ pub fn io_flusher() -> Result<(), Errno> {
     }
 }
 
+/// Schedules the calling thread before all ordinary ones (`SCHED_RR` at its lowest priority), and threads
+/// that it starts afterwards. For a device that the kernel swaps to, that is what matters least: when
+/// no memory is free but a reserve, the kernel gives of that to such threads. Others wait
+/// for memory then, and an [`io_flusher`] waits for ever when there is none without input and output.
+///
+/// # Errors
+/// What the kernel says: `EPERM` without `CAP_SYS_NICE` and a limit (`RLIMIT_RTPRIO`) of 0.
+pub fn real_time() -> Result<(), Errno> {
+    let lowest = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the pointer is to parameters that outlive the call.
+    let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const lowest) };
+    match set {
+        0 => Ok(()),
+        _ => Err(syscall::last_errno()),
+    }
+}
+
 /// Has the kernel end other processes when it runs out of memory: this one looks large, and the memory
 /// that others want back is what it writes. Returns whether that was allowed.
 pub fn outlive_others() -> bool {

@@ -51,6 +51,30 @@ fn the_server_of_a_device_is_pinned_unless_it_may_not() {
     }
 }
 
+/// All threads, those of the kernel that work for it, too.
+#[test]
+#[ignore = "runs in the guest: cargo xtask vm test"]
+fn a_server_is_scheduled_first_when_it_is_asked_to_be() {
+    let scratch = Scratch::new("first");
+    let image = PLAIN.create(&scratch, 256);
+    let disk = attach(Via::Ublk, &image, &scratch, &["--realtime"]);
+    let of = format!("of={}", disk.path());
+    let write = ["if=/dev/zero", &of, "bs=1M", "count=64", "oflag=direct"];
+    run("dd", &write).ok();
+    let footprint = Footprint::of(disk.server());
+    footprint.assert_pinned();
+    let mut threads = [&footprint.flushers[..], &footprint.strangers].concat();
+    threads.sort();
+    let mut first = footprint.real_time.clone();
+    first.sort();
+    assert_eq!(first, threads, "{footprint:?}");
+    disk.detach();
+    let disk = attach(Via::Ublk, &image, &scratch, &[]);
+    let footprint = Footprint::of(disk.server());
+    assert!(footprint.real_time.is_empty(), "{footprint:?}");
+    disk.detach();
+}
+
 /// Threads that were there before the first device are its server's, too.
 #[test]
 #[ignore = "runs in the guest: cargo xtask vm test"]

@@ -1,11 +1,11 @@
 //! The kernel gets memory by writing to a device of ours: by writing out what programs have
-//! changed in files. A server that waits for memory meanwhile waits for itself, and so does
+//! changed in files, or by swapping. A server that waits for memory meanwhile waits for itself, and so does
 //! everybody else. The guest of these tests has little memory, and ends at once when a task hangs.
 
 use gaur_interop::attached::{Attached, Footprint, Shape, Via, attach};
 use gaur_interop::filesystem::Kind;
 use gaur_interop::scratch::Scratch;
-use gaur_interop::tool::{Run, run_for};
+use gaur_interop::tool::{Run, run, run_for};
 
 /// Longest time of a load, in seconds.
 const LIMIT_SECONDS: u32 = 300;
@@ -122,5 +122,69 @@ fn files_on_ublk_past_the_cache() {
     let mounted = Kind::Ext4.mount(&disk.path(), &scratch);
     fio(mounted.folder(), &["--verify_only"]).ok();
     mounted.unmount();
+    disk.detach();
+}
+
+/// Bytes that no two pieces of memory have in common.
+fn fill(seed: u64, piece: &mut [u64]) {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for word in piece {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        *word = state;
+    }
+}
+
+#[track_caller]
+fn assert_filled(seed: u64, piece: &[u64]) {
+    let mut expected = vec![0; piece.len()];
+    fill(seed, &mut expected);
+    assert!(piece == expected, "piece {seed} is not what was written");
+}
+
+/// What programs have in memory, all of it written, changed and read: more than the machine has.
+#[test]
+#[ignore = "runs in the guest: cargo xtask vm test"]
+fn memory_is_swapped_to_ublk() {
+    const PIECE_WORDS: usize = (1 << 20) / 8;
+    end_when_a_task_hangs();
+    let scratch = Scratch::new("swap");
+    let image = ALL_AT_ONCE.create(&scratch, 1024);
+    let more = ["--realtime", "--cache", "none"];
+    let disk = attach(Via::Ublk, &image, &scratch, &more);
+    run("mkswap", &[&disk.path()]).ok();
+    let before = Footprint::of(disk.server());
+    before.assert_pinned();
+    run("swapon", &[&disk.path()]).ok();
+    let count = memory_mib();
+    std::thread::scope(|scope| {
+        for half in 0..2 {
+            scope.spawn(move || {
+                let seeds = 1 + half * count..1 + half * count + count / 2;
+                let mut pieces: Vec<(u64, Vec<u64>)> = Vec::new();
+                for seed in seeds {
+                    let mut piece = vec![0; PIECE_WORDS];
+                    fill(seed, &mut piece);
+                    pieces.push((seed, piece));
+                }
+                for (seed, piece) in &mut pieces {
+                    assert_filled(*seed, piece);
+                    *seed += 4 * count;
+                    fill(*seed, piece);
+                }
+                for (seed, piece) in &pieces {
+                    assert_filled(*seed, piece);
+                }
+            });
+        }
+    });
+    let pages = kernel_number("/proc/vmstat", "pswpout ");
+    println!("{pages} pages were swapped out");
+    assert!(pages > 10_000, "{pages} pages: there was memory enough");
+    let after = Footprint::of(disk.server());
+    after.assert_pinned();
+    assert_eq!(before.major_faults, after.major_faults, "{after:?}");
+    run("swapoff", &[&disk.path()]).ok();
     disk.detach();
 }

@@ -6,6 +6,8 @@ use std::path::Path;
 /// Flags of a task that `PR_SET_IO_FLUSHER` sets: `PF_MEMALLOC_NOIO` and `PF_LOCAL_THROTTLE`.
 const FLUSHER_FLAGS: u64 = 0x0008_0000 | 0x0010_0000;
 
+const SCHED_RR: u64 = 2;
+
 /// A process at one moment.
 #[derive(Debug)]
 pub struct Footprint {
@@ -21,6 +23,8 @@ pub struct Footprint {
     pub strangers: Vec<String>,
     /// The other threads.
     pub flushers: Vec<String>,
+    /// Threads that the kernel schedules before all ordinary ones, by name.
+    pub real_time: Vec<String>,
 }
 
 impl Footprint {
@@ -43,6 +47,7 @@ impl Footprint {
             major_faults: 0,
             strangers: Vec::new(),
             flushers: Vec::new(),
+            real_time: Vec::new(),
         };
         let tasks = std::fs::read_dir(format!("{folder}/task")).expect("the server runs");
         for task in tasks {
@@ -58,10 +63,14 @@ impl Footprint {
     fn add(&mut self, stat: &str) {
         let (name, rest) = stat.rsplit_once(')').expect("a name in parentheses");
         let name = name.split_once('(').map_or("", |(_, name)| name).to_owned();
-        // The third field is first here; flags are the ninth, major faults the twelfth.
+        // The third field is first here; flags are the ninth, major faults the twelfth,
+        // the policy of scheduling is the 41st.
         let fields: Vec<&str> = rest.split_whitespace().collect();
         let field = |index: usize| fields[index].parse::<u64>().expect("a number");
         self.major_faults += field(9);
+        if field(38) == SCHED_RR {
+            self.real_time.push(name.clone());
+        }
         match field(6) & FLUSHER_FLAGS == FLUSHER_FLAGS {
             true => self.flushers.push(name),
             false => self.strangers.push(name),
