@@ -75,9 +75,9 @@ pub fn io_flusher() -> Result<(), Errno> {
 }
 
 /// Schedules the calling thread before all ordinary ones (`SCHED_RR` at its lowest priority), and threads
-/// that it starts afterwards. For a device that the kernel swaps to, that is what matters least: when
-/// no memory is free but a reserve, the kernel gives of that to such threads. Others wait
-/// for memory then, and an [`io_flusher`] waits for ever when there is none without input and output.
+/// that it starts afterwards. A device that the kernel swaps to needs what comes with it: when no memory
+/// is free but a reserve, the kernel gives of that to such threads. Others wait for memory then,
+/// and an [`io_flusher`] waits for ever when there is none without input and output.
 ///
 /// # Errors
 /// What the kernel says: `EPERM` without `CAP_SYS_NICE` and a limit (`RLIMIT_RTPRIO`) of 0.

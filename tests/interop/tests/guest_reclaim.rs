@@ -4,6 +4,7 @@
 
 use gaur_interop::attached::{Attached, Footprint, Shape, Via, attach};
 use gaur_interop::filesystem::Kind;
+use gaur_interop::random::Random;
 use gaur_interop::scratch::Scratch;
 use gaur_interop::tool::{Run, run, run_for};
 
@@ -125,29 +126,22 @@ fn files_on_ublk_past_the_cache() {
     disk.detach();
 }
 
+const PIECE_BYTES: usize = 1 << 20;
+
 /// Bytes that no two pieces of memory have in common.
-fn fill(seed: u64, piece: &mut [u64]) {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    for word in piece {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        *word = state;
-    }
+fn noise(seed: u64) -> Vec<u8> {
+    Random::new(seed).bytes(PIECE_BYTES)
 }
 
 #[track_caller]
-fn assert_filled(seed: u64, piece: &[u64]) {
-    let mut expected = vec![0; piece.len()];
-    fill(seed, &mut expected);
-    assert!(piece == expected, "piece {seed} is not what was written");
+fn assert_noise(seed: u64, piece: &[u8]) {
+    assert!(piece == noise(seed), "piece {seed} is not what was written");
 }
 
 /// What programs have in memory, all of it written, changed and read: more than the machine has.
 #[test]
 #[ignore = "runs in the guest: cargo xtask vm test"]
 fn memory_is_swapped_to_ublk() {
-    const PIECE_WORDS: usize = (1 << 20) / 8;
     end_when_a_task_hangs();
     let scratch = Scratch::new("swap");
     let image = ALL_AT_ONCE.create(&scratch, 1024);
@@ -162,19 +156,14 @@ fn memory_is_swapped_to_ublk() {
         for half in 0..2 {
             scope.spawn(move || {
                 let seeds = 1 + half * count..1 + half * count + count / 2;
-                let mut pieces: Vec<(u64, Vec<u64>)> = Vec::new();
-                for seed in seeds {
-                    let mut piece = vec![0; PIECE_WORDS];
-                    fill(seed, &mut piece);
-                    pieces.push((seed, piece));
-                }
+                let mut pieces: Vec<_> = seeds.map(|seed| (seed, noise(seed))).collect();
                 for (seed, piece) in &mut pieces {
-                    assert_filled(*seed, piece);
+                    assert_noise(*seed, piece);
                     *seed += 4 * count;
-                    fill(*seed, piece);
+                    piece.copy_from_slice(&noise(*seed));
                 }
                 for (seed, piece) in &pieces {
-                    assert_filled(*seed, piece);
+                    assert_noise(*seed, piece);
                 }
             });
         }
