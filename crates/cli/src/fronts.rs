@@ -160,7 +160,8 @@ pub struct FrontArgs {
     /// Queues of the device, each with a thread of its own
     #[arg(long, value_name = "N", requires = "ublk")]
     ublk_queues: Option<NonZeroU16>,
-    /// Requests of a queue that run at once
+    /// Requests of a queue that run at once, each with 512 KiB of memory (128 with one or two queues, 64
+    /// with more)
     #[arg(long, value_name = "N", requires = "ublk")]
     ublk_depth: Option<NonZeroU16>,
     /// The device belongs to the user who makes it, who need not be root

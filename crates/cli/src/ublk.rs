@@ -96,7 +96,8 @@ struct AddArgs {
     /// Queues of the device, each with a thread of its own
     #[arg(long, value_name = "N")]
     queues: Option<NonZeroU16>,
-    /// Requests of a queue that run at once
+    /// Requests of a queue that run at once, each with 512 KiB of memory (128 with one or two queues, 64
+    /// with more)
     #[arg(long, value_name = "N")]
     depth: Option<NonZeroU16>,
     /// The device belongs to the user who makes it, who need not be root

@@ -89,7 +89,7 @@ fn options(words: &[String]) -> Result<Options, Box<dyn Error>> {
         match key {
             "id" => options.id = Some(value.parse()?),
             "queues" => options.queues = value.parse()?,
-            "depth" => options.depth = value.parse()?,
+            "depth" => options.depth = Some(value.parse()?),
             "threads" => options.threads = Some(value.parse()?),
             "buffer" => options.buffer_bytes = value.parse()?,
             "direct" => options.direct = on,

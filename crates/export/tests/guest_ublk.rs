@@ -68,7 +68,7 @@ impl Device for Odd {
 fn options() -> Options {
     let mut options = Options::new();
     options.queues = 2;
-    options.depth = 16;
+    options.depth = Some(16);
     options.buffer_bytes = 64 << 10;
     options.partition_scan = false;
     options

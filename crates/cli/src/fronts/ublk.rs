@@ -67,7 +67,7 @@ fn options(request: &Request, image: &Served) -> Options {
         options.queues = usize::from(queues.get());
     }
     if let Some(depth) = request.depth {
-        options.depth = depth.get();
+        options.depth = Some(depth.get());
     }
     options.unprivileged = request.unprivileged;
     options.zero_copy = match request.zero_copy {

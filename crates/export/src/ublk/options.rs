@@ -31,8 +31,9 @@ pub struct Options {
     pub id: Option<u32>,
     /// Hardware queues, at least 1; the driver makes no more than there are processors.
     pub queues: usize,
-    /// Requests of one queue at once, 1 to 4096 (1008 with zero copy).
-    pub depth: u16,
+    /// Requests of one queue at once, 1 to 4096 (1008 with zero copy); `None` for 128 with one or two
+    /// queues and 64 with more, which at 512 KiB each come to 128 MiB for up to four.
+    pub depth: Option<u16>,
     /// Threads that serve them; `None` for one a queue. Fewer serve several queues each; a multiple
     /// of the queues share the tags of each, where the kernel can (`per-io-daemon`).
     pub threads: Option<usize>,
@@ -69,15 +70,18 @@ pub type Added = Arc<dyn Fn(u32) + Send + Sync>;
 /// More queues than this are only made when asked for.
 const QUEUES_DEFAULT_MAX: usize = 4;
 
+/// So many queues may be deep without taking much memory, which is locked as a rule.
+const QUEUES_FEW: usize = 2;
+
 impl Options {
-    /// A queue and a thread for each processor up to four, 64 requests of up to 512 KiB each,
-    /// recovery, and zero copy where it is of use.
+    /// A queue and a thread for each processor up to four, requests of up to 512 KiB, recovery, and
+    /// zero copy where it is of use.
     pub fn new() -> Options {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         Options {
             id: None,
             queues: processors.min(QUEUES_DEFAULT_MAX),
-            depth: 64,
+            depth: None,
             threads: None,
             buffer_bytes: 512 << 10,
             unprivileged: false,
@@ -93,6 +97,12 @@ impl Options {
         }
     }
 
+    /// Requests of one queue at once.
+    pub(super) fn depth(&self) -> u16 {
+        let few = self.queues <= QUEUES_FEW;
+        self.depth.unwrap_or(if few { 128 } else { 64 })
+    }
+
     pub(super) fn check(&self) -> Result<(), ServeError> {
         let refuse = |reason: String| Err(ServeError::new(reason));
         let queues_max = uapi::QUEUES_MAX;
@@ -100,7 +110,7 @@ impl Options {
             return refuse(format!("a ublk device has 1 to {queues_max} queues"));
         }
         let depth_max = uapi::DEPTH_MAX;
-        if self.depth == 0 || self.depth > depth_max {
+        if self.depth() == 0 || self.depth() > depth_max {
             return refuse(format!("a ublk queue is 1 to {depth_max} requests deep"));
         }
         let (low, high) = (uapi::BUFFER_BYTES_MIN, uapi::BUFFER_BYTES_MAX);
@@ -144,12 +154,12 @@ impl Options {
 
     fn has_zero_copy(&self, kernel: Features) -> Result<bool, ServeError> {
         let most = uring::EXPORT_BUFFERS;
-        let possible = kernel.has(ZERO_COPY) && self.depth <= most;
+        let possible = kernel.has(ZERO_COPY) && self.depth() <= most;
         match self.zero_copy {
             ZeroCopy::Off => Ok(false),
             ZeroCopy::Auto => Ok(self.direct && possible),
             ZeroCopy::On if possible => Ok(true),
-            ZeroCopy::On if self.depth > most => Err(ServeError::new(format!(
+            ZeroCopy::On if self.depth() > most => Err(ServeError::new(format!(
                 "with zero copy a ublk queue is at most {most} requests deep"
             ))),
             ZeroCopy::On => Err(ServeError::new(
@@ -194,11 +204,11 @@ mod tests {
         assert_eq!(options.wanted(old).unwrap(), Features::default());
         options.direct = true;
         assert!(options.wanted(ALL).unwrap().has(ZERO_COPY));
-        options.depth = 2048;
+        options.depth = Some(2048);
         assert!(!options.wanted(ALL).unwrap().has(ZERO_COPY));
         options.zero_copy = ZeroCopy::On;
         assert!(options.wanted(ALL).is_err());
-        options.depth = 64;
+        options.depth = Some(64);
         assert!(options.wanted(Features::USER_COPY).is_err());
         options.zero_copy = ZeroCopy::Auto;
         options.unprivileged = true;
@@ -208,10 +218,22 @@ mod tests {
     }
 
     #[test]
+    fn a_device_of_many_queues_has_shorter_ones() {
+        let mut options = Options::new();
+        let depths = [1, 2, 3, 4, 16].map(|queues| {
+            options.queues = queues;
+            options.depth()
+        });
+        assert_eq!(depths, [128, 128, 64, 64, 64]);
+        options.depth = Some(7);
+        assert_eq!(options.depth(), 7);
+    }
+
+    #[test]
     fn nonsense_is_refused_in_one_line() {
         let breaks: [fn(&mut Options); 6] = [
             |options| options.queues = 0,
-            |options| options.depth = 5000,
+            |options| options.depth = Some(5000),
             |options| options.buffer_bytes = 100,
             |options| options.buffer_bytes = 64 << 20,
             |options| options.threads = Some(0),

@@ -52,7 +52,7 @@ where
     let wanted = info::request(
         options.id,
         queues,
-        options.depth,
+        options.depth(),
         options.buffer_bytes,
         features,
     );
