@@ -19,7 +19,7 @@ use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemory
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::load::{Run, block_bytes};
+use super::load::{Run, block_bytes, warm_up};
 use super::record::Cell;
 
 /// Descriptors of a queue; a request has three.
@@ -51,7 +51,7 @@ type Memory = GuestMemoryMmap<()>;
 
 /// Runs a cell's load on the device behind a socket.
 pub fn run(cell: &Cell, socket: &Path, seconds: u64, size_bytes: u64) -> Result<Run> {
-    let block = block_bytes(cell);
+    let (block, warm_up) = (block_bytes(cell), warm_up(cell));
     let queue_bytes = (DATA + u64::from(cell.depth) * block).next_multiple_of(1 << 21);
     let memory = Arc::new(memory(queue_bytes * u64::from(cell.jobs))?);
     let mut device = connect(socket, &memory.0, &memory.1, cell.jobs)?;
@@ -69,7 +69,7 @@ pub fn run(cell: &Cell, socket: &Path, seconds: u64, size_bytes: u64) -> Result<
         let mut load = Load::new(cell, u64::from(job), size_bytes);
         let depth = cell.depth as u16;
         threads.push(std::thread::spawn(move || {
-            queue.drive(&mut load, depth, seconds)
+            queue.drive(&mut load, depth, warm_up, Duration::from_secs(seconds))
         }));
     }
     let mut times = Vec::new();
@@ -299,8 +299,15 @@ impl Queue {
         Ok(Some(slot))
     }
 
-    /// Keeps `depth` requests in flight; how long each took, in microseconds.
-    fn drive(mut self, load: &mut Load, depth: u16, seconds: u64) -> Result<Vec<f64>> {
+    /// Keeps `depth` requests in flight; how long each took that ended after `warm_up`, in
+    /// microseconds.
+    fn drive(
+        mut self,
+        load: &mut Load,
+        depth: u16,
+        warm_up: Duration,
+        measured: Duration,
+    ) -> Result<Vec<f64>> {
         for slot in 0..depth {
             self.prepare(slot, load.block)?;
         }
@@ -310,7 +317,8 @@ impl Queue {
         let mut begun = vec![Instant::now(); usize::from(depth)];
         let mut times = Vec::with_capacity(1 << 20);
         let mut free: Vec<u16> = (0..depth).collect();
-        let end = Instant::now() + Duration::from_secs(seconds);
+        let warm = Instant::now() + warm_up;
+        let end = warm + measured;
         let mut in_flight = 0;
         loop {
             let now = Instant::now();
@@ -327,8 +335,10 @@ impl Queue {
                 return Ok(times);
             }
             while let Some(slot) = self.taken()? {
-                let time = begun[usize::from(slot)].elapsed();
-                times.push(time.as_secs_f64() * 1e6);
+                if now >= warm {
+                    let time = begun[usize::from(slot)].elapsed();
+                    times.push(time.as_secs_f64() * 1e6);
+                }
                 free.push(slot);
                 in_flight -= 1;
             }
