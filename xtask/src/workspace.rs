@@ -3,13 +3,21 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The workspace's folder, known since this program was built.
+/// The workspace's folder: the one around the current folder, else the one this program was built in.
+/// Working copies that share a build folder share this program as well.
 pub fn root() -> PathBuf {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest
-        .parent()
-        .expect("xtask lies in the workspace's folder")
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    let around = std::env::current_dir().ok();
+    let around = around.as_deref().and_then(root_around);
+    let root = around.or(built);
+    root.expect("xtask lies in the workspace's folder")
         .to_path_buf()
+}
+
+/// The closest workspace of this kind around a folder.
+fn root_around(folder: &Path) -> Option<&Path> {
+    let is_root = |folder: &&Path| folder.join("xtask/Cargo.toml").is_file();
+    folder.ancestors().find(is_root)
 }
 
 /// The cargo that started this program, at the workspace's folder.
@@ -75,4 +83,18 @@ pub fn shown(path: &Path) -> String {
         .unwrap_or(path)
         .display()
         .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workspace_is_the_one_around_the_current_folder() {
+        let built = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let root = built.parent();
+        assert_eq!(root_around(&built.join("src/vm")), root);
+        assert_eq!(root_around(root.unwrap()), root);
+        assert_eq!(root_around(Path::new("/")), None);
+    }
 }
