@@ -22,7 +22,7 @@ use crate::image_spec::{Aio, ImageSpec};
 use crate::new_image::NewImage;
 use crate::notice::say;
 use crate::options::OptionList;
-use crate::pin::{self, Pin, Prospect};
+use crate::pin::{PinArgs, Prospect};
 use crate::size::parse_size;
 use crate::{background, control, socket_path};
 
@@ -85,16 +85,8 @@ pub struct Args {
     /// File to write the server's process id to
     #[arg(long, value_name = "PATH")]
     pid_file: Option<PathBuf>,
-    /// Keep the server's memory from being taken away; an error where that is not allowed (the default
-    /// with --ublk and --vduse, as far as it is allowed)
-    #[arg(long, overrides_with = "no_pin")]
-    pin: bool,
-    /// Leave that out
-    #[arg(long)]
-    no_pin: bool,
-    /// Schedule its threads before all ordinary ones, and pin it: for a device that is swapped to
-    #[arg(long, conflicts_with = "no_pin")]
-    realtime: bool,
+    #[command(flatten)]
+    pin: PinArgs,
     /// Say who connects and leaves
     #[arg(short, long)]
     verbose: bool,
@@ -129,14 +121,6 @@ impl Args {
     fn serves_nbd(&self, fronts: &[Request]) -> bool {
         let asked = self.socket.is_some() || self.port.is_some() || self.bind.is_some();
         asked || fronts.is_empty()
-    }
-
-    fn pin_wish(&self) -> pin::Wish {
-        match (self.pin || self.realtime, self.no_pin) {
-            (true, _) => pin::Wish::Always,
-            (false, true) => pin::Wish::Never,
-            (false, false) => pin::Wish::WhereNeeded,
-        }
     }
 
     fn log(&self) -> Option<Log> {
@@ -244,7 +228,7 @@ fn start(
     nbd: bool,
     host: HostKind,
 ) -> Result<Started, Failure> {
-    let pin = Pin::new(args.pin_wish(), args.realtime);
+    let pin = args.pin.pin();
     pin.start(prospect(args, &exports))?;
     if let Err(errno) = gaur_reactor::pin::raise_file_limit() {
         say(format!("the limit of open files stays as it is: {errno}"));

@@ -13,6 +13,7 @@ use crate::exporter::{AddExport, ImageOptions};
 use crate::failure::Failure;
 use crate::fronts::{self, Request};
 use crate::open::Output;
+use crate::pin::PinArgs;
 use crate::{background, json, serve};
 
 mod list;
@@ -70,15 +71,8 @@ struct ServerArgs {
     /// A Unix socket for commands to the server
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// Keep the server's memory from being taken away, or fail
-    #[arg(long, overrides_with = "no_pin")]
-    pin: bool,
-    /// Leave that out
-    #[arg(long)]
-    no_pin: bool,
-    /// Schedule its threads before all ordinary ones, and pin it: for a device that is swapped to
-    #[arg(long, conflicts_with = "no_pin")]
-    realtime: bool,
+    #[command(flatten)]
+    pin: PinArgs,
     /// How to print
     #[arg(long, value_enum, default_value = "human")]
     output: Output,
@@ -202,14 +196,7 @@ fn start(
     if directory.is_some() {
         line.push("--recover".into());
     }
-    match (server.pin, server.no_pin) {
-        (true, _) => line.push("--pin".into()),
-        (false, true) => line.push("--no-pin".into()),
-        (false, false) => {}
-    }
-    if server.realtime {
-        line.push("--realtime".into());
-    }
+    line.extend(server.pin.words().map(OsString::from));
     if let Some(control) = &server.control {
         let control = std::path::absolute(control);
         let control = control.map_err(|error| Failure::io("the control socket", &error))?;
