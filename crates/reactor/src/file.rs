@@ -95,8 +95,7 @@ impl ReactorFile {
         let (_, writes) = self.cached.as_ref()?;
         let crowded = self.core.joins_crowd();
         let fd = self.open_file().as_fd();
-        let len_bytes = parts.iter().map(|part| part.len()).sum();
-        writes.attempt(len_bytes, crowded, |flags| {
+        writes.attempt(total_len(parts), crowded, |flags| {
             syscall::pwritev(fd, offset, parts, flags)
         })
     }
@@ -163,6 +162,11 @@ macro_rules! entry {
     };
 }
 
+/// Bytes of all parts, which are in memory and so no more than a number can say.
+fn total_len(parts: &[IoSlice<'_>]) -> usize {
+    parts.iter().map(|part| part.len()).sum()
+}
+
 /// A length as the ring wants it; callers keep below `syscall::RW_MAX`.
 fn length(len: usize) -> u32 {
     u32::try_from(len).expect("one operation moves less than 2 GiB")
@@ -175,11 +179,11 @@ impl Raw for ReactorFile {
 
     async fn read(&self, offset_bytes: u64, memory: &mut [u8]) -> Result<usize, Errno> {
         let Some(ring) = self.ring() else {
-            self.core.take_turn().await;
+            self.core.take_turn(memory.len()).await;
             return self.inline.read(offset_bytes, memory).await;
         };
         if let Some(result) = self.read_cached(offset_bytes, memory) {
-            self.core.take_turn().await;
+            self.core.take_turn(memory.len()).await;
             return result;
         }
         let (start, len) = (memory.as_mut_ptr(), length(memory.len()));
@@ -234,11 +238,11 @@ impl Raw for ReactorFile {
 
     async fn write(&self, offset_bytes: u64, memory: &[u8]) -> Result<usize, Errno> {
         let Some(ring) = self.ring() else {
-            self.core.take_turn().await;
+            self.core.take_turn(memory.len()).await;
             return self.inline.write(offset_bytes, memory).await;
         };
         if let Some(result) = self.write_cached(offset_bytes, &[IoSlice::new(memory)]) {
-            self.core.take_turn().await;
+            self.core.take_turn(memory.len()).await;
             return result;
         }
         let (start, len) = (memory.as_ptr(), length(memory.len()));
@@ -273,11 +277,11 @@ impl Raw for ReactorFile {
 
     async fn write_parts(&self, offset_bytes: u64, parts: &[IoSlice<'_>]) -> Result<usize, Errno> {
         let Some(ring) = self.ring() else {
-            self.core.take_turn().await;
+            self.core.take_turn(total_len(parts)).await;
             return self.inline.write_parts(offset_bytes, parts).await;
         };
         if let Some(result) = self.write_cached(offset_bytes, parts) {
-            self.core.take_turn().await;
+            self.core.take_turn(total_len(parts)).await;
             return result;
         }
         let count = parts.len().min(syscall::IOV_MAX) as u32;

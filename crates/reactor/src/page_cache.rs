@@ -3,9 +3,10 @@
 //!
 //! Reads that hit cost less this way than through the ring, and those that miss say so
 //! (`RWF_NOWAIT`): the ring then waits for the disk without a thread. Misses come in streaks, during
-//! which most reads go to the ring at once. So do all when there are many at a time: then one call
-//! takes them all to the kernel, which copies what it has while it takes them, and that costs
-//! less than a call each.
+//! which most reads go to the ring at once. So do short ones when there are many at a time: then one
+//! call takes them all to the kernel, which copies what it has while it takes them, and that costs
+//! less than a call each. Of long ones the copy costs more than the call, and memory that was just
+//! filled is used while it is near the processor.
 //!
 //! Writes a ring hands to a worker thread wherever the file system cannot promise not to wait (ext4
 //! among them, Linux 6.18), at several times the cost of the copy, and one file's writes go one
@@ -23,6 +24,9 @@ use crate::syscall::{self, is_refusal};
 
 /// Larger transfers go to the ring: a worker may copy while this thread goes on.
 const MAX_BYTES: usize = 128 << 10;
+
+/// Up to this length the call is the larger part of a transfer, and one call for many worth it.
+const CROWD_BYTES: usize = 16 << 10;
 
 /// The most reads that go to the ring unasked after a miss.
 const MAX_SKIP: u32 = 63;
@@ -63,6 +67,7 @@ impl CachedReads {
         crowded: bool,
         read: impl FnOnce(libc::c_int) -> Result<usize, Errno>,
     ) -> Option<Result<usize, Errno>> {
+        let crowded = crowded && len_bytes <= CROWD_BYTES;
         if len_bytes > MAX_BYTES || crowded || !self.nowait.get() {
             return None;
         }
@@ -117,6 +122,7 @@ impl CachedWrites {
         crowded: bool,
         write: impl Fn(libc::c_int) -> Result<usize, Errno>,
     ) -> Option<Result<usize, Errno>> {
+        let crowded = crowded && len_bytes <= CROWD_BYTES;
         if len_bytes > MAX_BYTES || (crowded && self.taken.get()) {
             return None;
         }
@@ -249,6 +255,7 @@ mod tests {
     fn many_at_a_time_go_to_the_ring_which_needs_no_worker_for_them() {
         let reads = CachedReads::new();
         assert_eq!(reads.attempt(4096, true, |_| panic!("one of many")), None);
+        assert!(reads.attempt(CROWD_BYTES + 1, true, |_| Ok(1)).is_some());
         assert!(reads.attempt(4096, false, |_| Ok(1)).is_some());
         let writes = CachedWrites::new();
         assert!(

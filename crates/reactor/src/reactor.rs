@@ -64,6 +64,9 @@ const TURNS_BETWEEN_ENTERS: u32 = 16;
 /// nothing else would keep the thread to itself.
 const INLINE_PER_VISIT: u32 = 128;
 
+/// A transfer of so many bytes counts twice, of twice as many three times.
+const INLINE_BYTES: usize = 32 << 10;
+
 /// With so many transfers between two looks at the kernel the ring is the cheaper way to the page
 /// cache: one call takes them all there.
 const CROWD: u32 = 4;
@@ -152,11 +155,15 @@ impl Core {
         })
     }
 
-    /// Counts a transfer that is done inline, and steps aside when there were many.
-    pub(crate) async fn take_turn(&self) {
+    /// Counts a transfer that is done inline, a long one for several, and steps aside when there were
+    /// many.
+    pub(crate) async fn take_turn(&self, len_bytes: usize) {
         match self.inline_left.get() {
             0 => yield_now().await,
-            left => self.inline_left.set(left - 1),
+            left => {
+                let weight = 1 + u32::try_from(len_bytes / INLINE_BYTES).unwrap_or(left);
+                self.inline_left.set(left.saturating_sub(weight));
+            }
         }
     }
 

@@ -1,16 +1,18 @@
 //! Memory for requests whose own lies in many small pieces.
 //!
 //! Sizes are powers of two from a page to [`PIECE_MAX`]. What was taken once is kept, and all of it
-//! together stays under a budget, so a request may have to wait for another, but steady traffic
-//! allocates nothing. A request never waits while it holds a piece, so every wait ends.
+//! together stays under a budget, so a request may have to wait for others, first come, first served,
+//! but steady traffic allocates nothing. Nobody needs a second piece to be through with a first, so
+//! every wait ends.
 
 use std::cell::{Cell, RefCell};
 
 use gaur_reactor::Buffer;
-use gaur_reactor::local::Notify;
+use gaur_reactor::local::{Mutex, Notify};
 
-/// Longest piece in bytes. Longer requests go piece by piece.
-pub(super) const PIECE_MAX: usize = 1 << 20;
+/// Longest piece in bytes; longer requests take several. Short enough that what was copied to a piece
+/// is still near the processor when it is copied on.
+pub(super) const PIECE_MAX: usize = 128 << 10;
 
 const PAGE: usize = 4096;
 const CLASSES: usize = (PIECE_MAX / PAGE).trailing_zeros() as usize + 1;
@@ -21,6 +23,8 @@ pub(super) struct Bounce {
     held_bytes: Cell<usize>,
     kept: RefCell<[Vec<Buffer>; CLASSES]>,
     room: Notify,
+    /// Whoever is next has it; the others wait for that, so that nobody overtakes them.
+    turn: Mutex<()>,
 }
 
 impl Bounce {
@@ -31,11 +35,13 @@ impl Bounce {
             held_bytes: Cell::new(0),
             kept: RefCell::new([const { Vec::new() }; CLASSES]),
             room: Notify::new(),
+            turn: Mutex::new(()),
         }
     }
 
     /// A piece of at least `len` bytes, at most [`PIECE_MAX`], once there is one.
     pub(super) async fn take(&self, len: usize) -> Buffer {
+        let _turn = self.turn.lock().await;
         loop {
             match self.try_take(len) {
                 Some(piece) => return piece,

@@ -1,7 +1,13 @@
 //! What a request asks, put to the device.
 //!
 //! Memory in one run goes to the device as it is. Of memory in many runs the long ones go one by
-//! one, and short neighbours together through a piece of [`super::bounce`].
+//! one, and short neighbours together through a piece of [`super::bounce`], some transfers of a request
+//! at a time.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 
 use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
 
@@ -13,6 +19,9 @@ use super::wire::{self, RANGE_BYTES, RANGES_MAX, SECTOR_BYTES, kind, status};
 
 /// A run of this many bytes is worth a request of its own.
 const DIRECT_MIN: usize = 64 << 10;
+
+/// So many transfers of a request run at once.
+const LANES: usize = 4;
 
 /// What the driver agreed to.
 #[derive(Clone, Copy, Debug)]
@@ -84,30 +93,40 @@ fn place<D: Device>(station: &Station<D>, sector: u64, len: u64) -> Result<u64, 
     Ok(offset)
 }
 
-async fn read<D: Device>(
+/// Fills `runs` with what the device has from `offset` bytes on.
+pub(super) async fn read<D: Device>(
     station: &Station<D>,
     terms: Terms,
-    mut offset: u64,
+    offset: u64,
     runs: &[Run],
 ) -> Result<(), Errno> {
-    let mut left = Cursor::new(runs);
-    while let Some(step) = left.step(station.piece_max) {
-        match step {
-            Step::Direct(run) => {
-                read_run(station, terms.tag, offset, run).await?;
-                offset += run.len as u64;
-            }
-            Step::Gather(len) => {
+    let way = RefCell::new(Way::new(offset, runs, station.piece_max));
+    if is_short(runs) {
+        return read_lane(station, terms.tag, &way).await;
+    }
+    side_by_side([(); LANES].map(|()| read_lane(station, terms.tag, &way))).await
+}
+
+/// Does transfers until there are none left, or one fails.
+async fn read_lane<D: Device>(
+    station: &Station<D>,
+    tag: Tag,
+    way: &RefCell<Way<'_>>,
+) -> Result<(), Errno> {
+    while let Some((offset, step)) = next_of(way) {
+        let result = match step {
+            Step::Direct(run) => read_run(station, tag, offset, run).await,
+            Step::Gather(mut from, len) => {
                 let mut piece = station.bounce.take(len).await;
-                let result = read_at(station, terms.tag, offset, &mut piece[..len]).await;
+                let result = read_at(station, tag, offset, &mut piece[..len]).await;
                 if result.is_ok() {
-                    left.gather(len, |at, run| run.copy_from(&piece[at..at + run.len]));
+                    from.visit(len, |at, run| run.copy_from(&piece[at..at + run.len]));
                 }
                 station.bounce.give(piece);
-                result?;
-                offset += len as u64;
+                result
             }
-        }
+        };
+        result.inspect_err(|_| way.borrow_mut().give_up())?;
     }
     Ok(())
 }
@@ -136,31 +155,43 @@ async fn read_at<D: Device>(
     station.device.submit(tag, request, payload).await
 }
 
-async fn write<D: Device>(
+/// Stores what `runs` hold at `offset` bytes.
+pub(super) async fn write<D: Device>(
     station: &Station<D>,
     terms: Terms,
-    mut offset: u64,
+    offset: u64,
     runs: &[Run],
 ) -> Result<(), Errno> {
-    let mut left = Cursor::new(runs);
-    while let Some(step) = left.step(station.piece_max) {
-        match step {
+    let way = RefCell::new(Way::new(offset, runs, station.piece_max));
+    if is_short(runs) {
+        return write_lane(station, terms, &way).await;
+    }
+    side_by_side([(); LANES].map(|()| write_lane(station, terms, &way))).await
+}
+
+/// Does transfers until there are none left, or one fails.
+async fn write_lane<D: Device>(
+    station: &Station<D>,
+    terms: Terms,
+    way: &RefCell<Way<'_>>,
+) -> Result<(), Errno> {
+    while let Some((offset, step)) = next_of(way) {
+        let result = match step {
             Step::Direct(run) => {
                 // SAFETY: the run is mapped, and stays so until this request is done. It is only
                 // copied from; a guest that writes to it meanwhile stores a mixture on its own disk.
                 let memory = unsafe { std::slice::from_raw_parts(run.start.as_ptr(), run.len) };
-                write_at(station, terms, offset, memory).await?;
-                offset += run.len as u64;
+                write_at(station, terms, offset, memory).await
             }
-            Step::Gather(len) => {
+            Step::Gather(mut from, len) => {
                 let mut piece = station.bounce.take(len).await;
-                left.gather(len, |at, run| run.copy_to(&mut piece[at..at + run.len]));
+                from.visit(len, |at, run| run.copy_to(&mut piece[at..at + run.len]));
                 let result = write_at(station, terms, offset, &piece[..len]).await;
                 station.bounce.give(piece);
-                result?;
-                offset += len as u64;
+                result
             }
-        }
+        };
+        result.inspect_err(|_| way.borrow_mut().give_up())?;
     }
     Ok(())
 }
@@ -258,15 +289,93 @@ fn identify<D>(station: &Station<D>, runs: &[Run]) -> u32 {
     written
 }
 
-/// What to do next with the runs of a request.
-enum Step {
-    /// A transfer to or from this memory.
-    Direct(Run),
-    /// A transfer of this many bytes by way of a piece, which [`Cursor::gather`] then visits.
-    Gather(usize),
+/// Whether a request is a single transfer as a rule.
+fn is_short(runs: &[Run]) -> bool {
+    match runs {
+        [_] => true,
+        runs => runs.iter().map(|run| run.len).sum::<usize>() <= PIECE_MAX,
+    }
 }
 
-/// A way through runs.
+/// Waits for all; the result is that of the first that failed.
+async fn side_by_side<F: Future<Output = Result<(), Errno>>>(
+    lanes: [F; LANES],
+) -> Result<(), Errno> {
+    let [first, second, third, fourth] = lanes;
+    let (first, second, third, fourth) = (pin!(first), pin!(second), pin!(third), pin!(fourth));
+    let mut running = [Some(first), Some(second), Some(third), Some(fourth)];
+    let mut result = Ok(());
+    poll_fn(move |context| {
+        for lane in &mut running {
+            let polled = lane.as_mut().map(|lane| lane.as_mut().poll(context));
+            if let Some(Poll::Ready(ended)) = polled {
+                *lane = None;
+                result = result.and(ended);
+            }
+        }
+        match running.iter().all(Option::is_none) {
+            true => Poll::Ready(result),
+            false => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// What to do next with the runs of a request.
+enum Step<'a> {
+    /// A transfer to or from this memory.
+    Direct(Run),
+    /// A transfer by way of a piece to or from so many bytes, which begin there.
+    Gather(Cursor<'a>, usize),
+}
+
+/// What is left to do of a request.
+struct Way<'a> {
+    /// Where on the device.
+    offset: u64,
+    left: Cursor<'a>,
+    /// Longest transfer in bytes.
+    most: usize,
+}
+
+fn next_of<'a>(way: &RefCell<Way<'a>>) -> Option<(u64, Step<'a>)> {
+    way.borrow_mut().next()
+}
+
+impl<'a> Way<'a> {
+    fn new(offset: u64, runs: &'a [Run], most: usize) -> Way<'a> {
+        Way {
+            offset,
+            left: Cursor { runs, done: 0 },
+            most,
+        }
+    }
+
+    /// The next transfer, and where on the device.
+    fn next(&mut self) -> Option<(u64, Step<'a>)> {
+        let first = self.left.first()?;
+        let (step, len) =
+            if first.len >= DIRECT_MIN || self.left.runs.len() == 1 || self.most <= first.len {
+                let run = first.first(first.len.min(self.most));
+                (Step::Direct(run), run.len)
+            } else {
+                let len = self.left.short_runs(self.most.min(PIECE_MAX));
+                (Step::Gather(self.left, len), len)
+            };
+        self.left.visit(len, |_, _| {});
+        let offset = self.offset;
+        self.offset += len as u64;
+        Some((offset, step))
+    }
+
+    /// There is no next one.
+    fn give_up(&mut self) {
+        self.left.runs = &[];
+    }
+}
+
+/// A place in runs.
+#[derive(Clone, Copy)]
 struct Cursor<'a> {
     runs: &'a [Run],
     /// Bytes of the first run that are behind us.
@@ -274,46 +383,38 @@ struct Cursor<'a> {
 }
 
 impl Cursor<'_> {
-    fn new(runs: &[Run]) -> Cursor<'_> {
-        Cursor { runs, done: 0 }
+    /// The first run, or what is left of it.
+    fn first(&self) -> Option<Run> {
+        let first = self.runs.first()?;
+        Some(first.skip(self.done))
     }
 
-    /// The next transfer, of at most `most` bytes.
-    fn step(&mut self, most: usize) -> Option<Step> {
-        let first = self.runs.first()?.skip(self.done);
-        if first.len >= DIRECT_MIN || self.runs.len() == 1 || most <= first.len {
-            let run = first.first(first.len.min(most));
-            self.advance(run.len);
-            return Some(Step::Direct(run));
-        }
-        let most = most.min(PIECE_MAX);
-        let mut len = first.len;
-        for run in &self.runs[1..] {
+    /// Bytes from here up to a run that is worth a request of its own, at most `most`. The first run is
+    /// shorter than that.
+    fn short_runs(&self, most: usize) -> usize {
+        let mut len = self.first().map_or(0, |first| first.len);
+        for run in self.runs.iter().skip(1) {
             if run.len >= DIRECT_MIN || len == most {
                 break;
             }
             len += run.len.min(most - len);
         }
-        Some(Step::Gather(len))
-    }
-
-    fn advance(&mut self, count: usize) {
-        self.done += count;
-        if self.runs.first().is_some_and(|run| run.len == self.done) {
-            self.runs = &self.runs[1..];
-            self.done = 0;
-        }
+        len
     }
 
     /// Visits the next `len` bytes, which are there, run by run, and leaves them behind.
-    fn gather(&mut self, len: usize, mut visit: impl FnMut(usize, Run)) {
+    fn visit(&mut self, len: usize, mut visitor: impl FnMut(usize, Run)) {
         let mut at = 0;
         while at < len {
             let run = self.runs[0].skip(self.done);
             let run = run.first(run.len.min(len - at));
-            visit(at, run);
+            visitor(at, run);
             at += run.len;
-            self.advance(run.len);
+            self.done += run.len;
+            if self.done == self.runs[0].len {
+                self.runs = &self.runs[1..];
+                self.done = 0;
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Rings that no driver should write: the ring is given up with a reason, and the other one goes on.
 
 use super::driver::{FREE, Machine, Part, READ_ONLY, RING, count};
+use super::random::Random;
 use crate::virtio::wire::{descriptor, kind, status};
 
 const NEXT: u16 = descriptor::NEXT;
@@ -170,21 +171,7 @@ fn a_request_that_is_offered_twice() {
     assert_eq!(machine.used(0), (0, 1));
 }
 
-/// Numbers that are different every time they are asked for, and the same in every run.
-struct Random(u64);
-
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
     /// A descriptor that is nearly right.
     fn part(&mut self) -> Part {
         let address = match self.below(8) {

@@ -3,4 +3,6 @@
 mod driver;
 mod hostile;
 mod log;
+mod pieces;
+mod random;
 mod requests;
