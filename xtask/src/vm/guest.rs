@@ -46,10 +46,6 @@ pub struct Guest {
     pub memory_mib: u64,
     /// Processors.
     pub cpus: usize,
-    /// The machine's processor on which all of them run, if it is one. A system call of the guest is a
-    /// conversation of two of the machine's threads, twice as fast when they need not wake each
-    /// other's processor.
-    pub bound_to: Option<usize>,
     /// Size of the disk at /scratch, in GiB; it takes what is written to it.
     pub scratch_gib: u64,
 }
@@ -90,7 +86,6 @@ impl Guest {
             cpus: std::thread::available_parallelism()
                 .map_or(1, usize::from)
                 .min(8),
-            bound_to: None,
             scratch_gib: 16,
         }
     }
@@ -187,11 +182,7 @@ impl Guest {
     fn start(&self, folder: &RunFolder, log: File) -> Result<Child, String> {
         let here = path_text(folder.folder())?;
         let mut command = Command::new("sh");
-        command.args(["-c", START, "sh"]);
-        if let Some(processor) = self.bound_to {
-            command.args(["taskset", "--cpu-list", &processor.to_string()]);
-        }
-        command.arg(&self.kernel);
+        command.args(["-c", START, "sh"]).arg(&self.kernel);
         command.arg(format!("mem={}M", self.memory_mib));
         command.arg(format!("ncpus={}", self.cpus));
         command.args([

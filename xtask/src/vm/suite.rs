@@ -37,9 +37,6 @@ const LIMIT_LONG: Duration = Duration::from_secs(3600);
 /// processor: User-Mode Linux takes a page from a process on another processor without stopping that, so
 /// that it goes on with somebody else's memory until it enters the kernel.
 const LITTLE_MEMORY: (&str, u64) = ("guest_reclaim::", 384);
-/// The test program whose guests are never bound to a processor of the machine: what the threads of a
-/// server do at the same moment is half of what it is about.
-const PARALLEL: &str = "guest_ublk";
 /// A crate that every build has and whose package holds a C project of some size: zstd. Tests unpack
 /// and compile it.
 const C_PROJECT: (&str, &str) = ("zstd-sys", "zstd");
@@ -57,8 +54,6 @@ pub struct Plan {
     pub verbose: bool,
     /// Of tests for every shape of an image, only those at the corners.
     pub corners: bool,
-    /// Guests run on one of the machine's processors each, with as many of their own as ever.
-    pub bound: bool,
 }
 
 impl Plan {
@@ -72,7 +67,6 @@ impl Plan {
             long: false,
             verbose: false,
             corners: false,
-            bound: false,
         }
     }
 }
@@ -90,7 +84,6 @@ struct Test {
 pub fn test_all() -> Result<(), String> {
     let mut plan = Plan::new();
     plan.corners = true;
-    plan.bound = true;
     run_with(&plan)
 }
 
@@ -147,14 +140,10 @@ fn run_all(
 ) -> Result<Vec<String>, String> {
     let next = AtomicUsize::new(0);
     let failed = Mutex::new(Vec::new());
-    let processors = processors();
-    let work = &|number: usize| -> Result<(), String> {
+    let work = || -> Result<(), String> {
         while let Some(test) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
             let start = Instant::now();
             let mut guest = guest.clone();
-            if plan.bound && !test.shown.starts_with(PARALLEL) {
-                guest.bound_to = processors.get(number % processors.len().max(1)).copied();
-            }
             let (program, memory_mib) = LITTLE_MEMORY;
             if test.shown.starts_with(program) {
                 guest.memory_mib = memory_mib;
@@ -173,9 +162,7 @@ fn run_all(
         Ok(())
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..plan.jobs)
-            .map(|number| scope.spawn(move || work(number)))
-            .collect();
+        let threads: Vec<_> = (0..plan.jobs).map(|_| scope.spawn(work)).collect();
         for thread in threads {
             thread.join().map_err(|_| "a thread has panicked")??;
         }
@@ -184,24 +171,6 @@ fn run_all(
     failed
         .into_inner()
         .map_err(|_| "a thread has panicked".into())
-}
-
-/// The processors on which this program may run, or none if the kernel does not say.
-fn processors() -> Vec<usize> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let list = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    list.map_or(Vec::new(), processors_of)
-}
-
-/// Numbers and ranges of them, as the kernel lists processors: `0-3,8`.
-fn processors_of(list: &str) -> Vec<usize> {
-    let range = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(first.parse().ok()?..=last.parse::<usize>().ok()?)
-    };
-    list.trim().split(',').filter_map(range).flatten().collect()
 }
 
 /// Says how a test went.
@@ -317,14 +286,6 @@ fn c_project() -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lists_of_processors_are_read() {
-        assert_eq!(processors_of("\t0-2,7\n"), [0, 1, 2, 7]);
-        assert_eq!(processors_of("3"), [3]);
-        assert_eq!(processors_of(""), [0_usize; 0]);
-        assert!(!processors().is_empty());
-    }
 
     #[test]
     fn complaints_of_the_kernel_are_found() {

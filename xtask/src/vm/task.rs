@@ -11,7 +11,7 @@ const USAGE: &str = "\
 usage: cargo xtask vm prepare [--update]
        cargo xtask vm run [--share DIR] [--timeout S] [--mem MIB] [--cpus N] [--scratch GIB]
                           [--env NAME] [--append WORD] [--log FILE] -- CMD [ARG..]
-       cargo xtask vm test [--jobs N] [--long] [--verbose] [--bound] [FILTER..]
+       cargo xtask vm test [--jobs N] [--long] [--verbose] [FILTER..]
 
   prepare  build the guest's kernel, unless it is there; --update: unless the newest is there
   run      run a command in a fresh guest. It sees this machine's files and may write to none of
@@ -21,8 +21,7 @@ usage: cargo xtask vm prepare [--update]
              --append WORD  an argument for the kernel
              --log FILE     write the kernel's log there
   test     build gaur and the tests that need a guest, and run them, each in a guest of its own;
-           FILTER: those whose names contain one of these; --long: their long forms; --bound:
-           each guest on one of this machine's processors, which is faster and less parallel
+           FILTER: those whose names contain one of these; --long: their long forms
 
 The kernel is kept in ~/.cache/gaur/vm, or where GAUR_VM_CACHE says. GAUR_VM_KERNEL names another.";
 
@@ -120,7 +119,6 @@ fn suite_plan(arguments: &[String]) -> Result<suite::Plan, String> {
         match argument.as_str() {
             "--long" => plan.long = true,
             "--verbose" => plan.verbose = true,
-            "--bound" => plan.bound = true,
             "--jobs" => {
                 let number = rest.next().and_then(|number| number.parse().ok());
                 let number = number.filter(|number| (1..=64).contains(number));
