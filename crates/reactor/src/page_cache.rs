@@ -40,6 +40,11 @@ const WATCH: Duration = Duration::from_secs(1);
 /// For how long the ring gets the writes after one that waited.
 const AVOID: Duration = Duration::from_millis(250);
 
+/// Whether a transfer is better off in one call with the others.
+fn is_one_of_many(len_bytes: usize, crowded: bool) -> bool {
+    crowded && len_bytes <= CROWD_BYTES
+}
+
 /// What is known of one file's reads.
 pub(crate) struct CachedReads {
     /// `RWF_NOWAIT` has not been refused.
@@ -67,8 +72,7 @@ impl CachedReads {
         crowded: bool,
         read: impl FnOnce(libc::c_int) -> Result<usize, Errno>,
     ) -> Option<Result<usize, Errno>> {
-        let crowded = crowded && len_bytes <= CROWD_BYTES;
-        if len_bytes > MAX_BYTES || crowded || !self.nowait.get() {
+        if len_bytes > MAX_BYTES || is_one_of_many(len_bytes, crowded) || !self.nowait.get() {
             return None;
         }
         if let Some(left) = self.skip.get().checked_sub(1) {
@@ -122,8 +126,7 @@ impl CachedWrites {
         crowded: bool,
         write: impl Fn(libc::c_int) -> Result<usize, Errno>,
     ) -> Option<Result<usize, Errno>> {
-        let crowded = crowded && len_bytes <= CROWD_BYTES;
-        if len_bytes > MAX_BYTES || (crowded && self.taken.get()) {
+        if len_bytes > MAX_BYTES || (is_one_of_many(len_bytes, crowded) && self.taken.get()) {
             return None;
         }
         if self.nowait.get() {
@@ -263,6 +266,7 @@ mod tests {
             "nobody knows yet"
         );
         assert_eq!(writes.attempt(4096, true, |_| panic!("one of many")), None);
+        assert!(writes.attempt(CROWD_BYTES + 1, true, |_| Ok(1)).is_some());
         let workers = CachedWrites::new();
         for _ in 0..2 {
             assert_eq!(workers.attempt(4096, true, slow(|| {})), Some(Ok(1)));

@@ -101,10 +101,7 @@ pub(super) async fn read<D: Device>(
     runs: &[Run],
 ) -> Result<(), Errno> {
     let way = RefCell::new(Way::new(offset, runs, station.piece_max));
-    if is_short(runs) {
-        return read_lane(station, terms.tag, &way).await;
-    }
-    side_by_side([(); LANES].map(|()| read_lane(station, terms.tag, &way))).await
+    in_lanes(runs, || read_lane(station, terms.tag, &way)).await
 }
 
 /// Does transfers until there are none left, or one fails.
@@ -163,10 +160,7 @@ pub(super) async fn write<D: Device>(
     runs: &[Run],
 ) -> Result<(), Errno> {
     let way = RefCell::new(Way::new(offset, runs, station.piece_max));
-    if is_short(runs) {
-        return write_lane(station, terms, &way).await;
-    }
-    side_by_side([(); LANES].map(|()| write_lane(station, terms, &way))).await
+    in_lanes(runs, || write_lane(station, terms, &way)).await
 }
 
 /// Does transfers until there are none left, or one fails.
@@ -287,6 +281,17 @@ fn identify<D>(station: &Station<D>, runs: &[Run]) -> u32 {
         left = rest;
     }
     written
+}
+
+/// Serves a request by as many lanes as it is worth.
+async fn in_lanes<F>(runs: &[Run], lane: impl Fn() -> F) -> Result<(), Errno>
+where
+    F: Future<Output = Result<(), Errno>>,
+{
+    if is_short(runs) {
+        return lane().await;
+    }
+    side_by_side([(); LANES].map(|()| lane())).await
 }
 
 /// Whether a request is a single transfer as a rule.
