@@ -87,6 +87,11 @@ fn measure(arguments: &EngineArguments, record: &mut Record) -> Result<Vec<&'sta
     if arguments.rounds == 0 {
         bail!("no rounds, no figures: --rounds takes 1 or more");
     }
+    let mut programs = vec!["fio", "qemu-img", "qemu-io", "qemu-nbd"];
+    if names.contains(&"mkfs") {
+        programs.extend(["fusermount3", "mkfs.ext4", "nbdfuse"]);
+    }
+    crate::prerequisites::check(&programs)?;
     let gaur = match &arguments.gaur {
         Some(path) => path.clone(),
         None => machine::build_gaur()?,
@@ -99,7 +104,7 @@ fn measure(arguments: &EngineArguments, record: &mut Record) -> Result<Vec<&'sta
         disk: arguments
             .dir_disk
             .clone()
-            .unwrap_or_else(suite::default_disk_folder),
+            .unwrap_or_else(machine::build_folder),
         rounds: arguments.rounds,
         quick: arguments.quick,
     };

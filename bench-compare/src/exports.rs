@@ -62,11 +62,11 @@ pub struct ExportsArguments {
     /// The gaur binary [default: built in release mode]
     #[arg(long)]
     gaur: Option<PathBuf>,
-    /// The rublk binary [default: installed by cargo below target/peers]
+    /// The rublk binary [default: installed by cargo, once, in the cache]
     #[arg(long)]
     rublk: Option<PathBuf>,
     /// Folder on the host that the guest shares
-    #[arg(long, default_value = "target/bench-exports")]
+    #[arg(long, default_value_os_t = machine::build_folder().join("bench-exports"))]
     dir: PathBuf,
     /// The machine-readable record
     #[arg(long)]
@@ -117,6 +117,7 @@ fn read_record(path: &Path) -> Result<Record> {
 }
 
 fn measure(arguments: &ExportsArguments) -> Result<Record> {
+    peers::check(arguments.rublk.as_deref())?;
     let gaur = match &arguments.gaur {
         Some(path) => path.clone(),
         None => machine::build_gaur()?,
@@ -128,10 +129,16 @@ fn measure(arguments: &ExportsArguments) -> Result<Record> {
     let _ = std::fs::remove_file(&result);
     image::prepare(&dir, arguments.size_mib)?;
     let mut command = guest(&dir, arguments.cpus)?;
-    command.arg(std::env::current_exe()?).arg("exports");
+    let [gaur, rublk] = [gaur.canonicalize()?, rublk.canonicalize()?];
+    for folder in [gaur.parent(), rublk.parent()].into_iter().flatten() {
+        command.arg("--see").arg(folder);
+    }
+    command
+        .arg("--")
+        .arg(std::env::current_exe()?)
+        .arg("exports");
     command.arg("--inside").arg("--dir").arg(&dir);
-    command.arg("--gaur").arg(gaur.canonicalize()?);
-    command.arg("--rublk").arg(rublk.canonicalize()?);
+    command.arg("--gaur").arg(gaur).arg("--rublk").arg(rublk);
     for (option, values) in [
         ("--who", &arguments.who),
         ("--images", &arguments.images),
@@ -161,21 +168,35 @@ fn numbers(values: &[u32]) -> Vec<String> {
     values.iter().map(u32::to_string).collect()
 }
 
-/// The command that runs another in a guest. `GAUR_BENCH_GUEST` replaces it.
+/// The command that runs another in a guest, without that other. `GAUR_BENCH_GUEST` replaces it.
 fn guest(share: &Path, cpus: usize) -> Result<Command> {
     const HOURS: u64 = 3;
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let usual = format!("{cargo} run --quiet --package xtask -- vm run");
-    let words = std::env::var("GAUR_BENCH_GUEST").unwrap_or(usual);
-    if words.trim().is_empty() || cpus == 0 {
+    let usual = [
+        &cargo,
+        "run",
+        "--quiet",
+        "--package",
+        "xtask",
+        "--",
+        "vm",
+        "run",
+    ];
+    // Cargo's path may have spaces.
+    let other = std::env::var("GAUR_BENCH_GUEST");
+    let words: Vec<&str> = match &other {
+        Ok(words) => words.split_whitespace().collect(),
+        Err(_) => usual.to_vec(),
+    };
+    if words.is_empty() || cpus == 0 {
         bail!("GAUR_BENCH_GUEST or the guest's processors are none");
     }
     let mut command = Command::new("taskset");
     command.arg("--cpu-list").arg(format!("0-{}", cpus - 1));
-    command.args(words.split_whitespace());
+    command.args(words);
     command.arg("--share").arg(share);
     command.arg("--cpus").arg(cpus.to_string());
     command.arg("--timeout").arg((HOURS * 3600).to_string());
-    command.args(["--mem", "6144", "--"]);
+    command.args(["--mem", "6144"]);
     Ok(command)
 }

@@ -62,6 +62,7 @@ struct Results {
 
 /// Measures and writes the reports.
 pub fn run(arguments: &IdleArguments) -> Result<()> {
+    crate::prerequisites::check(&["qemu-storage-daemon"])?;
     let gaur = match &arguments.gaur {
         Some(path) => path.clone(),
         None => machine::build_gaur()?,

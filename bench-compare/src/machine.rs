@@ -146,6 +146,12 @@ pub fn build_gaur() -> Result<PathBuf> {
     executable.next_back().context("cargo built no gaur binary")
 }
 
+/// The folder of this program, in the build folder: on a disk, and writable wherever the source lies.
+pub fn build_folder() -> PathBuf {
+    let program = std::env::current_exe().unwrap_or_default();
+    program.parent().unwrap_or(Path::new(".")).to_owned()
+}
+
 /// What a file takes on its file system in bytes, holes not counted.
 pub fn allocated_bytes(path: &Path) -> Result<u64> {
     use std::os::unix::fs::MetadataExt;

@@ -22,6 +22,7 @@ mod idle;
 mod machine;
 mod markdown;
 mod nbd;
+mod prerequisites;
 mod report;
 mod server;
 mod snapshot;

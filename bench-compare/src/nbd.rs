@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use crate::server::Server;
-use crate::{NbdArguments, client, fio, machine, report};
+use crate::{NbdArguments, client, fio, machine, prerequisites, report};
 
 /// One combination of what is varied.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -39,6 +39,7 @@ pub struct Row {
 
 /// Runs all cells and writes the reports.
 pub fn run(arguments: &NbdArguments) -> Result<()> {
+    prerequisites::check(&["fio", "qemu-img", "qemu-nbd"])?;
     std::fs::create_dir_all(&arguments.dir)?;
     let gaur = match &arguments.gaur {
         Some(path) => path.clone(),

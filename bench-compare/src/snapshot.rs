@@ -27,7 +27,7 @@ pub struct SnapshotArguments {
     #[arg(long)]
     gaur: Option<PathBuf>,
     /// Folder on a disk for images, with 8 GiB of space
-    #[arg(long, default_value = "target/bench-snapshot")]
+    #[arg(long, default_value_os_t = machine::build_folder().join("bench-snapshot"))]
     dir: PathBuf,
     /// Folder in memory for what is saved as state
     #[arg(long, default_value = "/dev/shm")]
@@ -188,6 +188,7 @@ pub fn run(arguments: &SnapshotArguments) -> Result<()> {
             bail!("no table '{name}', there are walk, state, online");
         }
     }
+    crate::prerequisites::check(&["fio", "qemu-img", "qemu-system-x86_64"])?;
     let gaur = match &arguments.gaur {
         Some(path) => path.clone(),
         None => machine::build_gaur()?,

@@ -1,7 +1,8 @@
 //! Everything that continuous integration runs, in the order in which a failure is cheapest.
 //!
-//! The tests come last, so that the run ends with the test runner's own closing lines. A step that
-//! fails ends the run: what comes after it would only hide the first message.
+//! What fails before the tests, in the rules, the lints or the build, ends the run. A test that fails
+//! does not: the others are run all the same, and the end says which steps have failed. The tests of the
+//! workspace come last, so that the run ends with the test runner's own closing lines.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,8 +10,10 @@ use std::time::Instant;
 
 use crate::{model, sim, tidy, vm, workspace};
 
-/// Seeds of the crash simulator: a minute or two.
-const SEEDS: &str = "1000";
+/// Seeds of the crash simulator that are the same in every run.
+const SEEDS: &str = "300";
+/// Seeds that no run had before: the others find nothing any more.
+const FRESH_SEEDS: &str = "1000";
 
 /// Runs every check and test.
 pub fn run(arguments: &[String]) -> Result<(), String> {
@@ -19,6 +22,8 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
     }
     step("format", || cargo(&["fmt", "--all", "--check"]))?;
     step("tidy", || tidy::run(&[]))?;
+    // Beside what follows, which does not keep all processors busy.
+    let kernel = std::thread::spawn(vm::prepare_once);
     step("clippy", || {
         cargo(&[
             "clippy",
@@ -30,14 +35,54 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
         ])
     })?;
     step("build", || cargo(&["test", "--workspace", "--no-run"]))?;
-    step("crash simulator", || {
-        sim::run(&["--seeds".into(), SEEDS.into()])
-    })?;
-    step("models", model::run_briefly)?;
+    step("static build", static_build)?;
     let gaur = build_gaur()?;
-    step("guest kernel", vm::prepare_once)?;
-    step("tests in guests", vm::test_all)?;
-    step("tests", || tests(&gaur))
+    let mut failed = Vec::new();
+    let mut test = |name, work: &dyn Fn() -> Result<(), String>| {
+        if let Err(message) = step(name, work) {
+            println!("== {name}: {message}");
+            failed.push(name);
+        }
+    };
+    test("crash simulator", &|| {
+        let fixed = sim::run(&["--seeds".into(), SEEDS.into()]);
+        let fresh = ["--fresh", "--seeds", FRESH_SEEDS].map(str::to_owned);
+        fixed.and(sim::run(&fresh))
+    });
+    test("models", &model::run_briefly);
+    let built = step("guest kernel", || {
+        let thread = kernel.join();
+        thread.map_err(|_| "its thread has panicked")?
+    });
+    test("tests in guests", &|| {
+        built.clone()?;
+        vm::test_all()
+    });
+    test("tests", &|| tests(&gaur));
+    match failed.as_slice() {
+        [] => Ok(()),
+        failed => Err(format!("failed: {}", failed.join(", "))),
+    }
+}
+
+/// Looks whether `gaur` compiles for a C library that can be linked statically, where there is one. Only
+/// the types are looked at: a whole build takes as long as that of everything else.
+fn static_build() -> Result<(), String> {
+    const TARGET: &str = "x86_64-unknown-linux-musl";
+    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    let folder = rustc
+        .args(["--print", "target-libdir", "--target", TARGET])
+        .output();
+    let folder = folder.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let has_std = folder.is_ok_and(|folder| Path::new(folder.trim()).is_dir());
+    let has_c = Command::new("musl-gcc").arg("--version").output().is_ok();
+    if !has_std || !has_c {
+        println!(
+            "not looked at: `rustup target add {TARGET}` and the package musl-tools are missing"
+        );
+        return Ok(());
+    }
+    cargo(&["check", "--package", "gaur-cli", "--target", TARGET])
 }
 
 /// Builds the program that the interop tests run, once for all of them and under a name of its own:
@@ -46,7 +91,10 @@ pub fn build_gaur() -> Result<PathBuf, String> {
     step("gaur", || cargo(&["build", "--package", "gaur-cli"]))?;
     let folder = workspace::target()?;
     let tested = folder.join("gaur-under-test");
-    std::fs::copy(folder.join("debug/gaur"), &tested)
+    // By a rename: somebody may be running the one that is there.
+    let new = folder.join(format!("gaur-under-test-{}", std::process::id()));
+    std::fs::copy(folder.join("debug/gaur"), &new)
+        .and_then(|_| std::fs::rename(&new, &tested))
         .map_err(|error| format!("{}: {error}", tested.display()))?;
     Ok(tested)
 }
@@ -54,9 +102,9 @@ pub fn build_gaur() -> Result<PathBuf, String> {
 fn step(name: &str, work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     println!("== {name}");
     let start = Instant::now();
-    work()?;
+    let done = work();
     println!("== {name}: {:.0} s", start.elapsed().as_secs_f64());
-    Ok(())
+    done
 }
 
 /// All tests, by nextest where it is installed (it runs test programs side by side), by cargo where
@@ -67,8 +115,8 @@ fn tests(gaur: &Path) -> Result<(), String> {
         succeed(command.args(arguments).env("GAUR_BIN", gaur))
     };
     if nextest_is_installed() {
-        all(&["test", "--workspace", "--doc", "--quiet"])?;
-        all(&["nextest", "run", "--workspace", "--no-fail-fast"])
+        let documented = all(&["test", "--workspace", "--doc", "--quiet"]);
+        all(&["nextest", "run", "--workspace", "--no-fail-fast"]).and(documented)
     } else {
         all(&["test", "--workspace", "--no-fail-fast"])
     }

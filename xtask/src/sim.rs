@@ -7,16 +7,17 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use gaur_simulator::{Failure, Options, Rule, Stats, run_seed};
 
 const USAGE: &str = "\
-usage: cargo xtask sim [--seeds N] [--start S] [--jobs J] [--qemu PER_MILLE] [--by-qemu]
+usage: cargo xtask sim [--seeds N] [--start S | --fresh] [--jobs J] [--qemu PER_MILLE] [--by-qemu]
                       [--broken O1|O2|O3|O4|O5|O7]
        cargo xtask sim --seed S [--broken O1|O2|O3|O4|O5|O7] [--dump DIRECTORY]
 
   --seeds N    run N seeds (default 100), from --start on (default 0)
+  --fresh      from a start that no run had before: it is drawn by the clock, and printed
   --seed S     run one seed and print its trace
   --jobs J     seeds at a time (default: one for each processor)
   --qemu P     crash images in a thousand that qemu-img judges as well (default 5)
@@ -61,9 +62,16 @@ fn parse(arguments: &[String]) -> Result<Arguments, String> {
     };
     let mut rest = arguments.iter();
     while let Some(name) = rest.next() {
-        if name == "--by-qemu" {
-            parsed.options.by_qemu = true;
-            continue;
+        match name.as_str() {
+            "--by-qemu" => {
+                parsed.options.by_qemu = true;
+                continue;
+            }
+            "--fresh" => {
+                parsed.start = fresh_start()?;
+                continue;
+            }
+            _ => {}
         }
         let value = rest
             .next()
@@ -85,6 +93,13 @@ fn parse(arguments: &[String]) -> Result<Arguments, String> {
         }
     }
     Ok(parsed)
+}
+
+/// A thousand seeds for every second since 1970.
+fn fresh_start() -> Result<u64, String> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let seconds = now.map_err(|error| error.to_string())?.as_secs();
+    Ok(seconds * 1000)
 }
 
 fn rule(name: &str) -> Result<Rule, String> {
@@ -127,6 +142,8 @@ struct Progress {
 }
 
 fn run_many(arguments: &Arguments) -> Result<(), String> {
+    let (seeds, start) = (arguments.seeds, arguments.start);
+    println!("{seeds} seeds from {start} on");
     let progress = Progress {
         next: AtomicU64::new(0),
         stop: AtomicBool::new(false),

@@ -1,6 +1,6 @@
 //! The tables of the suite and what they are run with.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -135,12 +135,6 @@ pub fn measure(suite: &Suite, name: &'static str) -> Result<Table> {
     }
     println!("== {name}: {:.0} s", table.seconds);
     Ok(table)
-}
-
-/// A folder on a disk for images: beside the build's output, which is on one.
-pub fn default_disk_folder() -> PathBuf {
-    let program = std::env::current_exe().unwrap_or_default();
-    program.parent().unwrap_or(Path::new(".")).to_owned()
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! A real distribution's root file system and a kernel that boots from it.
 //!
-//! Both come from the mirror that this machine's package manager uses, and are kept in the build
-//! folder: `debootstrap` takes half a minute, the kernel is a download. Nothing is installed; the
-//! kernel's package is only unpacked.
+//! Both come from the mirror that this machine's package manager uses, and are made once
+//! ([`gaur_artifacts`]): `debootstrap` takes half a minute, the kernel is a download. Nothing is
+//! installed; the kernel's package is only unpacked.
 
 use std::path::{Path, PathBuf};
 
-use crate::place::cache_dir;
+use gaur_artifacts::Cache;
+
 use crate::scratch::Scratch;
 use crate::tool::{Run, run, run_for};
 
@@ -67,53 +68,61 @@ fn shell(script: &str, arguments: &[&str]) -> Run {
 }
 
 fn text(path: &Path) -> &str {
-    path.to_str().expect("the build folder has a UTF-8 name")
+    path.to_str().expect("the cache has a UTF-8 name")
 }
 
-/// A tar file of the smallest Debian system, made on first use.
+/// What this machine's release calls itself, and its architecture: `bookworm-amd64`. Part of the names of
+/// what is made from its packages.
+fn release() -> String {
+    let script = r#"
+. /etc/os-release
+echo "$VERSION_CODENAME-$(dpkg --print-architecture)""#;
+    shell(script, &[]).stdout.trim().to_owned()
+}
+
+/// An artifact that a shell script makes at `$1`, on first use. It works in a folder for temporary files,
+/// for `debootstrap` takes no path with spaces.
+#[track_caller]
+fn artifact(name: &str, script: &str) -> PathBuf {
+    let make = |new: &Path| {
+        let scratch = Scratch::new("artifact");
+        let script = format!("cd \"$2\"\n{script}");
+        shell(&script, &[text(new), text(scratch.folder())]);
+        Ok(())
+    };
+    let cache = Cache::open().unwrap_or_else(|error| panic!("{error}"));
+    let made = cache.get(name, make);
+    made.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A tar file of the smallest Debian system.
 pub fn root_tar() -> PathBuf {
-    let tar = cache_dir().join("root.tar.zst");
-    if tar.exists() {
-        return tar;
-    }
-    let scratch = Scratch::new("debootstrap");
-    shell(
+    artifact(
+        &format!("root-{}.tar.zst", release()),
         r#"
 code=$(. /etc/os-release && echo "$VERSION_CODENAME")
 mirror=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME)' 'Created-By: Packages' |
     awk -v code="$code" '$2 == code && !url { url = $1 } END { print url }')
-debootstrap --variant=minbase "$code" "$1/root" "$mirror" >&2
-tar --zstd -C "$1/root" -cf "$2.new" .
-mv "$2.new" "$2"
+debootstrap --variant=minbase "$code" root "$mirror" >&2
+tar --zstd -C root -cf "$1" .
 "#,
-        &[text(scratch.folder()), text(&tar)],
-    );
-    tar
+    )
 }
 
-/// The kernel's package, unpacked, made on first use.
+/// The kernel's package, unpacked.
 fn kernel_dir() -> PathBuf {
-    let folder = cache_dir().join("kernel");
-    if folder.exists() {
-        return folder;
-    }
-    let scratch = Scratch::new("kernel");
-    shell(
+    artifact(
+        &format!("boot-kernel-{}", release()),
         r#"
-cd "$1"
-chmod 755 .
 arch=$(dpkg --print-architecture)
 for meta in "linux-image-cloud-$arch" "linux-image-$arch"; do
     package=$(apt-cache depends --important "$meta" | awk '/Depends: linux-image-[0-9]/ { print $2; exit }')
     [ -z "$package" ] || break
 done
 apt-get download -q "$package" >&2
-dpkg -x ./*.deb new
-mv new "$2"
+dpkg -x ./*.deb "$1"
 "#,
-        &[text(scratch.folder()), text(&folder)],
-    );
-    folder
+    )
 }
 
 /// Says how large the disk is whenever that changes, up to 1 GiB, and writes to its end then.
@@ -158,9 +167,7 @@ mkdir bin proc sys dev disk modules
 cp "$(command -v busybox)" bin/
 chmod +x init
 for module; do
-    for file in $(find "$kernel" -name "$module.ko" -o -name "$module.ko.xz"); do
-        cp "$file" modules/
-    done
+    find "$kernel" "(" -name "$module.ko" -o -name "$module.ko.xz" ")" -exec cp {} modules/ ";"
 done
 xz -d modules/*.xz 2>/dev/null || true
 find . | cpio --quiet -o -H newc | gzip -1 >"$initrd"

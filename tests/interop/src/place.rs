@@ -19,13 +19,6 @@ pub fn target_dir() -> PathBuf {
         .to_path_buf()
 }
 
-/// What takes long to make and never changes: kernels, root file systems. Survives between runs.
-pub fn cache_dir() -> PathBuf {
-    let folder = target_dir().join("interop-cache");
-    std::fs::create_dir_all(&folder).expect("the build folder is writable");
-    folder
-}
-
 /// The workspace's folder.
 pub fn workspace_dir() -> &'static Path {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));

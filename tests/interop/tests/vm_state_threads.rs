@@ -28,7 +28,7 @@ fn on_threads<T: Send>(
                 scope.spawn(move || {
                     let reactor = Reactor::new(&Config::default()).expect("a reactor");
                     reactor.block_on(async {
-                        let file = ReactorHost.open(path, access(direct)).await;
+                        let file = ReactorHost.open(path.as_ref(), access(direct)).await;
                         let queue = image.queue(vec![file.expect("the image opens")]);
                         work(number, &queue).await
                     })

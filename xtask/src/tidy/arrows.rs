@@ -72,8 +72,13 @@ const RULES: &[Rule] = &[
         tests: &[],
     },
     Rule {
+        name: "gaur-artifacts",
+        depends: &[],
+        tests: &[],
+    },
+    Rule {
         name: "gaur-interop",
-        depends: &["gaur-format"],
+        depends: &["gaur-artifacts", "gaur-format"],
         tests: &["gaur-block", "gaur-engine", "gaur-reactor"],
     },
     Rule {
@@ -90,12 +95,13 @@ const RULES: &[Rule] = &[
     },
     Rule {
         name: "gaur-bench-compare",
-        depends: &["gaur-format", "gaur-bench"],
+        depends: &["gaur-artifacts", "gaur-format", "gaur-bench"],
         tests: &[],
     },
     Rule {
         name: "xtask",
         depends: &[
+            "gaur-artifacts",
             "gaur-format",
             "gaur-block",
             "gaur-engine",

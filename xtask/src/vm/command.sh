@@ -1,16 +1,14 @@
-# The second half of the guest's start: a disk, the command, its exit status, the end.
+# The second half of the guest's start: the command, its exit status, the end.
 job=$1
 . "$job/settings"
 busybox=$(command -v busybox)
 
-$busybox ip link set lo up
 ulimit -c 0
 ulimit -n 65536
 ulimit -l unlimited
 # A task that has not moved for that long is worth a line in the kernel's log.
 echo 20 >/proc/sys/kernel/hung_task_timeout_secs 2>/dev/null
-mkdir -p /scratch /run/lock
-mkfs.ext4 -q -F -E lazy_itable_init=1,nodiscard /dev/ubda && mount /dev/ubda /scratch
+mkdir -p /run/lock
 export TMPDIR=/scratch
 cd "$folder" || cd /
 

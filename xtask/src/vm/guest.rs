@@ -3,16 +3,20 @@
 //! The guest's consoles are descriptors of this program: standard output and standard error of the
 //! command arrive on pipes of their own, the kernel's log goes to a file. The command's exit status
 //! comes back in a file of the run's folder, which the guest shares.
+//!
+//! The guest has a time limit, and it is kept from outside: all processes that make up the guest are
+//! killed, whatever runs in it, and no pipe that one of them holds keeps this program waiting.
 
 use std::fs::File;
-use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::vm::cache::{Cache, RunFolder, failed, write};
+use gaur_artifacts::{Cache, failed, write};
+
+use crate::vm::console::{Console, Output};
+use crate::vm::run_folder::RunFolder;
+use crate::vm::session;
 
 const BOOT: &str = include_str!("boot.sh");
 const COMMAND: &str = include_str!("command.sh");
@@ -26,6 +30,8 @@ exec setpriv --pdeathsig KILL -- "$@""#;
 pub const CODE_TIME: i32 = 124;
 /// Exit code of a guest that did not come to an end of its own.
 pub const CODE_DIED: i32 = 125;
+/// How long the consoles may take to end after the guest's kernel.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// What to boot and how.
 #[derive(Clone, Debug)]
@@ -38,6 +44,9 @@ pub struct Guest {
     pub environment: Vec<(String, String)>,
     /// Folders that the guest may write to, at the same path.
     pub shares: Vec<PathBuf>,
+    /// Folders that the command needs beside its own and the working folder, for the guest hides the
+    /// machine's /tmp, /run, /dev and /scratch.
+    pub seen: Vec<PathBuf>,
     /// Arguments of the kernel.
     pub kernel_arguments: Vec<String>,
     /// Longest time of the run.
@@ -48,15 +57,6 @@ pub struct Guest {
     pub cpus: usize,
     /// Size of the disk at /scratch, in GiB; it takes what is written to it.
     pub scratch_gib: u64,
-}
-
-/// What happens to the command's output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// It goes to this program's own.
-    Streamed,
-    /// It is returned.
-    Kept,
 }
 
 /// How a run ended.
@@ -80,6 +80,7 @@ impl Guest {
             command,
             environment: Vec::new(),
             shares: Vec::new(),
+            seen: Vec::new(),
             kernel_arguments: Vec::new(),
             limit: Duration::from_secs(600),
             memory_mib: 2048,
@@ -92,22 +93,19 @@ impl Guest {
 
     /// Runs it to its end.
     pub fn run(&self, cache: &Cache, output: Output) -> Result<Ended, String> {
-        let folder = cache.run_folder()?;
+        let folder = RunFolder::make(cache)?;
         self.write_files(&folder)?;
         let console = folder.path("console");
         let log = File::create(&console).map_err(|error| failed(&console, &error))?;
         let mut child = self.start(&folder, log)?;
-        let stdout = child
-            .stdout
-            .take()
-            .map(|pipe| pump(pipe, output, std::io::stdout()));
-        let stderr = child
-            .stderr
-            .take()
-            .map(|pipe| pump(pipe, output, std::io::stderr()));
+        let stdout = child.stdout.take();
+        let stdout = stdout.map(|pipe| Console::read(pipe, output, std::io::stdout()));
+        let stderr = child.stderr.take();
+        let stderr = stderr.map(|pipe| Console::read(pipe, output, std::io::stderr()));
         let in_time = self.wait(&mut child)?;
-        let kept = [stdout, stderr].map(|thread| thread.and_then(|thread| thread.join().ok()));
-        let [stdout, stderr] = kept.map(Option::unwrap_or_default);
+        let until = Instant::now() + LAST_WORDS;
+        let said = |console: Option<Console>| console.map(|console| console.end(until));
+        let [stdout, stderr] = [stdout, stderr].map(said).map(Option::unwrap_or_default);
         let read = |name: &str| {
             let bytes = std::fs::read(folder.path(name)).unwrap_or_default();
             String::from_utf8_lossy(&bytes).into_owned()
@@ -130,10 +128,7 @@ impl Guest {
     }
 
     fn write_files(&self, folder: &RunFolder) -> Result<(), String> {
-        let boot = folder.path("boot.sh");
-        write(&boot, BOOT)?;
-        let executable = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(&boot, executable).map_err(|error| failed(&boot, &error))?;
+        write(&folder.path("boot.sh"), BOOT)?;
         write(&folder.path("command.sh"), COMMAND)?;
         write(&folder.path("settings"), &self.settings(folder)?)?;
         let words: Vec<String> = self.command.iter().map(|word| quoted(word)).collect();
@@ -149,7 +144,7 @@ impl Guest {
             .map_err(|error| failed(&disk, &error))
     }
 
-    /// What both scripts read: variables, and a function that mounts what is shared.
+    /// What both scripts read: variables, and functions that do something with each folder of a kind.
     fn settings(&self, folder: &RunFolder) -> Result<String, String> {
         let variable = |name: &str, otherwise: &str| {
             let value = std::env::var(name).unwrap_or_else(|_| otherwise.into());
@@ -161,28 +156,38 @@ impl Guest {
         let here =
             std::env::current_dir().map_err(|error| format!("no working folder: {error}"))?;
         text.push_str(&format!("folder={}\n", quoted(&path_text(&here)?)));
-        text.push_str("mount_shares() {\n");
-        for share in self
-            .shares
-            .iter()
-            .map(PathBuf::as_path)
-            .chain([folder.folder()])
-        {
-            let share = std::fs::canonicalize(share).map_err(|error| failed(share, &error))?;
-            let share = quoted(&path_text(&share)?);
-            text.push_str(&format!("mkdir -p \"$1\"{share}\n"));
-            text.push_str(&format!(
-                "mount -t hostfs -o {share} hostfs \"$1\"{share}\n"
-            ));
+        let mut shares = vec![folder.folder().to_path_buf()];
+        for share in &self.shares {
+            shares.push(std::fs::canonicalize(share).map_err(|error| failed(share, &error))?);
         }
-        text.push_str("}\n");
+        let mut seen = self.seen.clone();
+        seen.push(here);
+        let program = self.command.first().map(Path::new);
+        let program_folder = program.and_then(Path::parent);
+        seen.extend(
+            program_folder
+                .filter(|folder| folder.is_absolute())
+                .map(Path::to_path_buf),
+        );
+        for (name, mut folders) in [("each_shared", shares), ("each_seen", seen)] {
+            // Those above come before those below.
+            folders.sort();
+            text.push_str(&format!("{name}() {{\n"));
+            for folder in &folders {
+                text.push_str(&format!("\"$1\" {}\n", quoted(&path_text(folder)?)));
+            }
+            text.push_str("}\n");
+        }
         Ok(text)
     }
 
+    /// Starts the kernel in the folder of the run. It gets no path in its arguments: spaces, commas and
+    /// colons have a meaning there.
     fn start(&self, folder: &RunFolder, log: File) -> Result<Child, String> {
-        let here = path_text(folder.folder())?;
+        let kernel = &self.kernel;
+        let kernel = std::fs::canonicalize(kernel).map_err(|error| failed(kernel, &error))?;
         let mut command = Command::new("sh");
-        command.args(["-c", START, "sh"]).arg(&self.kernel);
+        command.args(["-c", START, "sh"]).arg(kernel);
         command.arg(format!("mem={}M", self.memory_mib));
         command.arg(format!("ncpus={}", self.cpus));
         command.args([
@@ -192,16 +197,16 @@ impl Guest {
             "ro",
             "panic=-1",
         ]);
-        command.arg(format!("ubda={here}/scratch"));
+        command.arg("ubda=scratch");
         command.args(["con=null", "con0=null,fd:1", "ssl=null"]);
         command.args(["ssl0=null,fd:3", "ssl1=null,fd:4"]);
-        command.args([format!("uml_dir={here}/"), "umid=guest".into()]);
+        command.args(["uml_dir=./", "umid=guest"]);
         command.args(&self.kernel_arguments);
-        command
-            .arg(format!("init={here}/boot.sh"))
-            .args(["--", &here]);
+        command.args(["init=/bin/sh", "--", "-c"]);
+        command.arg(first_command(&path_text(folder.folder())?));
         command.env("TMPDIR", self.memory_folder(folder));
         command
+            .current_dir(folder.folder())
             .stdin(log)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -240,6 +245,8 @@ impl Guest {
             }
             if start.elapsed() > self.limit {
                 child.kill().map_err(failed)?;
+                // The number is the session's until the child has been waited for.
+                session::kill(child.id())?;
                 child.wait().map_err(failed)?;
                 return Ok(false);
             }
@@ -248,25 +255,20 @@ impl Guest {
     }
 }
 
-/// Reads a pipe to its end, in a thread.
-fn pump(
-    mut from: impl Read + Send + 'static,
-    output: Output,
-    mut to: impl Write + Send + 'static,
-) -> JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut kept = Vec::new();
-        let mut buffer = vec![0; 1 << 16];
-        while let Ok(len @ 1..) = from.read(&mut buffer) {
-            let read = &buffer[..len];
-            match output {
-                Output::Kept => kept.extend_from_slice(read),
-                // Nobody reads any more: the command goes on all the same.
-                Output::Streamed => drop(to.write_all(read).and_then(|()| to.flush())),
+/// The first process's command, as a word of the kernel's command line: runs boot.sh of a folder. The
+/// kernel splits words at spaces but for those in double quotes, of which there can be no other.
+fn first_command(folder: &str) -> String {
+    let mut escaped = String::new();
+    for byte in folder.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'_' | b'-' => {
+                escaped.push(byte.into());
             }
+            _ => escaped.push_str(&format!("\\0{byte:03o}")),
         }
-        String::from_utf8_lossy(&kept).into_owned()
-    })
+    }
+    // Without IFS and globs a variable is one word, also without quotes.
+    format!("\"set -f; IFS=; job=$(printf %b '{escaped}'); exec sh $job/boot.sh $job\"")
 }
 
 fn path_text(path: &Path) -> Result<String, String> {
@@ -283,6 +285,17 @@ fn quoted(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_of_any_name_is_one_word_to_the_kernel_and_one_to_the_shell() {
+        let folder = "/a b/it's \"$HOME\" `x` \\ * %s:,ü-";
+        let word = first_command(folder);
+        let inner = word.trim_matches('"');
+        assert!(!inner.contains('"') && !inner.contains('\n'));
+        let line = inner.replace("exec sh $job/boot.sh $job", "printf %s $job");
+        let output = Command::new("sh").args(["-c", &line]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), folder);
+    }
 
     #[test]
     fn a_quoted_word_is_one_word_to_the_shell() {

@@ -5,9 +5,12 @@
 //! hardware virtualisation, and sees the machine's own file tree, so that what is installed or built
 //! here runs there. It is built once, from the source package of Debian's newest kernel.
 
-mod cache;
+mod checks;
+mod console;
 mod guest;
 mod kernel;
+mod run_folder;
+mod session;
 mod source;
 mod suite;
 mod task;

@@ -4,8 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use gaur_artifacts::{entries, failed, make_folder, write};
+
 use crate::ci::succeed;
-use crate::vm::cache::{Cache, entries, failed, make_folder, write};
 
 /// Where newer kernels than the stable release's own are packaged.
 const SUITE_DEFAULT: &str = "trixie-backports";
@@ -13,6 +14,37 @@ const SUITE_DEFAULT: &str = "trixie-backports";
 const KEYRINGS: [&str; 2] = [
     "/usr/share/keyrings/debian-archive-keyring.gpg",
     "/usr/share/keyrings/debian-archive-keyring.pgp",
+];
+
+/// What User-Mode Linux is built from, less than half of the source.
+const NEEDED: [&str; 22] = [
+    "*/Kconfig*",
+    "*/Kbuild*",
+    "*/Makefile*",
+    "*/arch/um/*",
+    "*/arch/x86/*",
+    "*/block/*",
+    "*/certs/*",
+    "*/crypto/*",
+    "*/drivers/*.[ch]",
+    "*/fs/*",
+    "*/include/*",
+    "*/init/*",
+    "*/io_uring/*",
+    "*/ipc/*",
+    "*/kernel/*",
+    "*/lib/*",
+    "*/mm/*",
+    "*/net/*.[ch]",
+    "*/scripts/*",
+    "*/security/*.[ch]",
+    "*/usr/*",
+    "*/virt/*",
+];
+const UNNEEDED: [&str; 3] = [
+    "*/drivers/gpu/*.[ch]",
+    "*/drivers/media/*.[ch]",
+    "*/drivers/net/*/*.[ch]",
 ];
 
 /// A package's name and version.
@@ -36,11 +68,11 @@ pub struct Index {
 }
 
 impl Index {
-    /// Fetches the index from the mirror that the machine's own package management uses.
-    pub fn fetch(cache: &Cache) -> Result<Index, String> {
+    /// Fetches the index into a folder, from the mirror that the machine's own package management uses.
+    pub fn fetch(folder: &Path) -> Result<Index, String> {
         let suite = std::env::var("GAUR_VM_SUITE").unwrap_or_else(|_| SUITE_DEFAULT.into());
         let index = Index {
-            folder: cache.path("apt"),
+            folder: folder.to_path_buf(),
         };
         for folder in ["lists/partial", "archives/partial", "parts"] {
             make_folder(&index.folder.join(folder))?;
@@ -118,7 +150,11 @@ Acquire::Retries "3";
         let archive = only(&packed.join("usr/src"), ".tar.xz")?;
         let mut unpack = Command::new("tar");
         unpack.arg("-xf").arg(archive).arg("-C").arg(folder);
-        succeed(unpack.arg("--strip-components=1"))?;
+        unpack.args(["--strip-components=1", "--wildcards"]);
+        for pattern in UNNEEDED {
+            unpack.arg(format!("--exclude={pattern}"));
+        }
+        succeed(unpack.args(NEEDED))?;
         std::fs::remove_dir_all(&packed).map_err(|error| failed(&packed, &error))
     }
 }

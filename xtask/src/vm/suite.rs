@@ -12,9 +12,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use gaur_artifacts::Cache;
+
 use crate::ci;
-use crate::vm::cache::Cache;
-use crate::vm::guest::{CODE_DIED, CODE_TIME, Ended, Guest, Output};
+use crate::vm::checks;
+use crate::vm::console::Output;
+use crate::vm::guest::{CODE_DIED, CODE_TIME, Ended, Guest};
 use crate::vm::kernel;
 use crate::workspace;
 
@@ -57,6 +60,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Whether a test of this name is to be run.
+    fn wants(&self, name: &str) -> bool {
+        let filters = &self.filters;
+        filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()))
+    }
+
     /// All tests in their short forms.
     pub fn new() -> Plan {
         Plan {
@@ -99,16 +108,20 @@ pub fn run_with(plan: &Plan) -> Result<(), String> {
     let cache = Cache::open()?;
     let kernel = kernel::find(&cache)?;
     let gaur = ci::build_gaur()?;
-    let mut tests = tests(&plan.filters)?;
-    tests.retain(|test| !plan.corners || is_corner(&test.shown));
-    if tests.is_empty() {
+    let mut tests = tests()?;
+    tests.retain(|test| plan.wants(&test.shown) && (!plan.corners || is_corner(&test.shown)));
+    let is_wanted = |(name, _): &&(&str, _)| plan.wants(name);
+    let checks: Vec<_> = checks::ALL.iter().filter(is_wanted).collect();
+    if tests.is_empty() && checks.is_empty() {
         return Err("no test has such a name".into());
     }
     let mut guest = Guest::new(kernel, Vec::new());
     guest.limit = if plan.long { LIMIT_LONG } else { LIMIT };
+    let c_project = c_project()?;
+    guest.seen = vec![workspace::root(), workspace::target()?, c_project.clone()];
     guest.environment = vec![
         ("GAUR_BIN".into(), gaur.display().to_string()),
-        ("GAUR_C_PROJECT".into(), c_project()?),
+        ("GAUR_C_PROJECT".into(), c_project.display().to_string()),
         ("RUST_BACKTRACE".into(), "1".into()),
     ];
     if plan.long {
@@ -117,11 +130,21 @@ pub fn run_with(plan: &Plan) -> Result<(), String> {
             .push(("GAUR_GUEST_LONG".into(), "1".into()));
     }
     let start = Instant::now();
-    let failed = run_all(plan, &cache, &guest, &tests)?;
+    let mut failed = Vec::new();
+    for (name, check) in &checks {
+        match checks::run(*check, &guest.kernel) {
+            Ok(()) => println!("PASS {name}"),
+            Err(message) => {
+                println!("FAIL {name}: {message}");
+                failed.push((*name).to_owned());
+            }
+        }
+    }
+    failed.extend(run_all(plan, &cache, &guest, &tests)?);
+    let count = tests.len() + checks.len();
     println!(
-        "{} tests in guests: {} passed, {} failed; {:.0} s",
-        tests.len(),
-        tests.len() - failed.len(),
+        "{count} tests in guests: {} passed, {} failed; {:.0} s",
+        count - failed.len(),
         failed.len(),
         start.elapsed().as_secs_f64()
     );
@@ -152,9 +175,16 @@ fn run_all(
             guest.command = vec![test.program.display().to_string(), test.name.clone()];
             let options = ["--exact", "--ignored", "--nocapture", "--color=never"];
             guest.command.extend(options.map(str::to_owned));
-            let ended = guest.run(cache, Output::Kept)?;
+            let ended = guest.run(cache, Output::Kept);
             let mut failed = failed.lock().map_err(|_| "a thread has panicked")?;
-            let passed = report(test, &ended, start.elapsed(), plan.verbose);
+            let passed = match ended {
+                Ok(ended) => report(test, &ended, start.elapsed(), plan.verbose),
+                // The others are run all the same.
+                Err(message) => {
+                    println!("FAIL {}: {message}", test.shown);
+                    false
+                }
+            };
             if !passed {
                 failed.push(test.shown.clone());
             }
@@ -211,7 +241,7 @@ fn clip(log: &str) -> &str {
 }
 
 /// Builds the test programs and asks them for their tests.
-fn tests(filters: &[String]) -> Result<Vec<Test>, String> {
+fn tests() -> Result<Vec<Test>, String> {
     let mut build = workspace::cargo();
     build.args(["test", "--workspace", "--test", "guest_*", "--no-run"]);
     build
@@ -236,20 +266,23 @@ fn tests(filters: &[String]) -> Result<Vec<Test>, String> {
         };
         tests.extend(tests_of(program.into(), name)?);
     }
-    tests.retain(|test| {
-        let wanted = |filter: &String| test.shown.contains(filter.as_str());
-        filters.is_empty() || filters.iter().any(wanted)
-    });
     tests.sort_by(|one, other| one.shown.cmp(&other.shown));
     Ok(tests)
 }
 
 /// The ignored tests of a program.
 fn tests_of(program: PathBuf, program_name: &str) -> Result<Vec<Test>, String> {
+    let shown = program.display();
     let listed = Command::new(&program)
         .args(["--list", "--ignored", "--format=terse"])
         .output()
-        .map_err(|error| format!("{}: {error}", program.display()))?;
+        .map_err(|error| format!("{shown}: {error}"))?;
+    if !listed.status.success() {
+        return Err(format!(
+            "{shown} does not list its tests: {}",
+            listed.status
+        ));
+    }
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
     let names = listed
         .lines()
@@ -263,7 +296,7 @@ fn tests_of(program: PathBuf, program_name: &str) -> Result<Vec<Test>, String> {
 }
 
 /// The folder of the C project.
-fn c_project() -> Result<String, String> {
+fn c_project() -> Result<PathBuf, String> {
     let output = workspace::cargo()
         .args(["metadata", "--format-version=1"])
         .output()
@@ -279,8 +312,7 @@ fn c_project() -> Result<String, String> {
         .find(|found| found["name"] == package)
         .and_then(|found| found["manifest_path"].as_str())
         .ok_or_else(|| format!("no build here has {package}"))?;
-    let folder = PathBuf::from(manifest).with_file_name(folder);
-    Ok(folder.display().to_string())
+    Ok(PathBuf::from(manifest).with_file_name(folder))
 }
 
 #[cfg(test)]

@@ -3,27 +3,31 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::vm::cache::Cache;
-use crate::vm::guest::{CODE_DIED, CODE_TIME, Guest, Output};
+use gaur_artifacts::Cache;
+
+use crate::vm::console::Output;
+use crate::vm::guest::{CODE_DIED, CODE_TIME, Guest};
 use crate::vm::{kernel, suite};
 
 const USAGE: &str = "\
 usage: cargo xtask vm prepare [--update]
-       cargo xtask vm run [--share DIR] [--timeout S] [--mem MIB] [--cpus N] [--scratch GIB]
+       cargo xtask vm run [--share DIR] [--see DIR] [--timeout S] [--mem MIB] [--cpus N] [--scratch GIB]
                           [--env NAME] [--append WORD] [--log FILE] -- CMD [ARG..]
        cargo xtask vm test [--jobs N] [--long] [--verbose] [FILTER..]
 
   prepare  build the guest's kernel, unless it is there; --update: unless the newest is there
   run      run a command in a fresh guest. It sees this machine's files and may write to none of
-           them but those in --share; /scratch is an empty disk. Exit status: the command's, 124
-           after the time limit (600 s), 125 if the guest died
+           them but those in --share; /scratch is an empty disk. It has a /tmp, /run and /dev of its
+           own: of the machine's it sees its own folder, the working folder, and those in --share
+           and --see. Exit status: the command's, 124 after the time limit (600 s), 125 if the guest
+           died
              --env NAME     hand on this environment variable (NAME=VALUE: set it)
              --append WORD  an argument for the kernel
              --log FILE     write the kernel's log there
   test     build gaur and the tests that need a guest, and run them, each in a guest of its own;
            FILTER: those whose names contain one of these; --long: their long forms
 
-The kernel is kept in ~/.cache/gaur/vm, or where GAUR_VM_CACHE says. GAUR_VM_KERNEL names another.";
+The kernel is kept in ~/.cache/gaur, or where GAUR_CACHE says. GAUR_VM_KERNEL names another.";
 
 /// Runs the task.
 pub fn run(arguments: &[String]) -> Result<(), String> {
@@ -88,6 +92,7 @@ fn parse(arguments: &[String]) -> Result<(Guest, Option<PathBuf>), String> {
         };
         match option.as_str() {
             "--share" => guest.shares.push(value.into()),
+            "--see" => guest.seen.push(absolute(value)?),
             "--timeout" => guest.limit = Duration::from_secs(number()?),
             "--mem" => guest.memory_mib = number()?,
             "--cpus" => guest.cpus = number()? as usize,
@@ -99,6 +104,10 @@ fn parse(arguments: &[String]) -> Result<(Guest, Option<PathBuf>), String> {
         }
     }
     Ok((guest, log))
+}
+
+fn absolute(folder: &str) -> Result<PathBuf, String> {
+    std::path::absolute(folder).map_err(|error| format!("--see {folder}: {error}"))
 }
 
 /// A variable, set here or of this program's own environment.
