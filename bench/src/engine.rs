@@ -49,7 +49,11 @@ pub fn measure(
         extended_l2,
         ..CreateOptions::default()
     };
-    ready(gaur_engine::create(&file, &options))??;
+    ready(gaur_engine::create(
+        &file,
+        &options,
+        &gaur_engine::Job::default(),
+    ))??;
     let opened = ready(gaur_engine::open(
         &MemoryHost(file.clone()),
         "image",

@@ -5,6 +5,7 @@
 //! begin with [`DROPPED`] are counted as done and not kept.
 
 use std::io::IoSlice;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -182,7 +183,7 @@ pub struct MemoryHost(pub MemoryFile);
 impl Host for MemoryHost {
     type File = MemoryFile;
 
-    async fn open(&self, _name: &str, _access: Access) -> Result<MemoryFile, OpenError> {
+    async fn open(&self, _name: &Path, _access: Access) -> Result<MemoryFile, OpenError> {
         Ok(self.0.clone())
     }
 }

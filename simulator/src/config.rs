@@ -79,6 +79,17 @@ enum Special {
     Holes,
     /// The same, and short writes that fail half-way.
     TornWrites,
+    /// The disk grows until its L1 table needs more clusters in a row than a refcount block counts.
+    LongDisk,
+}
+
+/// What the bitmaps of an image are worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bitmaps {
+    /// They say what has changed.
+    Valid,
+    /// Their autoclear bit is off, and nothing that they refer to is theirs any more.
+    Stale,
 }
 
 /// Everything a seed decides before the run.
@@ -102,6 +113,19 @@ pub struct Config {
     pub compressed_per_mille: u32,
     /// L1 entries beyond those that the disk needs.
     pub spare_l1_entries: u64,
+    /// Some of these, and the last table of the disk, map clusters behind the end of the disk: the state of
+    /// a machine that another program has left, or what it has not cut off.
+    pub mapped_beyond: bool,
+    /// It has persistent bitmaps, valid or made useless by somebody who does not know them.
+    pub bitmaps: Option<Bitmaps>,
+    /// Clusters of the refcount table beyond those that it needs.
+    pub spare_refcount_clusters: u64,
+    /// Longest name of a snapshot in bytes.
+    pub longest_name: u64,
+    /// Largest size that the disk is given in bytes, now and then.
+    pub longest_disk_bytes: Option<u64>,
+    /// Resizes in a thousand that are cancelled.
+    pub cancelled_resizes_per_mille: u32,
     /// The header allows late refcounts.
     pub lazy_refcounts: bool,
     /// The refcount table is nearly full.
@@ -158,7 +182,8 @@ impl Config {
         let random = &mut random;
         // Drawn apart, so that the other seeds are what they were before there were policies.
         let space = &mut Random::new(seed ^ 0x3c6e_f372_fe94_f82b);
-        let (special, shape) = draw_special(draw_shape(random), space);
+        let tables = &mut Random::new(seed ^ 0x2b7e_1516_28ae_d2a6);
+        let (special, shape) = draw_special(draw_shape(random), space, tables);
         let unit_bytes = random.pick(&[512, 512, 512, 512, 64, 16]);
         let guest_bytes = draw_size(shape, unit_bytes, random);
         // Large disks in small units take minutes and find nothing that others do not.
@@ -174,12 +199,7 @@ impl Config {
         let direct = random.chance(400);
         let backing = draw_backing(guest_bytes, unit_bytes, random);
         let profile = draw_profile(direct, random);
-        let mishaps = match random.below(100) {
-            0..70 => Mishaps::None,
-            70..82 => Mishaps::Once,
-            82..95 => Mishaps::Random(random.pick(&[2, 10, 50])),
-            _ => Mishaps::Full,
-        };
+        let mishaps = draw_mishaps(random);
         let largest = (4 * shape.cluster_bytes()).min(guest_bytes) / unit_bytes;
         let config = Config {
             seed,
@@ -190,7 +210,13 @@ impl Config {
             snapshots,
             filled_per_mille: random.pick(&[0, 0, 100, 500, 900]),
             compressed_per_mille: random.pick(&[0, 0, 200, 600]),
-            spare_l1_entries: random.pick(&[0, 0, 0, 1, 80]),
+            spare_l1_entries: draw_spare_l1(shape, random, tables),
+            mapped_beyond: tables.chance(300),
+            bitmaps: draw_bitmaps(shape, tables),
+            spare_refcount_clusters: draw_spare_refcounts(shape, tables),
+            longest_name: tables.pick(&[40, 40, 40, 3000, 65535]),
+            longest_disk_bytes: None,
+            cancelled_resizes_per_mille: tables.pick(&[0, 0, 100, 500]),
             lazy_refcounts: random.chance(200),
             crowded: random.chance(300),
             leaks: random.chance(100),
@@ -219,11 +245,43 @@ impl Config {
             snapshot_load: draw_snapshot_load(seed, shape, guest_bytes),
             keeps_log: Random::new(seed ^ 0x51a7_09c3_e2d4_8b16).chance(500),
         };
-        let config = config.with_time_for_snapshots(random);
+        config
+            .with_time_for_snapshots(random)
+            .with_special(special, space, tables)
+    }
+
+    fn with_special(self, special: Special, space: &mut Random, tables: &mut Random) -> Config {
         match special {
-            Special::None => config,
-            Special::Holes => config.with_holes(space),
-            Special::TornWrites => config.with_holes(space).with_torn_writes(space),
+            Special::None => self,
+            Special::Holes => self.with_holes(space),
+            Special::TornWrites => self.with_holes(space).with_torn_writes(space),
+            Special::LongDisk => self.with_long_disk(tables),
+        }
+    }
+
+    /// The same with a disk that grows a thousandfold. It is read as a whole at every crash point, so there
+    /// is little else to read.
+    fn with_long_disk(self, random: &mut Random) -> Config {
+        let per_table = self.shape.entries() * self.shape.cluster_bytes();
+        let rows = self.shape.block_entries() * self.shape.cluster_bytes() / 8;
+        Config {
+            unit_bytes: 512,
+            guest_bytes: self.guest_bytes.min(64 << 10),
+            backing: Vec::new(),
+            snapshots: 0,
+            snapshot_load: None,
+            spare_l1_entries: 0,
+            mapped_beyond: false,
+            longest_disk_bytes: Some(rows * per_table * random.pick(&[5, 6]) / 4),
+            queues: random.pick(&[1, 2]),
+            depth: 1,
+            requests: random.pick(&[3, 6, 12]),
+            epochs: random.between(1, 2) as u32,
+            weights: Weights {
+                resize: 20,
+                ..self.weights
+            },
+            ..self
         }
     }
 
@@ -291,7 +349,32 @@ impl Config {
     }
 }
 
-fn draw_special(shape: Shape, random: &mut Random) -> (Special, Shape) {
+fn draw_mishaps(random: &mut Random) -> Mishaps {
+    match random.below(100) {
+        0..70 => Mishaps::None,
+        70..82 => Mishaps::Once,
+        82..95 => Mishaps::Random(random.pick(&[2, 10, 50])),
+        _ => Mishaps::Full,
+    }
+}
+
+fn draw_bitmaps(shape: Shape, random: &mut Random) -> Option<Bitmaps> {
+    match shape.version {
+        2 => None,
+        _ => random.pick(&[None, None, None, Some(Bitmaps::Valid), Some(Bitmaps::Stale)]),
+    }
+}
+
+fn draw_special(shape: Shape, random: &mut Random, tables: &mut Random) -> (Special, Shape) {
+    if tables.chance(8) {
+        let shape = Shape {
+            version: 3,
+            cluster_bits: 9,
+            extended: false,
+            refcount_order: 6,
+        };
+        return (Special::LongDisk, shape);
+    }
     match random.below(100) {
         0..18 => {
             let cluster_bits = random.pick(&[14, 14, 15, 16]);
@@ -325,6 +408,26 @@ fn draw_shape(random: &mut Random) -> Shape {
         cluster_bits,
         extended,
         refcount_order,
+    }
+}
+
+/// Entries of the L1 table that the disk does not need. Where clusters are small they may be many, so that
+/// the table is longer than what one refcount block counts.
+fn draw_spare_l1(shape: Shape, random: &mut Random, tables: &mut Random) -> u64 {
+    let few = random.pick(&[0, 0, 0, 1, 80]);
+    let row = shape.block_entries() * shape.cluster_bytes() / 8;
+    match shape.cluster_bits < 12 && tables.chance(200) {
+        true => tables.pick(&[row / 2, row, 2 * row]).min(1 << 16),
+        false => few,
+    }
+}
+
+/// The same for clusters of the refcount table.
+fn draw_spare_refcounts(shape: Shape, tables: &mut Random) -> u64 {
+    let row = shape.block_entries();
+    match shape.cluster_bits < 12 && tables.chance(200) {
+        true => tables.pick(&[row / 2, row, 2 * row]).min(1 << 9),
+        false => tables.pick(&[0, 0, 0, 1]),
     }
 }
 

@@ -5,10 +5,13 @@ use std::rc::Rc;
 use gaur_format::check::{Check, Severity, Step};
 use gaur_sim::FileImage;
 
+use crate::config::Bitmaps;
 use crate::content::Script;
 use crate::content::{Value, ZERO};
 use crate::model::{Model, Seen};
-use crate::prepare::{ALLOCATION_EXTENSION, Content, UNKNOWN_EXTENSION, allocation_data};
+use crate::prepare::{
+    ALLOCATION_EXTENSION, BITMAPS_EXTENSION, Content, UNKNOWN_EXTENSION, allocation_data,
+};
 use crate::shape::Shape;
 use crate::view::{Files, Snapshot, View};
 
@@ -59,13 +62,15 @@ pub fn check_header(
     file: &FileImage,
     shape: Shape,
     stored_allocation: Option<u8>,
+    bitmaps: Option<Bitmaps>,
 ) -> Result<(), String> {
+    let valid = file.bytes(95, 1) == [1];
     let mut kept = vec![(UNKNOWN_EXTENSION, b"keep me as I am".to_vec())];
     kept.extend(
         stored_allocation.map(|policy| (ALLOCATION_EXTENSION, allocation_data(policy).into())),
     );
     let mut at = if shape.version == 3 { 112 } else { 72 };
-    while !kept.is_empty() {
+    loop {
         let head = file.bytes(at, 8);
         let (kind, len) = match head.as_slice() {
             [a, b, c, d, e, f, g, h] => (
@@ -74,8 +79,15 @@ pub fn check_header(
             ),
             _ => return Err("a header extension is cut short".to_owned()),
         };
+        if kind == 0 && kept.is_empty() {
+            return Ok(());
+        }
         if kind == 0 || at > 4096 {
             return Err(format!("a header extension was dropped: {kept:x?}"));
+        }
+        if kind == BITMAPS_EXTENSION && !valid && bitmaps != Some(Bitmaps::Stale) {
+            // QEMU takes it for an image without snapshots when it repairs leaks.
+            return Err("bitmaps were made useless and are there".to_owned());
         }
         if let Some(index) = kept.iter().position(|(wanted, _)| *wanted == kind) {
             let (_, data) = kept.swap_remove(index);
@@ -85,7 +97,6 @@ pub fn check_header(
         }
         at += 8 + u64::from(len).next_multiple_of(8);
     }
-    Ok(())
 }
 
 /// What is known of a machine beside the active disk.
@@ -101,6 +112,8 @@ pub struct Expectations {
     pub has_extension: bool,
     /// The policy for space that the header says.
     pub stored_allocation: Option<u8>,
+    /// It had these bitmaps.
+    pub bitmaps: Option<Bitmaps>,
     /// The disk below the top image.
     pub below: Rc<[u8]>,
 }
@@ -127,7 +140,7 @@ impl Expectations {
         let counts = check(file, self.shape)?;
         let view = View::open(file, &self.below)?;
         if self.has_extension {
-            check_header(file, self.shape, self.stored_allocation)?;
+            check_header(file, self.shape, self.stored_allocation, self.bitmaps)?;
         }
         let snapshots = read_snapshots(&view)?;
         model.check_snapshots(&snapshots)?;

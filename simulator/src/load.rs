@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
-use gaur_engine::Queue;
+use gaur_engine::{ErrorKind, Job, Queue};
 use gaur_sim::{Handle, Random, SimBuffer, SimFile, SimHost};
 
 use crate::config::Config;
@@ -387,12 +387,14 @@ impl Load {
             return self.resize_with_snapshots(queue).await;
         }
         let old = self.model.borrow().len_units();
-        let most = 3 * self.config.guest_bytes / self.unit_bytes();
+        let usual = 3 * self.config.guest_bytes;
+        let longest = self.config.longest_disk_bytes;
+        let most = longest.filter(|_| random.chance(400)).unwrap_or(usual) / self.unit_bytes();
         let per_sector = 512 / self.unit_bytes();
         let new = (random.between(1, most / per_sector) * per_sector) as u32;
         if new > old && random.chance(500) {
             self.growing.set(true);
-            self.resize_now(queue, old, new).await;
+            self.resize_now(queue, old, new, random).await;
             self.growing.set(false);
             return;
         }
@@ -400,7 +402,13 @@ impl Load {
         while self.active.get() > 1 {
             self.handle.sleep(3_000).await;
         }
-        self.resize_now(queue, old, new).await;
+        // Others may have made a snapshot, or set the disk to one, before they came to rest.
+        let old = self.model.borrow().len_units();
+        if self.config.shape.version == 2 && self.has_snapshots() {
+            self.resize_with_snapshots(queue).await;
+        } else {
+            self.resize_now(queue, old, new, random).await;
+        }
         self.exclusive.set(false);
     }
 
@@ -417,21 +425,28 @@ impl Load {
         self.growing.set(true);
         let tag = self.tag();
         self.begin(tag, format!("resize with snapshots tag {}", tag.0));
-        let result = queue.resize(queue.size_bytes() + 512, false).await;
+        let result = queue
+            .resize(queue.size_bytes() + 512, false, &Job::default())
+            .await;
         if result.is_ok() {
             self.fail(format!("resize {} of version 2 goes well", tag.0));
         }
         self.growing.set(false);
     }
 
-    async fn resize_now(&self, queue: &Queue<SimFile>, old: u32, new: u32) {
+    async fn resize_now(&self, queue: &Queue<SimFile>, old: u32, new: u32, random: &mut Random) {
         let tag = self.tag();
         self.begin(tag, format!("resize {old} to {new} units tag {}", tag.0));
         let cut = self.model.borrow_mut().resize(new);
         let bytes = u64::from(new) * self.unit_bytes();
-        let result = queue.resize(bytes, new < old).await;
+        let cancel = random.chance(self.config.cancelled_resizes_per_mille);
+        let job = self.impatient_job(cancel, random);
+        let result = queue.resize(bytes, new < old, &job).await;
+        let cancelled =
+            cancel && matches!(&result, Err(error) if error.kind() == ErrorKind::Cancelled);
         if let Err(error) = &result
             && !self.may_fail.get()
+            && !cancelled
         {
             self.fail(format!(
                 "resize {} fails on a healthy disk: {error:#}",
@@ -439,24 +454,45 @@ impl Load {
             ));
         }
         let well = result.is_ok();
-        self.note(tag, &result.map_err(|error| error.errno()));
+        if !cancelled {
+            self.note(tag, &result.map_err(|error| error.errno()));
+        }
         self.model.borrow_mut().end_resize(cut, new, well);
-        if well && queue.size_bytes() != bytes {
+        let (now, bytes) = match cancelled {
+            true => (old, u64::from(old) * self.unit_bytes()),
+            false => (new, bytes),
+        };
+        if (well || cancelled) && queue.size_bytes() != bytes {
             self.fail(format!(
                 "after resize {} the size is {}",
                 tag.0,
                 queue.size_bytes()
             ));
         }
-        if well {
+        if well || cancelled {
             self.flush(queue).await;
         }
-        if well && !self.poisoned.get() {
-            self.model.borrow_mut().settle_size(new);
+        if (well || cancelled) && !self.poisoned.get() {
+            self.model.borrow_mut().settle_size(now);
         } else {
             // Nobody knows the size any more: this was the last request of the epoch.
             self.fail_quietly();
         }
+    }
+
+    /// A job that is cancelled after a while, if it is to be.
+    pub(super) fn impatient_job(&self, cancel: bool, random: &mut Random) -> Rc<Job> {
+        let job = Rc::new(Job::default());
+        if cancel {
+            let after = random.pick(&[5_000, 100_000, 1_000_000]);
+            let (handle, job) = (self.handle.clone(), Rc::clone(&job));
+            let after = random.below(after);
+            self.handle.spawn("impatience", async move {
+                handle.sleep(after).await;
+                job.cancel();
+            });
+        }
+        job
     }
 
     /// Ends the load without a verdict.

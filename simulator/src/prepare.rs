@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use gaur_sim::{FileImage, Random};
 
+use crate::config::Bitmaps;
 use crate::content::{Script, Value, ZERO};
 use crate::shape::{COMPRESSED, COPIED, OFFSET_MASK, Shape, ZERO_FLAG};
 
@@ -28,6 +29,12 @@ pub struct Wanted {
     pub compressed_per_mille: u32,
     /// The active L1 table has this many entries more than the disk needs.
     pub spare_l1_entries: u64,
+    /// Some of these entries, and the last table that the disk needs, map clusters behind its end.
+    pub mapped_beyond: bool,
+    /// It has persistent bitmaps.
+    pub bitmaps: Option<Bitmaps>,
+    /// Clusters of the refcount table that it does not need.
+    pub spare_refcount_clusters: u64,
     /// Refcounts may be written late, says the header; whoever cannot do that need not.
     pub lazy_refcounts: bool,
     /// The start of the file is full of leaked clusters, so that the refcount table is about to
@@ -133,6 +140,9 @@ pub fn prepare(
         builder.compressed = None;
         builder.mutate(&mut disk);
     }
+    if wanted.mapped_beyond {
+        builder.map_beyond(&mut disk, wanted.snapshots == 0);
+    }
     let file = builder.finish(&disk, &snapshots);
     let snapshots = snapshots
         .into_iter()
@@ -213,6 +223,47 @@ impl Builder<'_> {
             };
             disk.l1[(cluster / entries) as usize] = Some(table);
             self.tables[table].cells[(cluster % entries) as usize] = cell;
+        }
+    }
+
+    /// Maps clusters with garbage behind the end of the active disk: in the last table that it needs,
+    /// unless a snapshot may share that (`own`), and in tables of its own behind it.
+    fn map_beyond(&mut self, disk: &mut Disk, own: bool) {
+        let entries = self.shape().entries();
+        let clusters = self.wanted.guest_bytes.div_ceil(self.cluster_bytes());
+        let last = disk.l1.last().copied().flatten();
+        if let (true, Some(table)) = (own, last) {
+            for index in clusters % entries..entries {
+                if !clusters.is_multiple_of(entries) && self.random.chance(300) {
+                    self.tables[table].cells[index as usize] = self.garbage_cell();
+                }
+            }
+        }
+        for _ in 0..self.wanted.spare_l1_entries.min(3) {
+            if self.random.chance(300) {
+                disk.l1.push(None);
+                continue;
+            }
+            let mut cells = vec![Cell::default(); entries as usize];
+            for _ in 0..self.random.between(1, 4) {
+                let at = self.random.index(cells.len());
+                cells[at] = self.garbage_cell();
+            }
+            let host = self.allocate(1);
+            self.tables.push(Table { host, cells });
+            disk.l1.push(Some(self.tables.len() - 1));
+        }
+    }
+
+    /// A cell whose cluster holds what no guest may ever see.
+    fn garbage_cell(&mut self) -> Cell {
+        Cell {
+            entry: self.garbage_cluster(),
+            bitmap: if self.shape().extended {
+                0xffff_ffff
+            } else {
+                0
+            },
         }
     }
 
@@ -420,19 +471,24 @@ impl Builder<'_> {
         for snapshot in snapshots {
             snapshot_l1.push(self.place_l1(snapshot.l1.len()));
         }
-        let spare = self.wanted.spare_l1_entries as usize;
-        let active_l1 = self.place_l1(active.l1.len() + spare);
+        let active_l1 = self.place_l1(self.l1_entries(active) as usize);
         let table = self.snapshot_table(snapshots, &snapshot_l1);
         if !table.is_empty() {
             self.count(table_offset(&table), table.len() as u64 - 8);
         }
+        let bitmaps = self.place_bitmaps();
         let reftable = self.place_refcounts();
         for (snapshot, &offset) in snapshots.iter().zip(&snapshot_l1) {
             self.write_l1(snapshot, offset, false);
         }
         self.write_l1(active, active_l1, true);
         self.write_tables(active);
-        let header = self.header(active, active_l1, &table, reftable, snapshots.len());
+        let places = Places {
+            l1: active_l1,
+            reftable,
+            bitmaps,
+        };
+        let header = self.header(active, &places, &table, snapshots.len());
         self.write(0, &header);
         if !table.is_empty() {
             self.write(table_offset(&table), &table[8..]);
@@ -440,6 +496,61 @@ impl Builder<'_> {
         let len = self.file.len_bytes().next_multiple_of(bytes);
         self.file.set_len(len);
         self.file
+    }
+
+    /// Entries of the active L1 table.
+    fn l1_entries(&self, active: &Disk) -> u64 {
+        let needed = self.shape().l1_entries(self.wanted.guest_bytes);
+        (needed + self.wanted.spare_l1_entries).max(active.l1.len() as u64)
+    }
+
+    /// Lays out bitmaps with a bit for 64 KiB each; their number, and offset and length of the directory.
+    fn place_bitmaps(&mut self) -> Option<(u32, u64, u64)> {
+        let worth = self.wanted.bitmaps?;
+        let bytes = self.cluster_bytes();
+        let bits = self.wanted.guest_bytes.div_ceil(1 << 16);
+        let entries = bits.div_ceil(8).div_ceil(bytes).max(1);
+        let count = self.random.between(1, 3) as u32;
+        let mut directory = Vec::new();
+        for number in 0..count {
+            let table = self.allocate((entries * 8).div_ceil(bytes));
+            let mut cells = Vec::new();
+            for _ in 0..entries {
+                let stored = match worth {
+                    Bitmaps::Valid => self.random.chance(700),
+                    Bitmaps::Stale => false,
+                };
+                let cell = match stored {
+                    true => self.garbage_cluster(),
+                    false => self.random.below(2),
+                };
+                if stored {
+                    self.count(cell, bytes);
+                }
+                cells.extend(cell.to_be_bytes());
+            }
+            cells.resize((entries * 8).next_multiple_of(bytes) as usize, 0);
+            self.write(table, &cells);
+            let name = format!("bitmap {number}");
+            directory.extend(table.to_be_bytes());
+            directory.extend((entries as u32).to_be_bytes());
+            directory.extend(2_u32.to_be_bytes()); // records all writes
+            directory.extend([1, 16]); // tracks changes, of 64 KiB
+            directory.extend((name.len() as u16).to_be_bytes());
+            directory.extend([0; 4]);
+            directory.extend(name.bytes());
+            directory.resize(directory.len().next_multiple_of(8), 0);
+            if worth == Bitmaps::Valid {
+                self.count(table, entries * 8);
+            }
+        }
+        let len = directory.len() as u64;
+        let offset = self.allocate(len.div_ceil(bytes));
+        self.write(offset, &directory);
+        if worth == Bitmaps::Valid {
+            self.count(offset, len);
+        }
+        Some((count, offset, len))
     }
 
     fn place_l1(&mut self, entries: usize) -> u64 {
@@ -524,7 +635,7 @@ impl Builder<'_> {
     fn place_refcounts(&mut self) -> (u64, u64) {
         let bytes = self.cluster_bytes();
         let per_block = self.shape().block_entries();
-        let (mut blocks, mut table_clusters) = (1, 1);
+        let (mut blocks, mut table_clusters) = (1, 1 + self.wanted.spare_refcount_clusters);
         // Both cover themselves.
         let table_offset = loop {
             let total = self.next + blocks + table_clusters;
@@ -567,14 +678,8 @@ impl Builder<'_> {
         (table_offset, table_clusters)
     }
 
-    fn header(
-        &self,
-        active: &Disk,
-        l1: u64,
-        table: &[u8],
-        reftable: (u64, u64),
-        snapshots: usize,
-    ) -> Vec<u8> {
+    fn header(&self, active: &Disk, places: &Places, table: &[u8], snapshots: usize) -> Vec<u8> {
+        let Places { l1, reftable, .. } = *places;
         let shape = self.shape();
         let mut header = Vec::from(*b"QFI\xfb");
         header.extend(shape.version.to_be_bytes());
@@ -582,7 +687,7 @@ impl Builder<'_> {
         header.extend(shape.cluster_bits.to_be_bytes());
         header.extend(self.wanted.guest_bytes.to_be_bytes());
         header.extend(0_u32.to_be_bytes());
-        let l1_entries = active.l1.len() as u64 + self.wanted.spare_l1_entries;
+        let l1_entries = self.l1_entries(active);
         header.extend((l1_entries as u32).to_be_bytes());
         header.extend(l1.to_be_bytes());
         header.extend(reftable.0.to_be_bytes());
@@ -598,12 +703,24 @@ impl Builder<'_> {
             header.extend((u64::from(shape.extended) << 4).to_be_bytes());
             header.extend(u64::from(self.wanted.lazy_refcounts).to_be_bytes());
             // A bit that nobody knows: whoever writes to the image clears it.
-            header.extend((1_u64 << 40).to_be_bytes());
+            let bitmaps = u64::from(self.wanted.bitmaps == Some(Bitmaps::Valid));
+            header.extend((1_u64 << 40 | bitmaps).to_be_bytes());
             header.extend(shape.refcount_order.to_be_bytes());
             header.extend(112_u32.to_be_bytes());
             header.extend(0_u64.to_be_bytes());
         }
         push_extension(&mut header, UNKNOWN_EXTENSION, b"keep me as I am");
+        if let Some((count, directory, len)) = places.bitmaps {
+            if shape.cluster_bits >= 12 {
+                // As QEMU has them: what comes next is not in the first sector.
+                push_extension(&mut header, FEATURE_NAMES_EXTENSION, &[0; 8 * 48]);
+            }
+            let mut data = Vec::from(count.to_be_bytes());
+            data.extend([0; 4]);
+            data.extend(len.to_be_bytes());
+            data.extend(directory.to_be_bytes());
+            push_extension(&mut header, BITMAPS_EXTENSION, &data);
+        }
         if let Some(policy) = self.wanted.allocation {
             push_extension(&mut header, ALLOCATION_EXTENSION, &allocation_data(policy));
         }
@@ -621,6 +738,20 @@ impl Builder<'_> {
         header
     }
 }
+
+/// What the header leads to beside the snapshots.
+struct Places {
+    l1: u64,
+    /// Offset and length in clusters.
+    reftable: (u64, u64),
+    /// Number, and offset and length of the directory.
+    bitmaps: Option<(u32, u64, u64)>,
+}
+
+/// The header extension that leads to bitmaps.
+pub const BITMAPS_EXTENSION: u32 = 0x2385_2875;
+
+const FEATURE_NAMES_EXTENSION: u32 = 0x6803_f857;
 
 /// Most clusters that a crowded image leaks.
 const CROWD_MAX: u64 = 1 << 15;

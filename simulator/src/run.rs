@@ -140,6 +140,7 @@ impl<'a> Run<'a> {
             script,
             has_extension: machine.has_extension,
             stored_allocation: config.stored_allocation,
+            bitmaps: config.bitmaps,
             below: machine.below.into(),
         };
         let model = Model::new(script, &machine.active, machine.below_values.into());
@@ -224,6 +225,7 @@ impl<'a> Run<'a> {
             },
             discard: self.config.discard,
             allocation: self.config.allocation,
+            drop_bitmaps: true,
             #[cfg(feature = "broken-order")]
             broken: self.options.broken.map(|rule| match rule {
                 Rule::O1 => gaur_engine::BrokenRule::O1,

@@ -66,7 +66,7 @@ fn run(path: &str, time: Duration, direct: bool) -> Result<(), OpenError> {
                     force_share: false,
                 };
                 let result = reactor.block_on(async {
-                    let file = Rc::new(ReactorHost.open(path, access).await?);
+                    let file = Rc::new(ReactorHost.open(path.as_ref(), access).await?);
                     measure(file, operation, depth, time).await.map_err(plain)
                 });
                 let Speed { per_second, cpu } = result?;

@@ -51,9 +51,14 @@ async fn measure(
         lock: false,
         force_share: false,
     };
-    let file = host.open(NAME, access).await;
+    let file = host.open(NAME.as_ref(), access).await;
     let file = file.map_err(|error| error.to_string())?;
-    gaur_engine::create(&file, &image_options(writer, bytes)).await?;
+    gaur_engine::create(
+        &file,
+        &image_options(writer, bytes),
+        &gaur_engine::Job::default(),
+    )
+    .await?;
     if writer == Writer::Bare {
         file.set_len(0).await?;
     }

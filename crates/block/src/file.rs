@@ -4,6 +4,7 @@ use core::fmt;
 use core::future::Future;
 use core::ops::DerefMut;
 use std::io::IoSlice;
+use std::path::Path;
 
 use crate::{Errno, Source, Target};
 
@@ -167,10 +168,10 @@ pub trait Host {
     /// What it opens.
     type File: File;
 
-    /// Opens the file called `name` (a path).
+    /// Opens the file called `name`. A path is bytes: it need not be text.
     fn open(
         &self,
-        name: &str,
+        name: &Path,
         access: Access,
     ) -> impl Future<Output = Result<Self::File, OpenError>>;
 }

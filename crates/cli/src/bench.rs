@@ -8,9 +8,10 @@ mod lane;
 mod load;
 mod report;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::num::{NonZeroU16, NonZeroU64};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ use crate::cached_device::{CachedDevice, Policy};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::image_spec::{Aio, ImageSpec};
+use crate::interrupt;
 use crate::json;
 use crate::open::{CacheMode, Output, allocation_parser, format_parser};
 use crate::shared_image::SharedImage;
@@ -112,6 +114,9 @@ pub struct Args {
     /// What to do with the host's space, whatever the image says
     #[arg(long, value_name = "POLICY", value_parser = allocation_parser())]
     allocation: Option<AllocationPolicy>,
+    /// Remove the image's persistent bitmaps with the first write, which would make them useless
+    #[arg(long)]
+    drop_bitmaps: bool,
     /// Output format
     #[arg(long, value_name = "OUTPUT", value_enum, default_value = "human")]
     output: Output,
@@ -119,7 +124,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "auto", hide = true)]
     host: HostKind,
     /// The image
-    file: String,
+    file: OsString,
 }
 
 /// Requests sent if nothing is said about their number or their time, as qemu-img has it.
@@ -176,7 +181,10 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 /// Runs the benchmark and tells the result.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     check(args)?;
-    let spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    let mut spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    if writes(args) {
+        spec = spec.with_probed_format()?;
+    }
     let by_switch = if args.native {
         Some(Aio::Native)
     } else {
@@ -209,7 +217,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if let Some(interval) = spec.clean_interval() {
         cleaner.add(image.image(), interval);
     }
-    let outcome = measure(&image, &load, policy(args, &spec), host);
+    let stop = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&stop);
+    let job = interrupt::job_and(move || asked.store(true, Ordering::Relaxed))?;
+    let outcome = measure(&image, &load, policy(args, &spec), (host, stop));
+    let outcome = interrupt::check(&job).and(outcome);
     drop(cleaner);
     let report = outcome.map(|tally| Report::new(&load, &tally, image.image(), open_us));
     // Before the image is closed, as qemu-img has it: closing is not what is measured.
@@ -285,6 +297,7 @@ fn open_options(args: &Args) -> OpenOptions {
         direct: args.cache.direct(),
         force_share: args.force_share,
         allocation: args.allocation,
+        drop_bitmaps: args.drop_bitmaps,
         ..OpenOptions::default()
     }
 }
@@ -360,12 +373,12 @@ fn announce(load: &Load, out: &mut dyn Write) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sends all requests.
+/// Sends all requests, until there are no more or `stop` is set.
 fn measure(
     image: &Arc<SharedImage>,
     load: &Load,
     policy: Policy,
-    host: HostKind,
+    (host, stop): (HostKind, Arc<AtomicBool>),
 ) -> Result<Tally, Failure> {
     let threads = Threads::start(&ThreadsConfig {
         count: load.threads as usize,
@@ -382,7 +395,6 @@ fn measure(
     let threads =
         threads.map_err(|errno| Failure::new(format!("cannot start threads: {errno}")))?;
     let barrier = Arc::new(Barrier::new(threads.handles().len()));
-    let stop = Arc::new(AtomicBool::new(false));
     let mut lanes = Vec::new();
     for (thread, handle) in (0..).zip(threads.handles()) {
         let (image, load) = (Arc::clone(image), *load);

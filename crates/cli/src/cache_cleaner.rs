@@ -118,7 +118,7 @@ impl Shared {
 mod tests {
     use std::time::Instant;
 
-    use gaur_engine::{Format, OpenOptions};
+    use gaur_engine::{Format, Job, OpenOptions};
 
     use super::*;
     use crate::image_spec::ImageSpec;
@@ -135,7 +135,8 @@ mod tests {
             Some(1 << 20),
             false,
         );
-        new.and_then(|new| new.make(false)).expect("a new image");
+        new.and_then(|new| new.make(false, &Job::default()))
+            .expect("a new image");
         let spec = ImageSpec::plain(path, Some(Format::Qcow2));
         let image = SharedImage::open(&spec, &OpenOptions::default()).expect("it opens");
         image.guest().write(0, &[1; 512]).expect("a write");

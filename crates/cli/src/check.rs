@@ -1,8 +1,9 @@
 //! `gaur check`: whether an image contradicts itself.
 
+use std::ffi::OsString;
 use std::io::Write;
 
-use gaur_engine::Format;
+use gaur_engine::{Format, Job};
 use gaur_format::AllocationPolicy;
 use gaur_format::check::{Check, Report, Step};
 
@@ -10,6 +11,7 @@ use crate::check_report::ImageCheck;
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
+use crate::interrupt;
 use crate::json;
 use crate::notice::say;
 use crate::open::{self, CacheMode, Output, format_parser};
@@ -48,7 +50,7 @@ pub struct Args {
     #[arg(short, long, hide = true, value_name = "WHAT")]
     repair: Option<String>,
     /// The image
-    file: String,
+    file: OsString,
 }
 
 /// The format has no checks.
@@ -57,22 +59,19 @@ const EXIT_NO_CHECKS: u8 = 63;
 /// Checks and prints.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if args.repair.is_some() {
-        let failure = Failure::about(&args.file, "repairing (-r) is not supported yet");
+        let name = args.file.to_string_lossy();
+        let failure = Failure::about(name, "repairing (-r) is not supported yet");
         return Err(failure.hint("without -r the image is checked and left as it is"));
     }
     let spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
     let mut base = open::reading(None, args.force_share);
     base.direct = args.cache.direct();
     let file = spec.open_file(&base)?;
-    let format = match spec.format() {
-        Some(format) => format,
-        None => file.probe()?,
-    };
-    if format == Format::Raw {
+    if spec.format_of(&file)? == Format::Raw {
         let failure = Failure::about(spec.path(), "raw images have nothing that could be checked");
         return Err(failure.code(EXIT_NO_CHECKS));
     }
-    let report = check(&file)?;
+    let report = check(&file, &*interrupt::job()?)?;
     if !args.quiet {
         print_findings(spec.path(), &report);
     }
@@ -84,10 +83,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         check_errors: report.check_errors,
         leaks: report.leaks,
         allocated_clusters: report.allocated_clusters,
-        filename: spec.given().to_owned(),
+        filename: spec.given().to_string_lossy().into_owned(),
         format: Format::Qcow2.name(),
         fragmented_clusters: report.fragmented_clusters,
         reclaimable_bytes: reclaimable(&file, &report)?,
+        clusters_behind_end: report.clusters_behind_end,
     };
     match args.output {
         Output::Json => json::write(out, &check)?,
@@ -98,10 +98,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
 }
 
 /// Runs the checker over the file.
-fn check(file: &ImageFile) -> Result<Report, Failure> {
+fn check(file: &ImageFile, job: &Job) -> Result<Report, Failure> {
     let broken = |error| file.broken(&error);
     let mut check = Check::new(&file.header_cluster()?, file.len_bytes()).map_err(broken)?;
     loop {
+        interrupt::check(job)?;
         match check.next() {
             Step::Need { offset, len } => match file.try_read(offset, len) {
                 Ok(bytes) => check.feed(&bytes),

@@ -41,6 +41,9 @@ pub struct ImageCheck {
     /// Bytes of the file that the image's policy would have given back; Gaur's own.
     #[serde(skip_serializing_if = "is_zero")]
     pub reclaimable_bytes: u64,
+    /// Clusters that are mapped behind the end of the disk; Gaur's own.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub clusters_behind_end: u64,
 }
 
 #[allow(
@@ -117,6 +120,13 @@ impl ImageCheck {
         }
         if self.image_end_offset > 0 {
             writeln!(out, "Image end offset: {}", self.image_end_offset)?;
+        }
+        if self.clusters_behind_end > 0 {
+            let count = self.clusters_behind_end;
+            writeln!(
+                out,
+                "{count} clusters are mapped behind the end of the disk; they read as zeros when 'gaur resize' makes it longer"
+            )?;
         }
         if self.reclaimable_bytes > 0 {
             let bytes = self.reclaimable_bytes;

@@ -4,13 +4,12 @@ use std::ffi::OsString;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::failure::{EXIT_FAILURE, Failure};
+use crate::failure::Failure;
 use crate::{
-    bench, check, compare, completions, convert, create, export, info, map, notice, resize, serve,
-    snapshot, ublk,
+    bench, check, compare, completions, convert, create, export, info, man, map, notice, resize,
+    serve, snapshot, ublk, usage,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -42,10 +41,8 @@ enum Verb {
     Resize(resize::Args),
     Snapshot(snapshot::Args),
     Bench(bench::Args),
-    #[command(hide = true)]
     Completions(completions::Args),
-    #[command(hide = true)]
-    Man(completions::ManArgs),
+    Man(man::Args),
 }
 
 impl Verb {
@@ -64,7 +61,7 @@ impl Verb {
             Verb::Snapshot(args) => snapshot::run(args, out),
             Verb::Bench(args) => bench::run(args, out),
             Verb::Completions(args) => completions::run(args, out),
-            Verb::Man(args) => completions::run_man(args, out),
+            Verb::Man(args) => man::run(args, out),
         }
     }
 }
@@ -72,14 +69,13 @@ impl Verb {
 /// Runs the command with these arguments (the first is the program) and returns its exit code.
 pub fn run(args: Vec<OsString>) -> u8 {
     let program = program_name(args.first());
-    let verb_name = args.get(1).and_then(|verb| verb.to_str());
     let parsed = Gaur::command()
         .bin_name(program.clone())
         .try_get_matches_from(&args)
         .and_then(|matches| Gaur::from_arg_matches(&matches));
     let gaur = match parsed {
         Ok(gaur) => gaur,
-        Err(error) => return report_usage(&program, verb_name, &error),
+        Err(error) => return usage::report(&program, &args, &error),
     };
     let mut out = BufWriter::new(std::io::stdout());
     let outcome = gaur.verb.run(&mut out).and_then(|code| {
@@ -107,40 +103,6 @@ fn program_name(first: Option<&OsString>) -> String {
     match name {
         Some(name) if name.ends_with("qemu-img") => name.to_owned(),
         _ => "gaur".to_owned(),
-    }
-}
-
-/// Prints help as it is, and errors of usage on one line. Returns the exit code.
-fn report_usage(program: &str, verb: Option<&str>, error: &clap::Error) -> u8 {
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            let _ = error.print();
-            return 0;
-        }
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let _ = error.print();
-            return EXIT_FAILURE;
-        }
-        _ => {}
-    }
-    let text = error.render().to_string();
-    let text = text.strip_prefix("error: ").unwrap_or(&text);
-    let end = text.find("\nUsage:").unwrap_or(text.len());
-    let end = text.find("\nFor more information").unwrap_or(end).min(end);
-    // A tip stands in a paragraph of its own.
-    let text = text[..end].replace("\n\n  tip:", ";");
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let help = match verb {
-        Some(verb) if Gaur::command().find_subcommand(verb).is_some() => {
-            format!("{program} {verb} --help")
-        }
-        _ => format!("{program} --help"),
-    };
-    notice::say_as(program, format!("{} (see '{help}')", words.join(" ")));
-    match verb {
-        // 1 would say that the images differ.
-        Some("compare") => compare::EXIT_OPEN,
-        _ => EXIT_FAILURE,
     }
 }
 

@@ -1,5 +1,6 @@
 //! `gaur compare`: whether two images show the guest the same bytes.
 
+use std::ffi::{OsStr, OsString};
 use std::io::Write;
 
 use gaur_engine::{Format, MapExtent};
@@ -7,6 +8,7 @@ use gaur_engine::{Format, MapExtent};
 use crate::failure::Failure;
 use crate::guest::Guest;
 use crate::image_spec::ImageSpec;
+use crate::interrupt;
 use crate::open::{self, CacheMode, format_parser};
 use crate::progress::Progress;
 
@@ -47,9 +49,9 @@ pub struct Args {
     #[arg(short = 'U', long)]
     force_share: bool,
     /// The first image
-    file1: String,
+    file1: OsString,
     /// The second image
-    file2: String,
+    file2: OsString,
 }
 
 /// An image cannot be opened, or the command line is wrong.
@@ -73,9 +75,15 @@ struct Side {
 }
 
 impl Side {
-    fn open(given: &str, format: Option<Format>, args: &Args) -> Result<Side, Failure> {
+    fn open(
+        given: &OsStr,
+        format: Option<Format>,
+        switch: &'static str,
+        args: &Args,
+    ) -> Result<Side, Failure> {
         let spec = ImageSpec::parse(given, args.image_opts, format);
         let spec = spec.map_err(|failure| failure.code(EXIT_OPEN))?;
+        let spec = spec.format_switch(switch);
         let mut options = open::reading(None, args.force_share);
         options.direct = args.cache.direct();
         let opened = spec
@@ -115,14 +123,27 @@ enum Outcome {
     ContentDiffers { offset: u64 },
 }
 
-/// Compares and says the result.
+/// Compares and says the result. When that cannot be said, the code must not be the one that says that
+/// they differ.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    let mut first = Side::open(&args.file1, args.format, args)?;
-    let mut second = Side::open(&args.file2, args.second_format, args)?;
+    let compared = compare_files(args, out)?;
+    out.flush().map_err(unsaid)?;
+    Ok(compared)
+}
+
+fn unsaid(error: std::io::Error) -> Failure {
+    Failure::from(error).code(EXIT_OPEN)
+}
+
+fn compare_files(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    let mut first = Side::open(&args.file1, args.format, "-f", args)?;
+    let mut second = Side::open(&args.file2, args.second_format, "-F", args)?;
     let total = first.size.max(second.size);
     let mut progress = Progress::new(total, args.progress, args.quiet);
+    let job = interrupt::job()?;
     let outcome = compare(&mut first, &mut second, args.strict, &mut |done| {
-        progress.set(done)
+        progress.set(done);
+        interrupt::check(&job)
     });
     match outcome {
         Ok(Outcome::Identical) => progress.finish(),
@@ -135,29 +156,25 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let compared_all = matches!(outcome, Outcome::Identical)
         || matches!(outcome, Outcome::ContentDiffers { offset } if offset >= first.size.min(second.size));
     if first.size != second.size && compared_all {
-        writeln!(out, "Warning: Image size mismatch!")?;
+        writeln!(out, "Warning: Image size mismatch!").map_err(unsaid)?;
     }
-    match outcome {
-        Outcome::Identical => {
-            writeln!(out, "Images are identical.")?;
-            return Ok(0);
-        }
-        Outcome::SizeDiffers => writeln!(out, "Strict mode: Image size mismatch!")?,
+    let text = match outcome {
+        Outcome::Identical => "Images are identical.".to_owned(),
+        Outcome::SizeDiffers => "Strict mode: Image size mismatch!".to_owned(),
         Outcome::StatusDiffers { offset } => {
-            writeln!(out, "Strict mode: Offset {offset} block status mismatch!")?;
+            format!("Strict mode: Offset {offset} block status mismatch!")
         }
-        Outcome::ContentDiffers { offset } => {
-            writeln!(out, "Content mismatch at offset {offset}!")?;
-        }
-    }
-    Ok(1)
+        Outcome::ContentDiffers { offset } => format!("Content mismatch at offset {offset}!"),
+    };
+    writeln!(out, "{text}").map_err(unsaid)?;
+    Ok(u8::from(outcome != Outcome::Identical))
 }
 
 fn compare(
     first: &mut Side,
     second: &mut Side,
     strict: bool,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64) -> Result<(), Failure>,
 ) -> Result<Outcome, Failure> {
     if strict && first.size != second.size {
         return Ok(Outcome::SizeDiffers);
@@ -195,7 +212,7 @@ fn compare(
             });
         }
         offset += len;
-        progress(offset);
+        progress(offset)?;
     }
     if first.size > second.size {
         rest_is_zero(first, offset, progress)
@@ -208,7 +225,7 @@ fn compare(
 fn rest_is_zero(
     longer: &mut Side,
     mut offset: u64,
-    progress: &mut dyn FnMut(u64),
+    progress: &mut dyn FnMut(u64) -> Result<(), Failure>,
 ) -> Result<Outcome, Failure> {
     while offset < longer.size {
         let extent = longer.map(offset, longer.size - offset)?;
@@ -223,7 +240,7 @@ fn rest_is_zero(
             }
         }
         offset += len;
-        progress(offset);
+        progress(offset)?;
     }
     Ok(Outcome::Identical)
 }

@@ -1,16 +1,19 @@
 //! `gaur convert`: images to another image, of the other format or with other options.
 
+use std::ffi::{OsStr, OsString};
 use std::io::Write;
 
-use gaur_block::File;
-use gaur_engine::{AllocationPolicy, Format, OpenOptions};
+use gaur_block::{File, FileId};
+use gaur_engine::{AllocationPolicy, Format, ImageFormat, Job, OpenOptions};
+use gaur_reactor::block_on;
 
 use crate::copy::Copy;
 use crate::failure::Failure;
 use crate::guest::Guest;
-use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
+use crate::interrupt;
 use crate::new_image::{self, NewImage};
+use crate::notice::say;
 use crate::open::{self, CacheMode, allocation_parser, format_parser};
 use crate::options::OptionList;
 use crate::progress::Progress;
@@ -28,7 +31,11 @@ pub struct Args {
     #[arg(short = 'f', long, value_name = "FMT", value_parser = format_parser())]
     source_format: Option<Format>,
     /// The sources are lists of options, driver=qcow2,file.filename=PATH,..
-    #[arg(long, conflicts_with = "source_format")]
+    #[arg(
+        long,
+        visible_alias = "source-image-opts",
+        conflicts_with = "source_format"
+    )]
     image_opts: bool,
     /// The same for the target, which is there
     #[arg(long, conflicts_with_all = ["target_format", "target_options"], requires = "no_create")]
@@ -41,7 +48,7 @@ pub struct Args {
     target_options: Vec<String>,
     /// Backing file of the target; what the sources' top layers do not have is not copied
     #[arg(short = 'B', long, value_name = "BACKING")]
-    backing: Option<String>,
+    backing: Option<OsString>,
     /// Format of the backing file
     #[arg(short = 'F', long, value_name = "FMT")]
     backing_format: Option<String>,
@@ -51,6 +58,9 @@ pub struct Args {
     /// The existing target reads as zeros throughout
     #[arg(long, requires = "no_create")]
     target_is_zero: bool,
+    /// Remove the persistent bitmaps of the existing target, which writing would make useless
+    #[arg(long, requires = "no_create")]
+    drop_bitmaps: bool,
     /// Show progress
     #[arg(short, long)]
     progress: bool,
@@ -100,7 +110,7 @@ pub struct Args {
         required_unless_present = "target_options",
         value_name = "SOURCE.. TARGET"
     )]
-    files: Vec<String>,
+    files: Vec<OsString>,
 }
 
 /// Options of qemu-img that would be misleading to ignore.
@@ -114,7 +124,8 @@ struct Refused {
     salvage: bool,
     #[arg(short = 'r', long, hide = true)]
     rate: Option<String>,
-    #[arg(short = 'C', long, hide = true)]
+    /// Without effect: the host may copy as it likes
+    #[arg(short = 'C', long)]
     copy_range_offloading: bool,
 }
 
@@ -140,10 +151,8 @@ const WORKERS_MAX: usize = 8;
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     args.refused.check()?;
     if OptionList::asks_for_help(&args.target_options) {
-        let last = args
-            .files
-            .last()
-            .map(|name| new_image::format_by_name(name));
+        let last = args.files.last();
+        let last = last.and_then(|name| new_image::format_by_name(name, "-O").ok());
         let format = args.target_format.or(last).unwrap_or(Format::Raw);
         new_image::print_options(format, out)?;
         return Ok(0);
@@ -152,22 +161,64 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         Some((target, sources)) if !sources.is_empty() => (target, sources),
         _ => return Err(Failure::new("a source and a target are needed")),
     };
+    let job = interrupt::job()?;
     let target = target_spec(args, target)?;
     let sources = open_sources(args, sources)?;
+    check_apart(&target, &sources)?;
     let new = plan_target(args, &target, &sources)?;
     if let Some(new) = &new {
-        new.make(false)?;
+        new.make(false, &job)?;
     }
     let copy = open_target(args, &target, sources, new.as_ref())?;
     let flush = args.target_cache != CacheMode::Unsafe && !target.ignores_flushes();
-    copy_all(args, &copy, flush).map_err(|failure| {
+    copy_all(args, &copy, flush, &job).map_err(|failure| {
         let path = target.path();
         failure.hint(format!("{path} is incomplete and not to be used"))
     })?;
+    if !args.quiet {
+        tell_lookalike(&target, &copy);
+    }
     Ok(0)
 }
 
-fn open_sources(args: &Args, given: &[String]) -> Result<Vec<SharedImage>, Failure> {
+/// A raw copy of a disk on which the guest has an image looks like that image to whoever guesses.
+fn tell_lookalike(target: &ImageSpec, copy: &Copy) {
+    let raw = target.format() == Some(Format::Raw);
+    let Some(file) = copy.target.top_file().filter(|_| raw) else {
+        return;
+    };
+    match block_on(gaur_engine::probe(&file)) {
+        Ok(ImageFormat::Raw) | Err(_) => {}
+        Ok(other) => {
+            let what = format!("raw, but its disk looks like a {other} image");
+            say(format!(
+                "{}: {what}; say -f raw wherever it is used",
+                target.path()
+            ));
+        }
+    }
+}
+
+/// Refuses to write over what is read: a source, or what one stands on.
+fn check_apart(target: &ImageSpec, sources: &[SharedImage]) -> Result<(), Failure> {
+    let own = new_image::file_id(target.file_path());
+    let is_target = |id: FileId| Some(id) == own;
+    match sources
+        .iter()
+        .find(|source| source.file_ids().any(is_target))
+    {
+        None => Ok(()),
+        Some(source) => {
+            let message = format!(
+                "the target is a source, or a backing file of one: {}",
+                source.name()
+            );
+            Err(Failure::about(target.path(), message))
+        }
+    }
+}
+
+fn open_sources(args: &Args, given: &[OsString]) -> Result<Vec<SharedImage>, Failure> {
     if args.snapshot.is_some() && given.len() > 1 {
         return Err(Failure::new(
             "-l takes a snapshot of one source, but several are given",
@@ -180,7 +231,7 @@ fn open_sources(args: &Args, given: &[String]) -> Result<Vec<SharedImage>, Failu
         .as_deref()
         .map(SnapshotChoice::parse)
         .transpose()?;
-    let open = |given: &String| {
+    let open = |given: &OsString| {
         let spec = ImageSpec::parse(given, args.image_opts, args.source_format)?;
         let which = choice
             .as_ref()
@@ -195,21 +246,17 @@ fn open_sources(args: &Args, given: &[String]) -> Result<Vec<SharedImage>, Failu
 }
 
 /// The target and its format.
-fn target_spec(args: &Args, given: &str) -> Result<ImageSpec, Failure> {
+fn target_spec(args: &Args, given: &OsStr) -> Result<ImageSpec, Failure> {
     if !args.no_create {
-        let by_name = || new_image::format_by_name(given);
-        let format = args.target_format.unwrap_or_else(by_name);
+        let format = match args.target_format {
+            Some(format) => format,
+            None => new_image::format_by_name(given, "-O")?,
+        };
         return Ok(ImageSpec::plain(given, Some(format)));
     }
     let spec = ImageSpec::parse(given, args.target_image_opts, args.target_format)?;
-    match spec.format() {
-        Some(_) => Ok(spec),
-        // What an image that is there is, its content tells better than its name.
-        None => {
-            let format = ImageFile::open(spec.path(), &open::reading(None, true))?.probe()?;
-            Ok(spec.with_format(format))
-        }
-    }
+    // What an image that is there is, its content tells better than its name.
+    spec.format_switch("-O").with_probed_format()
 }
 
 /// The target to make; nothing with `-n`.
@@ -244,7 +291,7 @@ fn plan_target(
         return Err(Failure::about(target, message));
     }
     let format = spec.format().unwrap_or(Format::Raw);
-    NewImage::new(target, format, options, Some(size), true).map(Some)
+    NewImage::new(spec.file_path(), format, options, Some(size), true).map(Some)
 }
 
 fn open_target(
@@ -256,6 +303,7 @@ fn open_target(
     let options = OpenOptions {
         direct: args.target_cache.direct(),
         allocation: args.allocation,
+        drop_bitmaps: args.drop_bitmaps,
         ..OpenOptions::default()
     };
     let opened = SharedImage::open(target, &options)?;
@@ -287,9 +335,9 @@ fn workers(args: &Args) -> usize {
         .map_or(processors.min(WORKERS_MAX), usize::from)
 }
 
-fn copy_all(args: &Args, copy: &Copy, flush: bool) -> Result<(), Failure> {
+fn copy_all(args: &Args, copy: &Copy, flush: bool, job: &Job) -> Result<(), Failure> {
     let mut progress = Progress::new(copy.total_bytes(), args.progress, args.quiet);
-    let copied = copy.run(&mut |done| progress.set(done));
+    let copied = copy.run(job, &mut |done| progress.set(done));
     let guest: Guest = copy.target.guest();
     let flushed = match &copied {
         Ok(()) if flush => guest

@@ -10,11 +10,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gaur_engine::MapExtent;
+use gaur_engine::{Job, MapExtent};
 
 use crate::compare::is_zero;
 use crate::failure::Failure;
 use crate::guest::Guest;
+use crate::interrupt;
 use crate::shared_image::SharedImage;
 
 /// Most bytes of one piece. Pieces end at multiples of it in the target, so that two threads never
@@ -115,9 +116,9 @@ impl Copy {
         self.sources.iter().map(SharedImage::size_bytes).sum()
     }
 
-    /// Copies everything, and tells `progress` how many bytes of the total are done. What was
-    /// written is not flushed yet.
-    pub fn run(&self, progress: &mut dyn FnMut(u64)) -> Result<(), Failure> {
+    /// Copies everything, unless the job is cancelled, and tells `progress` how many bytes of the total
+    /// are done. What was written is not flushed yet.
+    pub fn run(&self, job: &Job, progress: &mut dyn FnMut(u64)) -> Result<(), Failure> {
         let state = State {
             done_bytes: AtomicU64::new(0),
             failed: AtomicBool::new(false),
@@ -150,6 +151,9 @@ impl Copy {
             drop(end_send);
             while end.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 progress(state.done_bytes.load(Ordering::Relaxed));
+                if let Err(interrupted) = interrupt::check(job) {
+                    state.fail(interrupted);
+                }
             }
         });
         match hold(&state.error).take() {
@@ -167,6 +171,9 @@ impl Copy {
             let size = shared.size_bytes();
             let mut offset = 0;
             while offset < size {
+                if state.has_failed() {
+                    return Ok(());
+                }
                 let extent = guest
                     .map(offset, size - offset)
                     .map_err(|errno| shared.failed("read the allocation", offset, errno))?;
@@ -184,7 +191,7 @@ impl Copy {
                     len,
                     kind,
                 };
-                if state.has_failed() || send.send(piece).is_err() {
+                if send.send(piece).is_err() {
                     return Ok(());
                 }
                 number += 1;

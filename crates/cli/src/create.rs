@@ -1,10 +1,12 @@
 //! `gaur create`: a new image.
 
+use std::ffi::OsString;
 use std::io::Write;
 
 use gaur_engine::Format;
 
 use crate::failure::Failure;
+use crate::interrupt;
 use crate::new_image::{self, NewImage};
 use crate::open::format_parser;
 use crate::options::OptionList;
@@ -23,7 +25,7 @@ pub struct Args {
     format: Option<Format>,
     /// Image to stack the new one on; what the new one does not have is read from it
     #[arg(short, long, value_name = "BACKING")]
-    backing: Option<String>,
+    backing: Option<OsString>,
     /// Format of the backing file
     #[arg(short = 'F', long, value_name = "FMT")]
     backing_format: Option<String>,
@@ -35,7 +37,7 @@ pub struct Args {
     options: Vec<String>,
     /// The image
     #[arg(required_unless_present = "options")]
-    file: Option<String>,
+    file: Option<OsString>,
     /// Size for the guest: bytes, or a number with a suffix k M G T P E; taken from the backing
     /// file if there is one
     #[arg(value_parser = parse_size)]
@@ -45,7 +47,8 @@ pub struct Args {
 /// Makes the image.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if OptionList::asks_for_help(&args.options) {
-        let by_name = args.file.as_deref().map(new_image::format_by_name);
+        let name = args.file.as_ref();
+        let by_name = name.and_then(|name| new_image::format_by_name(name, "-f").ok());
         let format = args.format.or(by_name).unwrap_or(Format::Qcow2);
         new_image::print_options(format, out)?;
         return Ok(0);
@@ -60,13 +63,14 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if let Some(format) = &args.backing_format {
         options.add_switch("backing_fmt", format, "-F")?;
     }
-    let format = args
-        .format
-        .unwrap_or_else(|| new_image::format_by_name(file));
+    let format = match args.format {
+        Some(format) => format,
+        None => new_image::format_by_name(file, "-f")?,
+    };
     let image = NewImage::new(file, format, options, args.size, !args.backing_unsafe)?;
     if !args.quiet {
         writeln!(out, "{}", image.describe())?;
     }
-    image.make(false)?;
+    image.make(false, &*interrupt::job()?)?;
     Ok(0)
 }

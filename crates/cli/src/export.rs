@@ -1,5 +1,6 @@
 //! `gaur export`: exports of a running server, over its control socket.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -33,7 +34,8 @@ enum Verb {
     Add(AddArgs),
     /// List the exports
     List(ListArgs),
-    /// End an export: its clients' requests are finished, its image is flushed and closed
+    /// Remove an export: its clients' requests are finished, its image is flushed and closed
+    #[command(visible_alias = "del", alias = "delete")]
     Remove(RemoveArgs),
     /// Change the size of an export's image
     Resize(ResizeArgs),
@@ -65,7 +67,7 @@ struct AddArgs {
     fronts: FrontArgs,
     /// The image: PATH, or NAME=PATH to call the export NAME
     #[arg(value_name = "[NAME=]FILE")]
-    file: String,
+    file: OsString,
 }
 
 #[derive(Debug, clap::Args)]
@@ -146,13 +148,14 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         let failure = Failure::new("an export has one front end, but several are asked for");
         return Err(failure.hint("add one export after the other"));
     }
-    let (name, file) = named_file(args);
+    let (name, file) = named_file(args)?;
     let add = AddExport {
         file: absolute(&file, &args.image)?,
         description: args.description.clone().unwrap_or_default(),
         image: args.image.clone(),
         front: fronts.pop().map(|front| front.absolute()),
     };
+    add.fields()?;
     let command = Command::ExportAdd(Box::new(add));
     let facts: ExportFacts = args.server.call(name, command)?;
     args.server
@@ -160,16 +163,16 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
 }
 
 /// The name of the export, if one is given, and its image.
-fn named_file(args: &AddArgs) -> (Option<String>, String) {
+fn named_file(args: &AddArgs) -> Result<(Option<String>, String), Failure> {
     let split = match args.image.image_opts {
         true => None, // Every option has an equals sign.
         false => serve::split_name(&args.file),
     };
     let (name, file) = match split {
-        Some((name, file)) => (Some(name.to_owned()), file.to_owned()),
-        None => (None, args.file.clone()),
+        Some((name, file)) => (Some(name.to_owned()), serve::as_text(file)?),
+        None => (None, serve::as_text(&args.file)?),
     };
-    (args.export_name.clone().or(name), file)
+    Ok((args.export_name.clone().or(name), file))
 }
 
 /// The image as the server finds it, which may run in another directory.
@@ -184,8 +187,7 @@ fn absolute(file: &str, image: &ImageOptions) -> Result<String, Failure> {
         return Err(failure.hint("begin the file's name with a slash"));
     }
     let path = std::path::absolute(path).map_err(|error| Failure::io(file, &error))?;
-    let text = path.to_str().map(str::to_owned);
-    text.ok_or_else(|| Failure::about(file, "the path of its directory is not text"))
+    serve::as_text(path.as_os_str())
 }
 
 fn list(args: &ListArgs, out: &mut dyn Write) -> Result<u8, Failure> {

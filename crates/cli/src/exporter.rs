@@ -9,7 +9,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use gaur_engine::ErrorKind;
+use gaur_engine::{ErrorKind, Job};
 use gaur_export::Front;
 use gaur_export::nbd::Log;
 use gaur_reactor::block_on;
@@ -352,7 +352,7 @@ impl Exporter {
             let failure = Failure::about(file, "a raw image does not shrink while it is served");
             return Err(failure.kind(ErrorKind::Unsupported));
         }
-        let resized = used.shared().guest().resize(new, shrink);
+        let resized = used.shared().guest().resize(new, shrink, &Job::default());
         resized.map_err(|error| Failure::image(file, &error))?;
         if let Some(front) = &*lock(&export.front) {
             front.resized().map_err(|error| {

@@ -1,9 +1,11 @@
 //! How a verb fails: one line for the user and an exit code for the script.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
 use gaur_block::Errno;
 use gaur_engine::{ErrorKind, ImageError};
+
+use crate::notice::one_line;
 
 /// Exit code of most failures.
 pub const EXIT_FAILURE: u8 = 1;
@@ -71,6 +73,12 @@ impl Failure {
         failure.kind(ErrorKind::Cancelled).code(EXIT_INTERRUPTED)
     }
 
+    /// A signal has ended work that changes nothing.
+    pub fn interrupted() -> Failure {
+        let failure = Failure::new("interrupted").kind(ErrorKind::Cancelled);
+        failure.code(EXIT_INTERRUPTED)
+    }
+
     /// A failed system call on `name` while doing `what`.
     pub fn system(name: &str, what: &str, errno: Errno) -> Failure {
         Failure::about(name, format!("{what}: {errno}"))
@@ -78,11 +86,17 @@ impl Failure {
 
     /// A failed call of the standard library on `name`.
     pub fn io(name: &str, error: &std::io::Error) -> Failure {
-        let text = match error.raw_os_error().map(Errno::from_raw) {
+        let text = match system_error(error) {
             Some(errno) if errno.name().is_some() => errno.to_string(),
             _ => lower_first(&error.to_string()),
         };
         Failure::about(name, text)
+    }
+
+    /// The same failure in other words.
+    pub fn message(mut self, message: impl Into<String>) -> Failure {
+        self.message = message.into();
+        self
     }
 
     /// The same failure, about `subject` if it was not about anything.
@@ -95,6 +109,11 @@ impl Failure {
     pub fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());
         self
+    }
+
+    /// Whether there is advice.
+    pub fn has_hint(&self) -> bool {
+        self.hint.is_some()
     }
 
     /// The same failure with advice if the image is locked by another program.
@@ -148,6 +167,19 @@ impl From<std::io::Error> for Failure {
     }
 }
 
+/// The system's number for an error, or that of its kind where a library has wrapped it up.
+fn system_error(error: &std::io::Error) -> Option<Errno> {
+    let by_kind = || match error.kind() {
+        std::io::ErrorKind::NotFound => Some(Errno::ENOENT),
+        std::io::ErrorKind::PermissionDenied => Some(Errno::EACCES),
+        std::io::ErrorKind::StorageFull => Some(Errno::ENOSPC),
+        std::io::ErrorKind::ReadOnlyFilesystem => Some(Errno::EROFS),
+        std::io::ErrorKind::NotADirectory => Some(Errno::ENOTDIR),
+        _ => None,
+    };
+    error.raw_os_error().map(Errno::from_raw).or_else(by_kind)
+}
+
 fn lower_first(text: &str) -> String {
     let mut letters = text.chars();
     match letters.next() {
@@ -158,29 +190,17 @@ fn lower_first(text: &str) -> String {
 
 impl fmt::Display for Failure {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(subject) = &self.subject {
-            write_line(out, subject)?;
-            out.write_str(": ")?;
+        match self.subject.as_deref() {
+            None => {}
+            Some("") => out.write_str("'': ")?,
+            Some(subject) => write!(out, "{}: ", one_line(subject))?,
         }
-        write_line(out, &self.message)?;
+        out.write_str(&one_line(&self.message))?;
         if let Some(hint) = &self.hint {
-            out.write_str(" (")?;
-            write_line(out, hint)?;
-            out.write_str(")")?;
+            write!(out, " ({})", one_line(hint))?;
         }
         Ok(())
     }
-}
-
-/// Names of files and values of options may contain anything, and an error is one line.
-fn write_line(out: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
-    for letter in text.chars() {
-        match letter.is_control() {
-            true => write!(out, "{}", letter.escape_debug())?,
-            false => out.write_char(letter)?,
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

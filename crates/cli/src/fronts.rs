@@ -8,10 +8,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gaur_export::Front;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::exporter::Served;
 use crate::failure::Failure;
+use crate::json;
 
 pub mod fuse;
 pub mod ublk;
@@ -119,28 +120,22 @@ impl Request {
     pub fn from_fields(kind: Kind, fields: Map<String, Value>) -> Result<Option<Request>, String> {
         let value = Value::Object(fields);
         let read = match kind {
-            Kind::Nbd => serde_json::from_value(value).map(|Nothing {}| None),
-            Kind::Ublk => serde_json::from_value(value).map(|read| Some(Request::Ublk(read))),
-            Kind::VhostUser => {
-                serde_json::from_value(value).map(|read| Some(Request::VhostUser(read)))
-            }
-            Kind::Vduse => serde_json::from_value(value).map(|read| Some(Request::Vduse(read))),
-            Kind::Fuse => serde_json::from_value(value).map(|read| Some(Request::Fuse(read))),
+            Kind::Nbd => json::read(value).map(|Nothing {}| None),
+            Kind::Ublk => json::read(value).map(|read| Some(Request::Ublk(read))),
+            Kind::VhostUser => json::read(value).map(|read| Some(Request::VhostUser(read))),
+            Kind::Vduse => json::read(value).map(|read| Some(Request::Vduse(read))),
+            Kind::Fuse => json::read(value).map(|read| Some(Request::Fuse(read))),
         };
         read.map_err(|error| format!("{}: {error}", kind.name()))
     }
 
-    /// The fields of a JSON object that say the same.
-    pub fn fields(&self) -> Map<String, Value> {
-        let value = match self {
-            Request::Ublk(request) => json!(request),
-            Request::VhostUser(request) => json!(request),
-            Request::Vduse(request) => json!(request),
-            Request::Fuse(request) => json!(request),
-        };
-        match value {
-            Value::Object(fields) => fields,
-            _ => Map::new(),
+    /// The JSON object that says the same; a path that is not text has none.
+    pub fn to_json(&self) -> serde_json::Result<Value> {
+        match self {
+            Request::Ublk(request) => serde_json::to_value(request),
+            Request::VhostUser(request) => serde_json::to_value(request),
+            Request::Vduse(request) => serde_json::to_value(request),
+            Request::Fuse(request) => serde_json::to_value(request),
         }
     }
 }

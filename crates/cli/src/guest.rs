@@ -1,7 +1,7 @@
 //! The guest's view of an image, with calls that block.
 
 use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
-use gaur_engine::{ImageError, MapExtent, Queue};
+use gaur_engine::{ImageError, Job, MapExtent, Queue};
 use gaur_reactor::{BlockingFile, block_on};
 
 /// An open image for one thread.
@@ -53,9 +53,9 @@ impl Guest {
         block_on(self.0.submit(TAG, Request::Flush, Payload::None))
     }
 
-    /// Changes the size the guest sees.
-    pub fn resize(&self, size_bytes: u64, shrink: bool) -> Result<(), ImageError> {
-        block_on(self.0.resize(size_bytes, shrink))
+    /// Changes the size the guest sees, unless the job is cancelled.
+    pub fn resize(&self, size_bytes: u64, shrink: bool, job: &Job) -> Result<(), ImageError> {
+        block_on(self.0.resize(size_bytes, shrink, job))
     }
 
     /// Ends the work on an image; no other queue of it is in use any more.

@@ -60,7 +60,8 @@ struct Left {
 impl Handover {
     /// Opens the log at `path` for the image in `image`. What belongs to another image, or to the time
     /// before this machine was started, is forgotten.
-    pub fn open(path: &Path, image: &str) -> Result<Handover, Failure> {
+    pub fn open(path: &Path, image: impl AsRef<Path>) -> Result<Handover, Failure> {
+        let image = image.as_ref();
         let shown = path.display().to_string();
         let count = HEADER_WORDS + 2 * PART_WORDS;
         let words = SharedWords::open(path, count).map_err(|error| match error.kind() {
@@ -69,7 +70,8 @@ impl Handover {
             }
             _ => Failure::io(&shown, &error),
         })?;
-        let found = std::fs::metadata(image).map_err(|error| Failure::io(image, &error))?;
+        let found = std::fs::metadata(image)
+            .map_err(|error| Failure::io(&image.to_string_lossy(), &error))?;
         let identity = [boot()[0], boot()[1], found.dev(), found.ino()];
         let mut log = Handover {
             path: path.to_owned(),

@@ -1,9 +1,10 @@
 //! The file of an image, for verbs that look at its metadata and not at the guest's data: they work
 //! on images that cannot be opened whole (encrypted ones, a backing file that is gone).
 
+use std::path::Path;
+
 use gaur_block::{Access, Errno, Extent, File, Target};
 use gaur_engine::{Format, OpenOptions};
-use gaur_format::header::MAGIC;
 use gaur_format::{Header, limit};
 use gaur_reactor::{BlockingFile, OpenFile, block_on};
 
@@ -22,25 +23,23 @@ pub struct ImageFile {
 
 impl ImageFile {
     /// Opens the file to read it, as `options` say.
-    pub fn open(name: &str, options: &OpenOptions) -> Result<ImageFile, Failure> {
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<ImageFile, Failure> {
+        let name = path.to_string_lossy().into_owned();
         let access = Access {
             write: false,
             direct: options.direct,
             lock: options.lock,
             force_share: options.force_share,
         };
-        let file = OpenFile::open(name, access).map_err(|error| open::file_failed(name, &error))?;
+        let file =
+            OpenFile::open(path, access).map_err(|error| open::file_failed(&name, &error))?;
         let file = BlockingFile::new(file);
         let len = block_on(file.len())
-            .map_err(|errno| Failure::system(name, "cannot tell its length", errno))?;
-        Ok(ImageFile {
-            name: name.to_owned(),
-            file,
-            len,
-        })
+            .map_err(|errno| Failure::system(&name, "cannot tell its length", errno))?;
+        Ok(ImageFile { name, file, len })
     }
 
-    /// Its path as given.
+    /// Its path as given, to be shown.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -60,19 +59,17 @@ impl ImageFile {
         block_on(self.file.extent_at(offset))
     }
 
-    /// The format its first bytes show.
+    /// The format that its content shows.
     pub fn probe(&self) -> Result<Format, Failure> {
-        match self.read(0, MAGIC.len() as u64)? == MAGIC {
-            true => Ok(Format::Qcow2),
-            false => Ok(Format::Raw),
-        }
+        let found = block_on(gaur_engine::probe(&self.file)).and_then(Format::supported);
+        found.map_err(|error| Failure::image(&self.name, &error))
     }
 
-    /// The first cluster, which has the header.
+    /// The first cluster, which has the header; less when the file ends in it.
     pub fn header_cluster(&self) -> Result<Vec<u8>, Failure> {
-        let start = self.read(0, HEADER_START_BYTES)?;
+        let start = self.read(0, HEADER_START_BYTES.min(self.len))?;
         let cluster_size = Header::cluster_size_of(&start).map_err(|error| self.broken(&error))?;
-        self.read(0, cluster_size)
+        self.read(0, cluster_size.min(self.len))
     }
 
     /// Its header, if all its incompatible features are known.

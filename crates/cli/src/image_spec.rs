@@ -4,22 +4,29 @@
 //! Only the command line may use these forms. A backing file's name comes out of an image, where
 //! somebody else may have put it, and the engine takes paths only.
 
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gaur_engine::{AllocationPolicy, CacheOptions, Format, OpenOptions, Opened};
+use gaur_engine::{AllocationPolicy, CacheOptions, ErrorKind, Format, OpenOptions, Opened};
 use gaur_reactor::BlockingFile;
 
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
-use crate::key_values::{KeyValues, Value};
+use crate::key_values::{JSON_PREFIX, KeyValues, Value};
+use crate::notice::say;
 use crate::open;
 
 /// An image and how it is to be opened.
 #[derive(Clone, Debug, Default)]
 pub struct ImageSpec {
-    given: String,
-    path: String,
+    given: OsString,
+    path: PathBuf,
+    /// The path as text.
+    shown: String,
     format: Option<Format>,
+    /// How the command line would tell it: `-f` for most.
+    switch: Option<&'static str>,
     changes: Changes,
 }
 
@@ -95,44 +102,93 @@ impl ImageSpec {
     /// Reads what the command line says. `format` is that of `-f`, which counts more than a driver in
     /// JSON.
     pub fn parse(
-        given: &str,
+        given: impl AsRef<OsStr>,
         image_opts: bool,
         format: Option<Format>,
     ) -> Result<ImageSpec, Failure> {
-        let keys = match image_opts {
-            true => Some(KeyValues::from_option_string(given)),
-            false => KeyValues::from_file_name(given),
-        };
-        let Some(keys) = keys else {
+        let given = given.as_ref();
+        if !image_opts && !given.as_encoded_bytes().starts_with(JSON_PREFIX.as_bytes()) {
             return Ok(ImageSpec::plain(given, format));
+        }
+        let keys = match (given.to_str(), image_opts) {
+            (Some(text), true) => KeyValues::from_option_string(text),
+            (Some(text), false) => KeyValues::from_file_name(text),
+            (None, _) => Err(Failure::new(
+                "options are text, and this is not valid UTF-8",
+            )),
         };
         keys.and_then(|keys| Reader { keys }.read(given, format))
-            .map_err(|failure| failure.with_subject(given))
+            .map_err(|failure| failure.with_subject(&given.to_string_lossy()))
     }
 
     /// The image at a path.
-    pub fn plain(path: &str, format: Option<Format>) -> ImageSpec {
+    pub fn plain(path: impl AsRef<OsStr>, format: Option<Format>) -> ImageSpec {
+        let path = path.as_ref();
         ImageSpec {
             given: path.to_owned(),
-            path: path.to_owned(),
+            path: path.into(),
+            shown: path.to_string_lossy().into_owned(),
             format,
+            switch: None,
             changes: Changes::default(),
         }
     }
 
-    /// The same image in a format that was found out.
-    pub fn with_format(mut self, format: Format) -> ImageSpec {
-        self.format = Some(format);
+    /// The same image, whose format is told by another switch than `-f`.
+    pub fn format_switch(mut self, switch: &'static str) -> ImageSpec {
+        self.switch = Some(switch);
         self
     }
 
+    /// The same image with its format, found out if it is not told. For commands that write what their
+    /// caller asks for, and not what a guest does.
+    pub fn with_probed_format(mut self) -> Result<ImageSpec, Failure> {
+        if self.format.is_none() {
+            let file = ImageFile::open(&self.path, &open::reading(None, true))?;
+            self.format = Some(self.format_of(&file)?);
+        }
+        Ok(self)
+    }
+
+    /// The format of the image, whose file this is: the one that is told, else what it looks like.
+    pub fn format_of(&self, file: &ImageFile) -> Result<Format, Failure> {
+        match self.format {
+            Some(format) => Ok(format),
+            None => file.probe().map_err(|failure| self.advise(failure)),
+        }
+    }
+
+    /// Says how to insist when the image was taken for one of a format that is not supported.
+    fn advise(&self, failure: Failure) -> Failure {
+        match failure.engine_kind() {
+            Some(ErrorKind::ForeignFormat) => {
+                failure.hint(format!("{} takes its bytes as they are", self.raw_words()))
+            }
+            Some(ErrorKind::HasBitmaps) => failure.hint("--drop-bitmaps removes them"),
+            _ => failure,
+        }
+    }
+
+    /// How the command line would say that the image is raw.
+    pub fn raw_words(&self) -> String {
+        match self.given == self.path.as_os_str() {
+            true => format!("{} raw", self.switch.unwrap_or("-f")),
+            false => "driver=raw".to_owned(),
+        }
+    }
+
     /// What the command line says, word by word.
-    pub fn given(&self) -> &str {
+    pub fn given(&self) -> &OsStr {
         &self.given
     }
 
-    /// The path of its file.
+    /// The path of its file as text, to be shown; [`ImageSpec::file_path`] is for opening it.
     pub fn path(&self) -> &str {
+        &self.shown
+    }
+
+    /// The path of its file.
+    pub fn file_path(&self) -> &Path {
         &self.path
     }
 
@@ -173,7 +229,7 @@ impl ImageSpec {
     /// How it is to be opened by a verb that opens images by `base`.
     pub fn open_options(&self, base: &OpenOptions) -> Result<OpenOptions, Failure> {
         let changes = &self.changes;
-        let fail = |message: &str| Err(Failure::about(&self.path, message));
+        let fail = |message: &str| Err(Failure::about(&self.shown, message));
         if self.is_read_only() && !base.read_only {
             return fail("the options say read-only=on, but this command writes");
         }
@@ -200,21 +256,25 @@ impl ImageSpec {
 
     /// QEMU's rule about Linux's native asynchronous I/O.
     pub fn native_without_direct(&self) -> Failure {
-        let failure = Failure::about(&self.path, "aio=native needs O_DIRECT");
+        let failure = Failure::about(&self.shown, "aio=native needs O_DIRECT");
         failure.hint("say cache.direct=on, or a cache mode of none or directsync")
     }
 
     /// Opens the image and its chain.
     pub fn open(&self, base: &OpenOptions) -> Result<Opened<BlockingFile>, Failure> {
-        let opened = open::open(&self.path, &self.open_options(base)?)?;
+        let opened = open::open(&self.path, &self.open_options(base)?);
+        let opened = opened.map_err(|failure| self.advise(failure))?;
         let top = opened.image.layers().first().map(|layer| layer.format());
         if top == Some(Format::Raw) && base.allocation.is_some() {
             let message = "--allocation is for qcow2, but the image is raw";
-            return Err(Failure::about(&self.path, message));
+            return Err(Failure::about(&self.shown, message));
         }
         if let (Some(Format::Raw), Some(key)) = (top, &self.changes.only_for_qcow2) {
             let message = format!("option '{key}' is for qcow2, but the image is raw");
-            return Err(Failure::about(&self.path, message));
+            return Err(Failure::about(&self.shown, message));
+        }
+        if let Some(lost) = opened.image.lost_bitmaps() {
+            say(format!("{}: {}", self.shown, lost.describe()));
         }
         Ok(opened)
     }
@@ -241,7 +301,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn read(mut self, given: &str, format: Option<Format>) -> Result<ImageSpec, Failure> {
+    fn read(mut self, given: &OsStr, format: Option<Format>) -> Result<ImageSpec, Failure> {
         let told = self.keys.take_text("driver")?;
         let driver = format.map(Format::name).or(told.as_deref());
         // A protocol may stand alone; otherwise it is below the format.
@@ -282,8 +342,10 @@ impl Reader {
         }
         Ok(ImageSpec {
             given: given.to_owned(),
-            path,
+            shown: path.clone(),
+            path: path.into(),
             format,
+            switch: None,
             changes,
         })
     }

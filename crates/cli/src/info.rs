@@ -2,7 +2,9 @@
 //! be read here (encrypted, with an external data file) can be looked at too.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::io::Write;
+use std::path::PathBuf;
 
 use gaur_block::FileId;
 use gaur_engine::Format;
@@ -41,7 +43,7 @@ pub struct Args {
     #[arg(short = 'U', long)]
     force_share: bool,
     /// The image
-    file: String,
+    file: OsString,
 }
 
 /// Prints the image, or the chain of images.
@@ -70,16 +72,16 @@ fn collect(args: &Args) -> Result<Vec<ImageInfo>, Failure> {
     let top = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
     let mut next = Some(top);
     while let Some(spec) = next.take() {
-        let (name, format) = (spec.path(), spec.format());
+        let name = spec.path();
         let image = Inspection {
             file: spec.open_file(&base)?,
         };
         if !seen.insert(image.file.open_file().id()) {
             return Err(Failure::about(name, "the backing files form a loop"));
         }
-        let info = image.inspect(format)?;
-        if let (true, Some(backing)) = (args.backing_chain, &info.backing_filename) {
-            let path = open::backing_path(name, backing);
+        let info = image.inspect(spec.format_of(&image.file)?)?;
+        if args.backing_chain && info.backing_filename.is_some() {
+            let path = backing_path(&spec, &image.file)?;
             let format = match info.backing_filename_format.as_deref() {
                 None => None,
                 Some(known) => Some(Format::from_name(known).ok_or_else(|| {
@@ -94,17 +96,39 @@ fn collect(args: &Args) -> Result<Vec<ImageInfo>, Failure> {
     Ok(chain)
 }
 
+/// The path of the backing file that the image names.
+fn backing_path(spec: &ImageSpec, file: &ImageFile) -> Result<PathBuf, Failure> {
+    let header = file.header()?;
+    let name = header.backing_file().unwrap_or_default();
+    gaur_engine::resolve_backing(spec.file_path(), name).map_err(|error| {
+        let name = String::from_utf8_lossy(name);
+        Failure::about(
+            spec.path(),
+            format!("cannot use backing file {name:?}: {error}"),
+        )
+    })
+}
+
+/// Where the backing file `backing` of the image `overlay` is, as far as its name tells: a relative
+/// path counts from the directory of the overlay; a name with a protocol is left alone.
+fn full_backing_name(overlay: &str, backing: &str) -> String {
+    let protocol = backing
+        .split_once(':')
+        .is_some_and(|(before, _)| !before.contains('/'));
+    if protocol || backing.starts_with('/') {
+        return backing.to_owned();
+    }
+    let directory = overlay.rfind('/').map_or("", |slash| &overlay[..=slash]);
+    format!("{directory}{backing}")
+}
+
 /// The facts of one file.
 struct Inspection {
     file: ImageFile,
 }
 
 impl Inspection {
-    fn inspect(&self, format: Option<Format>) -> Result<ImageInfo, Failure> {
-        let format = match format {
-            Some(format) => format,
-            None => self.file.probe()?,
-        };
+    fn inspect(&self, format: Format) -> Result<ImageInfo, Failure> {
         // Lengths are told in whole sectors.
         let len = self.file.len_bytes().next_multiple_of(512);
         let mut info = self.raw_info("raw", len)?;
@@ -157,7 +181,7 @@ impl Inspection {
         info.encrypted = (header.crypt_method != CryptMethod::None).then_some(true);
         info.dirty_flag = header.incompatible.has(Incompatible::DIRTY);
         if let Some(backing) = header.backing_file_lossy() {
-            info.full_backing_filename = Some(open::full_backing_name(self.file.name(), &backing));
+            info.full_backing_filename = Some(full_backing_name(self.file.name(), &backing));
             info.backing_filename = Some(backing.into_owned());
             info.backing_filename_format = header.backing_format().map(str::to_owned);
         }
@@ -233,5 +257,19 @@ fn bitmap_info(bitmap: &Bitmap) -> BitmapInfo {
         granularity: 1_u64
             .checked_shl(u32::from(bitmap.granularity_bits))
             .unwrap_or(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backing_files_are_found_from_the_directory_of_the_overlay() {
+        assert_eq!(full_backing_name("d/o", "../b"), "d/../b");
+        assert_eq!(full_backing_name("o", "b"), "b");
+        assert_eq!(full_backing_name("d/o", "/b"), "/b");
+        assert_eq!(full_backing_name("d/o", "nbd://x/y"), "nbd://x/y");
+        assert_eq!(full_backing_name("d/o", "./a:b"), "d/./a:b");
     }
 }

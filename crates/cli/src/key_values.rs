@@ -10,7 +10,7 @@ use crate::options::OptionList;
 use crate::size::parse_size;
 
 /// What stands before options in JSON.
-const JSON_PREFIX: &str = "json:";
+pub const JSON_PREFIX: &str = "json:";
 
 /// A value as it was given.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,9 +44,9 @@ impl fmt::Display for Value {
 pub struct KeyValues(Vec<(String, Value)>);
 
 impl KeyValues {
-    /// The options in a file name of the form `json:{..}`; `None` for any other name.
-    pub fn from_file_name(name: &str) -> Option<Result<KeyValues, Failure>> {
-        name.strip_prefix(JSON_PREFIX).map(KeyValues::from_json)
+    /// The options in a file name of the form `json:{..}`.
+    pub fn from_file_name(name: &str) -> Result<KeyValues, Failure> {
+        KeyValues::from_json(name.strip_prefix(JSON_PREFIX).unwrap_or(name))
     }
 
     /// The options in `key=value,..`; the last of several of one name counts.
@@ -56,7 +56,8 @@ impl KeyValues {
             let failure = Failure::new("--image-opts wants KEY=VALUE,.. and this is none");
             return Err(failure.hint("leave --image-opts out to name a file"));
         }
-        let list = OptionList::parse(&[text.to_owned()])?;
+        let list = OptionList::parse(&[text.to_owned()]);
+        let list = list.map_err(|failure| failure.hint("a comma in a value is written twice"))?;
         let items = list
             .into_items()
             .map(|(key, value)| (key, Value::Text(value)));
@@ -277,8 +278,7 @@ mod tests {
     use super::*;
 
     fn json(text: &str) -> Result<KeyValues, String> {
-        let found = KeyValues::from_file_name(text).expect("a name that starts with json:");
-        found.map_err(|failure| failure.to_string())
+        KeyValues::from_file_name(text).map_err(|failure| failure.to_string())
     }
 
     fn text(value: &str) -> Value {
@@ -326,7 +326,6 @@ mod tests {
             let message = json(name).expect_err(name);
             assert_eq!(message.lines().count(), 1, "{message}");
         }
-        assert!(KeyValues::from_file_name("disk.qcow2").is_none());
     }
 
     #[test]

@@ -30,10 +30,12 @@ mod image_file;
 mod image_spec;
 mod info;
 mod info_report;
+mod interrupt;
 mod json;
 mod kept;
 mod key_values;
 mod luks;
+mod man;
 mod map;
 mod new_image;
 mod notice;
@@ -55,10 +57,12 @@ mod state_pipe;
 mod table;
 mod temporary;
 mod ublk;
+mod usage;
 mod vm_state;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    gaur_reactor::ignore_file_size_signal();
     ExitCode::from(command::run(std::env::args_os().collect()))
 }

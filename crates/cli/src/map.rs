@@ -3,6 +3,7 @@
 //! The runs are those that `qemu-img map` prints, merged by the same rules: the human form lists
 //! data only and does not tell the other kinds apart, the JSON form has everything.
 
+use std::ffi::OsString;
 use std::io::Write;
 
 use gaur_block::Errno;
@@ -37,7 +38,7 @@ pub struct Args {
     #[arg(short = 'U', long)]
     force_share: bool,
     /// The image
-    file: String,
+    file: OsString,
 }
 
 /// A run of guest bytes of one kind.
@@ -244,7 +245,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let opened = spec.open(&open::reading(None, args.force_share))?;
     let image = opened.image;
     let layers = image.layers();
-    let files = layers.iter().map(|layer| layer.name().to_owned()).collect();
+    let files = layers
+        .iter()
+        .map(|layer| layer.name().into_owned())
+        .collect();
     let end = match args.max_length {
         Some(length) => args
             .start_offset

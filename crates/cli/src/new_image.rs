@@ -1,18 +1,24 @@
 //! Images that do not exist yet: their options, and making them. Used by `create`, `convert` and
 //! `serve --create`.
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
-use gaur_block::File;
-use gaur_engine::Format;
+use gaur_block::{File, FileId};
+use gaur_engine::ErrorKind::{Cancelled, ForeignFormat, NotFound};
+use gaur_engine::{BadName, Format, Job};
 use gaur_format::header::CompressionType;
 use gaur_format::plan::{CreateOptions, Preallocation};
-use gaur_format::{AllocationPolicy, ErrorKind, Version};
+use gaur_format::{AllocationPolicy, ErrorKind, ImageFormat, Version};
 use gaur_reactor::{BlockingFile, CreateFile, OpenFile, block_on};
 
 use crate::failure::Failure;
+use crate::image_file::ImageFile;
+use crate::interrupt;
 use crate::open;
 use crate::options::{OptionList, wrong_value};
 use crate::size::SIZE_MAX;
@@ -20,11 +26,13 @@ use crate::size::SIZE_MAX;
 /// What a new image is to be.
 #[derive(Debug)]
 pub struct NewImage {
+    path: PathBuf,
+    /// The path as text.
     name: String,
     format: Format,
     size: u64,
     preallocation: Option<Preallocation>,
-    backing_file: Option<String>,
+    backing_file: Option<OsString>,
     backing_format: Option<String>,
     /// Size of the backing file, if it was looked at.
     backing_size: Option<u64>,
@@ -45,6 +53,8 @@ struct Qcow2Options {
     compression_type: Option<CompressionType>,
     allocation: Option<AllocationPolicy>,
 }
+
+const FORMAT_NEEDED: &str = "a backing file needs its format too";
 
 const CLUSTER_SIZE_DEFAULT: u64 = 64 << 10;
 const REFCOUNT_BITS_DEFAULT: u32 = 16;
@@ -89,11 +99,20 @@ pub fn print_options(format: Format, out: &mut dyn Write) -> Result<(), Failure>
     Ok(out.write_all(text.as_bytes())?)
 }
 
-/// The format of a new file that is not told: qcow2 when the name says so, otherwise raw.
-pub fn format_by_name(name: &str) -> Format {
-    match Path::new(name).extension() {
-        Some(extension) if extension.eq_ignore_ascii_case("qcow2") => Format::Qcow2,
-        _ => Format::Raw,
+/// The format of a new file that is not told by `switch`: qcow2 when the name says so, otherwise raw. A
+/// raw file by the name of a `.vmdk` would be mistaken for one.
+pub fn format_by_name(path: impl AsRef<Path>, switch: &str) -> Result<Format, Failure> {
+    let path = path.as_ref();
+    let extension = path.extension().and_then(|text| text.to_str());
+    let extension = extension.unwrap_or_default().to_ascii_lowercase();
+    match ImageFormat::by_extension(&extension) {
+        Some(ImageFormat::Qcow2) => Ok(Format::Qcow2),
+        Some(other) => {
+            let message = format!("its name says {other}, but only qcow2 and raw can be written");
+            let hint = format!("say {switch} qcow2 or {switch} raw, whatever it is called");
+            Err(Failure::about(path.to_string_lossy(), message).hint(hint))
+        }
+        None => Ok(Format::Raw),
     }
 }
 
@@ -101,12 +120,14 @@ impl NewImage {
     /// From the options of the command line. `size` is `None` when it is to come from the options
     /// or the backing file.
     pub fn new(
-        name: &str,
+        path: impl AsRef<Path>,
         format: Format,
         mut options: OptionList,
         size: Option<u64>,
         check_backing: bool,
     ) -> Result<NewImage, Failure> {
+        let path = path.as_ref();
+        let name = &*path.to_string_lossy();
         let about = |failure: Failure| failure.with_subject(name);
         if name.starts_with("json:") {
             let message = "a new image is named by its path, not by options in JSON";
@@ -114,11 +135,12 @@ impl NewImage {
         }
         let size_option = options.take_size("size").map_err(about)?;
         let mut image = NewImage {
+            path: path.to_owned(),
             name: name.to_owned(),
             format,
             size: 0,
             preallocation: take_preallocation(&mut options, format).map_err(about)?,
-            backing_file: options.take("backing_file"),
+            backing_file: options.take_path("backing_file"),
             backing_format: options.take("backing_fmt"),
             backing_size: None,
             check_backing,
@@ -162,12 +184,16 @@ impl NewImage {
                 None => Ok(None),
             };
         };
-        if backing.starts_with("json:") {
-            let message = "a backing file is named by its path, not by options in JSON";
-            return Err(fail(message.to_owned()));
-        }
-        let path = open::backing_path(&self.name, backing);
-        if same_file(&self.name, &path) {
+        let path = self.backing_path(backing.as_bytes())?;
+        let Some(path) = path else {
+            let needed = || fail(FORMAT_NEEDED.to_owned()).hint("say -F raw or -F qcow2");
+            return self
+                .backing_format
+                .as_ref()
+                .map(|_| None)
+                .ok_or_else(needed);
+        };
+        if same_file(&self.path, &path) {
             return Err(fail("the image cannot be its own backing file".to_owned()));
         }
         let format = match &self.backing_format {
@@ -183,27 +209,78 @@ impl NewImage {
         }
         let options = open::reading(format, false);
         let opened = open::open(&path, &options).map_err(|failure| {
-            let failure = fail(format!("cannot open the backing file: {failure}"));
-            if need_size {
-                failure
-            } else {
-                failure.hint("-u makes the image without looking at it")
+            let failed = self.backing_failed(&failure);
+            match need_size || failed.has_hint() {
+                true => failed,
+                false => failed.hint("-u makes the image without looking at it"),
             }
         })?;
+        let own = file_id(&self.path);
+        if own.is_some() && opened.files.iter().any(|file| file.id() == own) {
+            let message = "the image is below its own backing file, and would be overwritten";
+            return Err(fail(message.to_owned()));
+        }
         Ok(Some(opened.image.size_bytes()))
     }
 
-    fn missing_backing_format(&self, path: &str) -> Failure {
-        let failure = Failure::about(&self.name, "a backing file needs its format too");
-        match open::open(path, &open::reading(None, true)) {
-            Ok(opened) => match opened.image.layers().first() {
-                Some(layer) => failure.hint(format!(
-                    "say -F {}, which is what it looks like",
-                    layer.format().name()
-                )),
-                None => failure,
-            },
-            Err(_) => failure.hint("say -F raw or -F qcow2"),
+    /// Where the backing file is; `None` when it is no file and nobody wants to look.
+    fn backing_path(&self, backing: &[u8]) -> Result<Option<PathBuf>, Failure> {
+        let fail = |message: String| Failure::about(&self.name, message);
+        if backing.starts_with(b"json:") {
+            let message = "a backing file is named by its path, not by options in JSON";
+            return Err(fail(message.to_owned()));
+        }
+        let error = match gaur_engine::resolve_backing(&self.path, backing) {
+            Ok(path) => return Ok(Some(path)),
+            Err(error) => error,
+        };
+        // What is a file by this name cannot be opened by it, by us or by QEMU.
+        let as_file = [b"./", backing].concat();
+        let is_file =
+            gaur_engine::resolve_backing(&self.path, &as_file).is_ok_and(|path| path.exists());
+        let protocol = matches!(error, BadName::Protocol(_));
+        if protocol && !is_file && !self.check_backing {
+            return Ok(None);
+        }
+        let shown = String::from_utf8_lossy(backing);
+        let failure = fail(format!("backing file {shown:?}: {error}"));
+        Err(match protocol && !shown.contains("//") {
+            true => failure.hint(format!("'./{shown}' is the file of that name")),
+            false => failure,
+        })
+    }
+
+    fn missing_backing_format(&self, path: &Path) -> Failure {
+        let fail = |message: &str| Failure::about(&self.name, message);
+        let message = FORMAT_NEEDED;
+        let file = ImageFile::open(path, &open::reading(None, true));
+        match file.and_then(|file| file.probe()) {
+            Ok(format) => {
+                fail(message).hint(format!("say -F {format}, which is what it looks like"))
+            }
+            Err(failure) if failure.engine_kind() == Some(ForeignFormat) => {
+                fail(&format!("{message}: {failure}")).hint("-F raw takes its bytes as they are")
+            }
+            Err(failure) if self.check_backing => self
+                .backing_failed(&failure)
+                .hint("and -F tells its format"),
+            Err(_) => fail(message).hint("say -F raw or -F qcow2"),
+        }
+    }
+
+    /// The backing file cannot be opened.
+    fn backing_failed(&self, failure: &Failure) -> Failure {
+        let message = format!("cannot open the backing file: {failure}");
+        let failed = Failure::about(&self.name, message);
+        let from_here = self
+            .backing_file
+            .as_ref()
+            .is_some_and(|name| Path::new(name).exists());
+        match failure.engine_kind() {
+            Some(NotFound) if from_here => {
+                failed.hint("a relative name counts from the folder of the new image")
+            }
+            _ => failed,
         }
     }
 
@@ -245,7 +322,11 @@ impl NewImage {
             "compat",
             options.compat.as_ref().map(|(given, _)| given.clone()),
         );
-        add("backing_file", self.backing_file.clone());
+        let backing = self.backing_file.as_ref();
+        add(
+            "backing_file",
+            backing.map(|name| name.to_string_lossy().into_owned()),
+        );
         add("backing_fmt", self.backing_format.clone());
         add(
             "lazy_refcounts",
@@ -257,34 +338,39 @@ impl NewImage {
         text
     }
 
-    /// Makes it. An existing file is overwritten once its locks are held, unless `keep_existing`.
-    pub fn make(&self, keep_existing: bool) -> Result<(), Failure> {
+    /// Makes it, unless the job is cancelled. An existing file is overwritten once its locks are held,
+    /// unless `keep_existing`.
+    pub fn make(&self, keep_existing: bool, job: &Job) -> Result<(), Failure> {
         let plan = match self.format {
             Format::Qcow2 => Some(self.create_options()?),
             Format::Raw => None,
         };
-        let existed = Path::new(&self.name).exists();
+        let existed = self.path.exists();
         let options = CreateFile {
             direct: false,
             lock: true,
             truncate_existing: !keep_existing,
         };
-        let file = OpenFile::create(&self.name, options)
+        let file = OpenFile::create(&self.path, options)
             .map_err(|error| Failure::about(&self.name, format!("cannot create: {error}")))?;
         let file = BlockingFile::new(file);
         let made = match plan {
-            Some(plan) => block_on(gaur_engine::create(&file, &plan))
+            Some(plan) => block_on(gaur_engine::create(&file, &plan, job))
                 .map_err(|error| Failure::image(&self.name, &error)),
-            None => self.make_raw(&file),
+            None => self.make_raw(&file, job),
         };
+        let made = made.map_err(|failure| match failure.engine_kind() {
+            Some(Cancelled) => Failure::interrupted().with_subject(&self.name),
+            _ => failure,
+        });
         if made.is_err() && !existed {
             // Half an image is of no use to anyone; the error above is what counts.
-            let _ = std::fs::remove_file(&self.name);
+            let _ = std::fs::remove_file(&self.path);
         }
         made
     }
 
-    fn make_raw(&self, file: &BlockingFile) -> Result<(), Failure> {
+    fn make_raw(&self, file: &BlockingFile, job: &Job) -> Result<(), Failure> {
         let fail = |what: &str, errno| Failure::system(&self.name, what, errno);
         if !file.limits().resizable {
             let len = block_on(file.len()).map_err(|errno| fail("cannot tell its size", errno))?;
@@ -298,16 +384,17 @@ impl NewImage {
         match self.preallocation {
             Some(Preallocation::Falloc) => block_on(file.write_zeroes_at(0, self.size, false))
                 .map_err(|errno| fail("cannot allocate its space", errno))?,
-            Some(Preallocation::Full) => self.fill(file)?,
+            Some(Preallocation::Full) => self.fill(file, job)?,
             _ => {}
         }
         block_on(file.flush()).map_err(|errno| fail("cannot flush", errno))
     }
 
-    fn fill(&self, file: &BlockingFile) -> Result<(), Failure> {
+    fn fill(&self, file: &BlockingFile, job: &Job) -> Result<(), Failure> {
         let zeros = file.buffer(1 << 20);
         let mut offset = 0;
         while offset < self.size {
+            interrupt::check(job)?;
             let len = (self.size - offset).min(zeros.len() as u64);
             let part = gaur_block::Source::Memory(&zeros[..len as usize]);
             block_on(file.write_at(offset, part))
@@ -336,7 +423,8 @@ impl NewImage {
         plan.extended_l2 = options.extended_l2.unwrap_or(false);
         plan.lazy_refcounts = options.lazy_refcounts.unwrap_or(false);
         plan.size_bytes = self.size;
-        plan.backing_file = self.backing_file.clone();
+        let backing = self.backing_file.as_ref();
+        plan.backing_file = backing.map(|name| name.as_bytes().to_vec());
         plan.backing_format = self.backing_format.clone();
         plan.preallocation = self.preallocation.unwrap_or(Preallocation::Off);
         // Asked before the file is touched, so that a wrong option costs nobody an image.
@@ -460,12 +548,22 @@ fn unknown_option(key: &str, format: Format) -> String {
     }
 }
 
-/// Whether both names lead to one file. Names of files that do not exist lead nowhere.
-fn same_file(left: &str, right: &str) -> bool {
-    match (std::fs::canonicalize(left), std::fs::canonicalize(right)) {
-        (Ok(left), Ok(right)) => left == right,
+/// Whether both names lead to one file, if only by a second name of it. Those of files that do not exist
+/// lead nowhere.
+fn same_file(left: &Path, right: &Path) -> bool {
+    match (file_id(left), file_id(right)) {
+        (Some(left), Some(right)) => left == right,
         _ => left == right,
     }
+}
+
+/// Which file a path leads to.
+pub fn file_id(path: &Path) -> Option<FileId> {
+    let found = std::fs::metadata(path).ok()?;
+    Some(FileId {
+        device: found.dev(),
+        inode: found.ino(),
+    })
 }
 
 #[cfg(test)]
@@ -547,9 +645,18 @@ mod tests {
 
     #[test]
     fn the_name_tells_the_format_when_nothing_else_does() {
-        assert_eq!(format_by_name("a/b.qcow2"), Format::Qcow2);
-        assert_eq!(format_by_name("a.QCOW2"), Format::Qcow2);
-        assert_eq!(format_by_name("qcow2"), Format::Raw);
-        assert_eq!(format_by_name("a.img"), Format::Raw);
+        let by_name =
+            |name: &str| format_by_name(name, "-O").map_err(|failure| failure.to_string());
+        assert_eq!(by_name("a/b.qcow2"), Ok(Format::Qcow2));
+        assert_eq!(by_name("a.QCOW2"), Ok(Format::Qcow2));
+        for raw in ["qcow2", "a.img", "a.raw", "a.vmdk/b", "/dev/vg/lv"] {
+            assert_eq!(by_name(raw), Ok(Format::Raw));
+        }
+        for foreign in [
+            "a.vmdk", "a.VHD", "a.vhdx", "a.vdi", "a.qed", "a.dmg", "a.qcow",
+        ] {
+            let refused = by_name(foreign).expect_err(foreign);
+            assert!(refused.contains("say -O qcow2 or -O raw"), "{refused}");
+        }
     }
 }

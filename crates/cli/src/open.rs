@@ -1,5 +1,7 @@
 //! Opening images for the verbs, and the options they share.
 
+use std::path::Path;
+
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gaur_block::{Errno, OpenError};
 use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions, Opened};
@@ -76,11 +78,12 @@ pub fn reading(format: Option<Format>, force_share: bool) -> OpenOptions {
 }
 
 /// Opens an image and its chain for calls that block.
-pub fn open(name: &str, options: &OpenOptions) -> Result<Opened<BlockingFile>, Failure> {
-    block_on(gaur_engine::open(&BlockingHost, name, options)).map_err(|error| {
-        let failure = Failure::image(name, &error);
+pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened<BlockingFile>, Failure> {
+    block_on(gaur_engine::open(&BlockingHost, path, options)).map_err(|error| {
+        let failure = Failure::image(&path.to_string_lossy(), &error);
         match error.kind() {
             ErrorKind::Locked if options.read_only => failure.hint(LOCKED_HINT),
+            ErrorKind::NotFound => hint_at_protocol(failure, &path.to_string_lossy()),
             _ => failure,
         }
     })
@@ -91,45 +94,21 @@ pub fn file_failed(name: &str, error: &OpenError) -> Failure {
     let failure = Failure::about(name, error.reason.clone());
     match error.errno {
         Errno::EAGAIN => failure.kind(ErrorKind::Locked).hint(LOCKED_HINT),
+        Errno::ENOENT => hint_at_protocol(failure.kind(ErrorKind::NotFound), name),
+        _ => failure,
+    }
+}
+
+/// What QEMU would take for a protocol is a path here, and there is seldom such a file.
+fn hint_at_protocol(failure: Failure, name: &str) -> Failure {
+    match name.split_once(':') {
+        Some(("file", _)) => failure.hint("leave 'file:' out, an image is named by its path"),
+        Some((protocol, rest)) if rest.starts_with("//") && !protocol.contains('/') => failure
+            .hint(format!(
+                "only files are opened, '{protocol}' is not supported"
+            )),
         _ => failure,
     }
 }
 
 const LOCKED_HINT: &str = "-U reads it all the same";
-
-/// Where the backing file `backing` of the image `overlay` is, as far as its name tells: a relative
-/// path counts from the directory of the overlay; a name with a protocol is left alone.
-pub fn full_backing_name(overlay: &str, backing: &str) -> String {
-    let protocol = backing
-        .split_once(':')
-        .is_some_and(|(before, _)| !before.contains('/'));
-    if protocol || backing.starts_with('/') {
-        return backing.to_owned();
-    }
-    let directory = overlay.rfind('/').map_or("", |slash| &overlay[..=slash]);
-    format!("{directory}{backing}")
-}
-
-/// The path to open for it.
-pub fn backing_path(overlay: &str, backing: &str) -> String {
-    let name = full_backing_name(overlay, backing);
-    match name.strip_prefix("file:") {
-        Some(path) => path.to_owned(),
-        None => name,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn backing_files_are_found_from_the_directory_of_the_overlay() {
-        assert_eq!(full_backing_name("d/o", "../b"), "d/../b");
-        assert_eq!(full_backing_name("o", "b"), "b");
-        assert_eq!(full_backing_name("d/o", "/b"), "/b");
-        assert_eq!(full_backing_name("d/o", "nbd://x/y"), "nbd://x/y");
-        assert_eq!(full_backing_name("d/o", "./a:b"), "d/./a:b");
-        assert_eq!(backing_path("d/o", "file:b"), "b");
-    }
-}

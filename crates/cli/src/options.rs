@@ -1,11 +1,14 @@
 //! `-o key=value,...`: the option lists of `create` and `convert`.
 
+use std::ffi::OsString;
+
 use crate::failure::Failure;
 use crate::size::parse_size;
 
-/// Options in the order given; a later one of the same name wins.
+/// Options in the order given; a later one of the same name wins. A value is text unless a switch of the
+/// command line stands for it, which may be a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OptionList(Vec<(String, String)>);
+pub struct OptionList(Vec<(String, OsString)>);
 
 impl OptionList {
     /// Joins the lists of several `-o`. Items are separated by commas; a comma inside a value is
@@ -15,7 +18,7 @@ impl OptionList {
         for item in lists.iter().flat_map(|list| split_items(list)) {
             match item.split_once('=') {
                 Some((key, value)) if !key.is_empty() => {
-                    options.push((key.to_owned(), value.to_owned()));
+                    options.push((key.to_owned(), value.into()));
                 }
                 _ => {
                     let message = format!("option '{item}' is not of the form KEY=VALUE");
@@ -34,6 +37,12 @@ impl OptionList {
 
     /// Takes the option called `key` out of the list.
     pub fn take(&mut self, key: &str) -> Option<String> {
+        let value = self.take_path(key)?;
+        Some(value.to_string_lossy().into_owned())
+    }
+
+    /// Takes an option that is a path.
+    pub fn take_path(&mut self, key: &str) -> Option<OsString> {
         let value = self.0.iter().rev().find(|(name, _)| name == key);
         let value = value.map(|(_, value)| value.clone());
         self.0.retain(|(name, _)| name != key);
@@ -65,18 +74,26 @@ impl OptionList {
     }
 
     /// Adds an option that a switch of the command line stands for; it must not be in the list.
-    pub fn add_switch(&mut self, key: &str, value: &str, switch: &str) -> Result<(), Failure> {
+    pub fn add_switch(
+        &mut self,
+        key: &str,
+        value: impl Into<OsString>,
+        switch: &str,
+    ) -> Result<(), Failure> {
         if self.has(key) {
             let message = format!("'{switch}' and '-o {key}=' say the same thing twice");
             return Err(Failure::new(message));
         }
-        self.0.push((key.to_owned(), value.to_owned()));
+        self.0.push((key.to_owned(), value.into()));
         Ok(())
     }
 
     /// All options, in the order given.
     pub fn into_items(self) -> impl Iterator<Item = (String, String)> {
-        self.0.into_iter()
+        let text = |value: OsString| value.to_string_lossy().into_owned();
+        self.0
+            .into_iter()
+            .map(move |(key, value)| (key, text(value)))
     }
 
     /// The options nobody took.

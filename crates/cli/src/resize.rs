@@ -1,5 +1,6 @@
 //! `gaur resize`: another size for the guest.
 
+use std::ffi::OsString;
 use std::io::Write;
 
 use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions};
@@ -7,6 +8,7 @@ use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions};
 use crate::failure::Failure;
 use crate::guest::Guest;
 use crate::image_spec::ImageSpec;
+use crate::interrupt;
 use crate::notice::say;
 use crate::open::{allocation_parser, format_parser};
 use crate::size::{NewSize, SIZE_MAX, parse_new_size};
@@ -29,11 +31,14 @@ pub struct Args {
     /// What to do with the host's space, whatever the image says
     #[arg(long, value_name = "POLICY", value_parser = allocation_parser())]
     allocation: Option<AllocationPolicy>,
+    /// Remove the image's persistent bitmaps with the first change, which would make them useless
+    #[arg(long)]
+    drop_bitmaps: bool,
     /// Print only errors
     #[arg(short, long)]
     quiet: bool,
     /// The image
-    file: String,
+    file: OsString,
     /// The new size, or how much to add (+SIZE) or take away (-SIZE); suffixes k M G T P E
     #[arg(value_name = "[+|-]SIZE", allow_hyphen_values = true, value_parser = parse_new_size)]
     size: NewSize,
@@ -77,22 +82,23 @@ pub fn checked(image: &str, old: u64, size: NewSize, shrink: bool) -> Result<u64
 /// Resizes the image.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
-    let fail = |message: &str| Failure::about(spec.path(), message);
     if args.preallocation != Preallocation::Off {
-        return Err(fail("preallocation while resizing is not supported yet"));
+        let message = "preallocation while resizing is not supported yet";
+        return Err(Failure::about(spec.path(), message));
     }
     let options = OpenOptions {
         allocation: args.allocation,
+        drop_bitmaps: args.drop_bitmaps,
         ..OpenOptions::default()
     };
-    let opened = spec.open(&options)?;
+    let told = spec.format();
+    let spec = spec.with_probed_format()?;
+    let opened = spec.open(&options).map_err(|failure| {
+        failure
+            .hint_if_locked("'gaur export resize' changes one that 'gaur serve --control' has open")
+    })?;
     let old = opened.image.size_bytes();
-    let probed_raw = spec.format().is_none()
-        && opened
-            .image
-            .layers()
-            .first()
-            .is_some_and(|layer| layer.format() == Format::Raw);
+    let probed_raw = told.is_none() && spec.format() == Some(Format::Raw);
     let new = checked(spec.path(), old, args.size, args.shrink)?;
     if probed_raw && !args.quiet {
         out.flush()?;
@@ -100,11 +106,17 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         say(format!("{}: {advice}", spec.path()));
     }
     let guest = Guest::new(opened.image.queue(opened.files));
-    let resized = guest.resize(new, args.shrink);
+    let job = interrupt::job()?;
+    let resized = guest.resize(new, args.shrink, &job);
     let closed = guest.close();
-    resized
-        .and(closed)
-        .map_err(|error| Failure::image(spec.path(), &error))?;
+    resized.and(closed).map_err(|error| match error.kind() {
+        ErrorKind::Cancelled if new < old => {
+            let message =
+                "cancelled; the size is unchanged, but what lies beyond the new one may be lost";
+            Failure::cancelled(spec.path()).message(message)
+        }
+        _ => Failure::image(spec.path(), &error),
+    })?;
     if !args.quiet {
         writeln!(out, "Image resized.")?;
     }

@@ -3,13 +3,14 @@
 //! An image is opened once, which takes its locks; every serving thread makes its own queue on the
 //! same open files. The last thing done to an image is to close it, after all queues are gone.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gaur_engine::{ErrorKind, Format};
+use gaur_engine::{ErrorKind, Format, Job};
 use gaur_export::nbd::{self, Listen, Listener, Log};
 use gaur_reactor::{Signal, Signals, block_on};
 
@@ -29,7 +30,7 @@ use crate::{background, control, socket_path};
 mod announce;
 mod names;
 
-pub use names::{split_name, stem};
+pub use names::{as_text, split_name, stem};
 
 /// Serve images as network block devices (NBD), or in other ways
 ///
@@ -38,7 +39,7 @@ pub use names::{split_name, stem};
 pub struct Args {
     /// The images: PATH, or NAME=PATH to call the export NAME
     #[arg(required_unless_present_any = ["control", "export_json"], value_name = "[NAME=]FILE")]
-    images: Vec<String>,
+    images: Vec<OsString>,
     #[command(flatten)]
     image: ImageOptions,
     /// A Unix socket for commands about exports and images while they are served ('gaur export',
@@ -152,8 +153,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
             .map_err(|error| Failure::io(&path.display().to_string(), &error))?;
     }
     let outcome = serve(args, started, out);
-    if let Some(path) = &args.pid_file {
-        // Somebody may have removed it already; nothing depends on it any more.
+    if let Some(path) = &args.pid_file
+        && path.symlink_metadata().is_ok_and(|found| found.is_file())
+    {
+        // Nothing depends on it any more. What is no file (/dev/null) is not ours to remove.
         let _ = std::fs::remove_file(path);
     }
     outcome
@@ -193,10 +196,13 @@ fn create(args: &Args, size: u64) -> Result<(), Failure> {
     let options = OptionList::parse(&args.options)?;
     let image = NewImage::new(file, format, options, Some(size), true)?;
     if Path::new(file).exists() {
-        let failure = Failure::about(file, "exists already, and --create overwrites nothing");
+        let failure = Failure::about(
+            spec.path(),
+            "exists already, and --create overwrites nothing",
+        );
         return Err(failure.hint("leave --create out to serve it"));
     }
-    image.make(true)
+    image.make(true, &Job::default())
 }
 
 /// What there is before anybody is told.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gaur_block::{Errno, File};
+use gaur_block::{Errno, File, FileId};
 use gaur_engine::{CommitLog, Image, OpenOptions, Opened, Queue};
 use gaur_reactor::{BlockingFile, OpenFile};
 
@@ -70,7 +70,7 @@ impl SharedImage {
         base: &OpenOptions,
         path: &Path,
     ) -> Result<SharedImage, Failure> {
-        let handover = Handover::open(path, spec.path());
+        let handover = Handover::open(path, spec.file_path());
         let handover = handover.map_err(|failure| SharedImage::explain(spec, base, failure));
         SharedImage::open_after(spec, base, handover?, || true)
     }
@@ -82,7 +82,7 @@ impl SharedImage {
         base: &OpenOptions,
         kept: &Kept,
     ) -> Result<SharedImage, Failure> {
-        match Handover::open(&kept.log, spec.path()) {
+        match Handover::open(&kept.log, spec.file_path()) {
             Ok(handover) => SharedImage::open_after(spec, base, handover, || kept.is_used()),
             // Its server may be on its way out, and what it leaves will count.
             Err(locked) if locked.is_locked() => Err(SharedImage::explain(spec, base, locked)),
@@ -141,6 +141,11 @@ impl SharedImage {
     /// Size for the guest, in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.image.size_bytes()
+    }
+
+    /// Its files, the top layer's first.
+    pub fn file_ids(&self) -> impl Iterator<Item = FileId> {
+        self.files.iter().map(OpenFile::id)
     }
 
     /// Whether all files go past the host's cache.

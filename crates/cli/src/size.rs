@@ -110,10 +110,18 @@ pub enum NewSize {
 
 /// Reads `SIZE`, `+SIZE` or `-SIZE`.
 pub fn parse_new_size(text: &str) -> Result<NewSize, SizeError> {
+    // A change has one sign, and its number follows at once.
+    let change = |size: &str| match size.starts_with(['+', '-', ' ', '\t']) || size.is_empty() {
+        false => parse_size(size),
+        true => Err(SizeError {
+            text: text.to_owned(),
+            too_large: false,
+        }),
+    };
     if let Some(more) = text.strip_prefix('+') {
-        parse_size(more).map(NewSize::More)
+        change(more).map(NewSize::More)
     } else if let Some(less) = text.strip_prefix('-') {
-        parse_size(less).map(NewSize::Less)
+        change(less).map(NewSize::Less)
     } else {
         parse_size(text).map(NewSize::Exactly)
     }

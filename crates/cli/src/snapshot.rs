@@ -1,5 +1,6 @@
 //! `gaur snapshot`: internal snapshots, by sub-verbs or by the switches of qemu-img.
 
+use std::ffi::OsString;
 use std::io::Write;
 
 use clap::Subcommand;
@@ -21,7 +22,6 @@ mod rename;
 mod save;
 mod target;
 
-pub use direct::SIGNALS;
 pub use operation::Operation;
 pub use target::Server;
 use target::{ActArgs, TargetArgs};
@@ -59,11 +59,14 @@ pub struct Args {
     /// List even if another program is writing
     #[arg(short = 'U', long, conflicts_with_all = ["create", "apply", "delete"])]
     force_share: bool,
+    /// Remove the image's persistent bitmaps with the first change, which would make them useless
+    #[arg(long)]
+    drop_bitmaps: bool,
     /// Print only errors
     #[arg(short, long)]
     quiet: bool,
     /// The image
-    image: Option<String>,
+    image: Option<OsString>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -72,6 +75,7 @@ enum Verb {
     Info(info::Args),
     Create(create::Args),
     Apply(apply::Args),
+    #[command(alias = "remove", alias = "del")]
     Delete(delete::Args),
     Rename(rename::Args),
     Save(save::Args),
@@ -105,7 +109,9 @@ fn run_switches(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     };
     let (target, []) = place.split(std::slice::from_ref(image), [])?;
     match operation(args)? {
-        Some(operation) => operation.perform(&target, &ActArgs::plain(args.quiet), out),
+        Some(operation) => {
+            operation.perform(&target, &ActArgs::plain(args.quiet, args.drop_bitmaps), out)
+        }
         None => list::print(&target, args.force_share, Output::Human, out),
     }
 }
@@ -146,7 +152,7 @@ mod tests {
 
     fn asked(words: &[&str]) -> Option<Operation> {
         let args = parse(words).expect("a valid command line");
-        assert!(args.verb.is_none() && args.image.as_deref() == Some("a.qcow2"));
+        assert!(args.verb.is_none() && args.image == Some("a.qcow2".into()));
         operation(&args).expect("a clock")
     }
 

@@ -44,8 +44,7 @@ impl SnapshotChoice {
         }
         let file = spec.open_file(base)?;
         let fail = |message: String| Failure::about(spec.path(), message);
-        let format = spec.format().map_or_else(|| file.probe(), Ok)?;
-        if format == Format::Raw {
+        if spec.format_of(&file)? == Format::Raw {
             return Err(fail("a raw image has no internal snapshots".to_owned()));
         }
         let snapshots = snapshot_table::read(&file, &file.header()?)?;

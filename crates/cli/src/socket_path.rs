@@ -5,10 +5,9 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::failure::Failure;
+use gaur_reactor::SOCKET_PATH_MAX;
 
-/// Longest path of a Unix socket in bytes (`sun_path` of `unix(7)` less the zero at its end).
-const PATH_MAX_BYTES: usize = 107;
+use crate::failure::Failure;
 
 /// A path for the socket of the image `stem`; its directory is there and private.
 pub fn choose(stem: &str) -> Result<PathBuf, Failure> {
@@ -31,9 +30,9 @@ fn choose_in(
     make_private(&directory, user)?;
     let process = std::process::id();
     let path = directory.join(format!("{}-{process}.sock", file_name(stem)));
-    if path.as_os_str().len() > PATH_MAX_BYTES {
+    if path.as_os_str().len() > SOCKET_PATH_MAX {
         let path = directory.join(format!("{process}.sock"));
-        if path.as_os_str().len() > PATH_MAX_BYTES {
+        if path.as_os_str().len() > SOCKET_PATH_MAX {
             let message = "the path of a socket in it would be too long";
             return Err(Failure::about(directory.display().to_string(), message)
                 .hint("choose another with -k"));
@@ -133,7 +132,7 @@ mod tests {
         let deep = base.path().join("d".repeat(60));
         std::fs::create_dir(&deep).expect("made");
         let path = choose_in(Some(&deep), base.path(), user(), &"x".repeat(300)).expect("a path");
-        assert!(path.as_os_str().len() <= PATH_MAX_BYTES);
+        assert!(path.as_os_str().len() <= SOCKET_PATH_MAX);
         let deeper = base.path().join("d".repeat(120));
         std::fs::create_dir(&deeper).expect("made");
         assert!(choose_in(Some(&deeper), base.path(), user(), "x").is_err());

@@ -2,6 +2,8 @@
 //! internal snapshots. The overlay's file has no name any more once it is open, so it goes with the
 //! process, however that ends.
 
+use std::path::Path;
+
 use gaur_engine::{Format, OpenOptions};
 use gaur_format::plan::CreateOptions;
 use gaur_reactor::{BlockingFile, CreateFile, OpenFile, block_on};
@@ -29,15 +31,13 @@ pub fn open(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure
         ));
     }
     let path =
-        std::path::absolute(spec.path()).map_err(|error| Failure::io(spec.path(), &error))?;
-    let path = path.to_str();
-    let path = path.ok_or_else(|| fail("a temporary overlay needs a path that is text"))?;
+        std::path::absolute(spec.file_path()).map_err(|error| Failure::io(spec.path(), &error))?;
     let format = below.image.layers().first().map(|layer| layer.format());
     let plan = CreateOptions {
         size_bytes: below.image.size_bytes(),
         // Small writes copy next to nothing from below.
         extended_l2: true,
-        backing_file: Some(path.to_owned()),
+        backing_file: Some(path.into_os_string().into_encoded_bytes()),
         backing_format: format.map(|format| format.name().to_owned()),
         ..CreateOptions::default()
     };
@@ -47,9 +47,7 @@ pub fn open(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure
         Failure::io(&place, &error).hint("TMPDIR says where temporary files go")
     })?;
     let overlay = directory.path().join("temporary.qcow2");
-    let overlay = overlay.to_str();
-    let overlay = overlay.ok_or_else(|| Failure::new("TMPDIR needs a path that is text"))?;
-    make(overlay, &plan)?;
+    make(&overlay, &plan)?;
     let options = OpenOptions {
         format: Some(Format::Qcow2),
         read_only: false,
@@ -61,13 +59,19 @@ pub fn open(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure
         snapshot: None,
         ..options
     };
-    let opened = open::open(overlay, &options)?;
+    let opened = open::open(&overlay, &options)?;
     Ok(SharedImage::new(spec.path(), opened))
 }
 
-fn make(overlay: &str, plan: &CreateOptions) -> Result<(), Failure> {
+fn make(overlay: &Path, plan: &CreateOptions) -> Result<(), Failure> {
+    let name = &*overlay.to_string_lossy();
     let file = OpenFile::create(overlay, CreateFile::default())
-        .map_err(|error| Failure::about(overlay, format!("cannot create: {error}")))?;
-    block_on(gaur_engine::create(&BlockingFile::new(file), plan))
-        .map_err(|error| Failure::image(overlay, &error))
+        .map_err(|error| Failure::about(name, format!("cannot create: {error}")))?;
+    let file = BlockingFile::new(file);
+    block_on(gaur_engine::create(
+        &file,
+        plan,
+        &gaur_engine::Job::default(),
+    ))
+    .map_err(|error| Failure::image(name, &error))
 }

@@ -21,7 +21,7 @@ pub mod state;
 
 use state::State;
 
-/// Make, list, delete and recover block devices of this machine (ublk)
+/// Make, list, remove and recover block devices of this machine (ublk)
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -38,8 +38,9 @@ enum Verb {
         #[arg(long, value_enum, default_value = "human")]
         output: Output,
     },
-    /// Delete a device: requests under way are finished, the image is flushed and closed
-    Del {
+    /// Remove a device: requests under way are finished, the image is flushed and closed
+    #[command(visible_alias = "del", alias = "delete")]
+    Remove {
         /// Leave one alone that is open or mounted
         #[arg(long)]
         if_unused: bool,
@@ -102,7 +103,7 @@ struct AddArgs {
     zero_copy: fronts::ublk::ZeroCopy,
     /// The image: PATH, or NAME=PATH to call the export NAME
     #[arg(value_name = "[NAME=]FILE")]
-    file: String,
+    file: OsString,
 }
 
 /// Does what is asked for.
@@ -110,7 +111,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     match &args.verb {
         Verb::Add(args) => add(args, out),
         Verb::List { output } => list::run(*output, out),
-        Verb::Del { if_unused, device } => delete(*device, *if_unused),
+        Verb::Remove { if_unused, device } => delete(*device, *if_unused),
         Verb::Recover { server, device } => recover(server, *device, out),
         Verb::Quiesce { device } => {
             ublk::quiesce(*device).map_err(failed)?;
@@ -130,8 +131,8 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         false => serve::split_name(&args.file),
     };
     let (name, file) = match split {
-        Some((name, file)) => (Some(name.to_owned()), file.to_owned()),
-        None => (None, args.file.clone()),
+        Some((name, file)) => (Some(name.to_owned()), serve::as_text(file)?),
+        None => (None, serve::as_text(&args.file)?),
     };
     let request = fronts::ublk::Request {
         id: args.id,
@@ -147,7 +148,7 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         image: args.image.clone(),
         front: Some(Request::Ublk(request)),
     };
-    start(&args.server, name.as_deref(), add.fields(), None, out)
+    start(&args.server, name.as_deref(), add.fields()?, None, out)
 }
 
 fn recover(server: &ServerArgs, device: u32, out: &mut dyn Write) -> Result<u8, Failure> {

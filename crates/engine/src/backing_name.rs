@@ -6,17 +6,18 @@
 //! `file:`, whose rest is a path as it is: like QEMU, and unlike what one may expect, a relative one
 //! counts from the working directory. To read it otherwise would be to read other data.
 
+use std::ffi::OsStr;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 /// Why a name cannot be followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum BadName {
+pub enum BadName {
     /// There is no name.
     Empty,
     /// The name contains a zero byte, which no path can.
     ZeroByte,
-    /// The name is not UTF-8.
-    NotUtf8,
     /// The name asks for a way to reach it that is not supported, `nbd` for example.
     Protocol(String),
 }
@@ -26,7 +27,6 @@ impl fmt::Display for BadName {
         match self {
             BadName::Empty => out.write_str("the name is empty"),
             BadName::ZeroByte => out.write_str("the name contains a zero byte"),
-            BadName::NotUtf8 => out.write_str("the name is not valid UTF-8"),
             BadName::Protocol(name) => {
                 write!(out, "protocol {name:?} is not supported, only files are")
             }
@@ -36,33 +36,44 @@ impl fmt::Display for BadName {
 
 impl std::error::Error for BadName {}
 
-/// The path that `backing`, found in the header of the image opened as `overlay`, stands for.
-pub(crate) fn resolve(overlay: &str, backing: &[u8]) -> Result<String, BadName> {
-    let name = std::str::from_utf8(backing).map_err(|_| BadName::NotUtf8)?;
-    if name.is_empty() {
+/// The path that `backing`, found in the header of the image opened as `overlay`, stands for. Both are
+/// bytes that need not be text.
+pub fn resolve(overlay: &Path, backing: &[u8]) -> Result<PathBuf, BadName> {
+    if backing.is_empty() {
         return Err(BadName::Empty);
     }
-    if name.contains('\0') {
+    if backing.contains(&0) {
         return Err(BadName::ZeroByte);
     }
-    match protocol(name) {
-        Some(("file", "")) => Err(BadName::Empty),
-        Some(("file", path)) => Ok(path.to_owned()),
-        Some((other, _)) => Err(BadName::Protocol(other.to_owned())),
-        None if name.starts_with('/') => Ok(name.to_owned()),
-        None => Ok(format!("{}{name}", directory(overlay))),
+    let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
+    match protocol(backing) {
+        Some((b"file", b"")) => Err(BadName::Empty),
+        Some((b"file", rest)) => Ok(path(rest)),
+        Some((other, _)) => {
+            let name = String::from_utf8_lossy(other).into_owned();
+            Err(BadName::Protocol(name))
+        }
+        None if backing.starts_with(b"/") => Ok(path(backing)),
+        None => {
+            let directory = directory(overlay.as_os_str().as_bytes());
+            Ok(path(&[directory, backing].concat()))
+        }
     }
 }
 
 /// Protocol and rest, if a colon comes before any slash.
-fn protocol(name: &str) -> Option<(&str, &str)> {
-    name.split_once(':')
-        .filter(|(before, _)| !before.contains('/'))
+fn protocol(name: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = name.iter().position(|byte| b":/".contains(byte))?;
+    match name.split_at(at) {
+        (before, [b':', rest @ ..]) => Some((before, rest)),
+        _ => None,
+    }
 }
 
 /// The directory of a path with its last slash; nothing for a bare name.
-fn directory(path: &str) -> &str {
-    path.rfind('/').map_or("", |slash| &path[..=slash])
+fn directory(path: &[u8]) -> &[u8] {
+    let slash = path.iter().rposition(|byte| *byte == b'/');
+    slash.map_or(b"", |slash| &path[..=slash])
 }
 
 #[cfg(test)]
@@ -70,7 +81,12 @@ mod tests {
     use super::*;
 
     fn path(overlay: &str, backing: &str) -> String {
-        resolve(overlay, backing.as_bytes()).unwrap()
+        let path = resolve(Path::new(overlay), backing.as_bytes()).unwrap();
+        path.into_os_string().into_string().unwrap()
+    }
+
+    fn refused(backing: &[u8]) -> BadName {
+        resolve(Path::new("dir/top"), backing).unwrap_err()
     }
 
     #[test]
@@ -100,7 +116,7 @@ mod tests {
         assert_eq!(path("dir/top", "file:/images/base"), "/images/base");
         assert_eq!(path("dir/top", "file:///images/base"), "///images/base");
         assert_eq!(path("dir/top", "file:base"), "base");
-        assert_eq!(resolve("top", b"file:"), Err(BadName::Empty));
+        assert_eq!(refused(b"file:"), BadName::Empty);
     }
 
     #[test]
@@ -113,8 +129,8 @@ mod tests {
             ("c:base", "c"),
             (":base", ""),
         ] {
-            let expected = Err(BadName::Protocol(protocol.to_owned()));
-            assert_eq!(resolve("dir/top", name.as_bytes()), expected);
+            let expected = BadName::Protocol(protocol.to_owned());
+            assert_eq!(refused(name.as_bytes()), expected);
         }
         assert_eq!(path("dir/top", "./c:base"), "dir/./c:base");
         assert_eq!(path("dir/top", "x/c:base"), "dir/x/c:base");
@@ -122,9 +138,19 @@ mod tests {
 
     #[test]
     fn names_that_no_path_can_have_are_refused() {
-        assert_eq!(resolve("top", b""), Err(BadName::Empty));
-        assert_eq!(resolve("top", b"ba\0se"), Err(BadName::ZeroByte));
-        assert_eq!(resolve("top", b"ba\xffse"), Err(BadName::NotUtf8));
+        assert_eq!(refused(b""), BadName::Empty);
+        assert_eq!(refused(b"ba\0se"), BadName::ZeroByte);
+    }
+
+    /// A user of a Latin-1 system had `m\xfcller.qcow2` under an overlay that QEMU opened and we did not.
+    #[test]
+    fn names_are_bytes_that_need_not_be_text() {
+        let overlay = Path::new(OsStr::from_bytes(b"d\xff/top"));
+        let found = resolve(overlay, b"m\xfcller.qcow2").unwrap();
+        assert_eq!(found.as_os_str().as_bytes(), b"d\xff/m\xfcller.qcow2");
+        let found = resolve(overlay, b"file:\xfc").unwrap();
+        assert_eq!(found.as_os_str().as_bytes(), b"\xfc");
+        assert_eq!(refused(b"\xfc:x"), BadName::Protocol("\u{fffd}".to_owned()));
     }
 
     #[test]
@@ -135,7 +161,7 @@ mod tests {
 
     #[test]
     fn an_unsupported_protocol_is_printed_so_that_it_cannot_break_the_line() {
-        let error = resolve("top", b"a\nb:c").unwrap_err();
+        let error = refused(b"a\nb:c");
         assert_eq!(
             error.to_string(),
             r#"protocol "a\nb" is not supported, only files are"#

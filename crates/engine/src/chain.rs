@@ -5,6 +5,7 @@
 //! by path before the second is opened and by [`FileId`] after.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gaur_block::{Access, File, FileId, Host};
@@ -33,10 +34,10 @@ pub struct Opened<F> {
 
 /// A layer that is still to be opened.
 struct Next {
-    name: String,
+    path: PathBuf,
     format: Option<Format>,
     /// The layer that named it; `None` for the top.
-    overlay: Option<String>,
+    overlay: Option<PathBuf>,
     /// The internal snapshot to show instead of the disk of today.
     snapshot: Option<String>,
 }
@@ -45,17 +46,38 @@ impl Next {
     /// Says which file could not be opened, and whose backing file it is.
     fn context(&self) -> String {
         match &self.overlay {
-            None => self.name.clone(),
-            Some(overlay) => format!("cannot open {:?}, backing file of {overlay:?}", self.name),
+            None => shown(&self.path),
+            Some(overlay) => format!("cannot open {:?}, backing file of {overlay:?}", self.path),
         }
+    }
+
+    /// Why it could not be opened. The format of a backing file is for its overlay to tell, not for
+    /// whoever opens the chain.
+    fn failed(&self, error: ImageError) -> ImageError {
+        let error = match (&self.overlay, error.kind()) {
+            (Some(_), ErrorKind::ForeignFormat) => {
+                let text = format!(
+                    "{error}; if it is a raw disk, 'qemu-img rebase -u -F raw' makes its overlay \
+                     say so"
+                );
+                ImageError::new(ErrorKind::Unsupported, text)
+            }
+            _ => error,
+        };
+        error.within(self.context())
     }
 }
 
 /// The files that are part of a chain already.
 #[derive(Default)]
 struct Seen {
-    names: BTreeSet<String>,
-    ids: BTreeMap<FileId, String>,
+    paths: BTreeSet<PathBuf>,
+    ids: BTreeMap<FileId, PathBuf>,
+}
+
+/// A path as text.
+fn shown(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 fn bites_its_tail(text: String) -> ImageError {
@@ -63,8 +85,8 @@ fn bites_its_tail(text: String) -> ImageError {
 }
 
 impl Seen {
-    fn add_name(&mut self, name: &str) -> Result<(), ImageError> {
-        if self.names.insert(name.to_owned()) {
+    fn add_path(&mut self, path: &Path) -> Result<(), ImageError> {
+        if self.paths.insert(path.to_owned()) {
             return Ok(());
         }
         Err(bites_its_tail(
@@ -81,22 +103,23 @@ impl Seen {
         }
     }
 
-    fn add_id(&mut self, id: Option<FileId>, name: &str) -> Result<(), ImageError> {
+    fn add_id(&mut self, id: Option<FileId>, path: &Path) -> Result<(), ImageError> {
         self.check_id(id)?;
         if let Some(id) = id {
-            self.ids.insert(id, name.to_owned());
+            self.ids.insert(id, path.to_owned());
         }
         Ok(())
     }
 }
 
-/// Opens the image called `name` and its backing chain, and reads the tables that say where things
+/// Opens the image at `path` and its backing chain, and reads the tables that say where things
 /// are. The host's files are opened with the locks that `options` ask for.
 pub async fn open<H: Host>(
     host: &H,
-    name: &str,
+    path: impl AsRef<Path>,
     options: &OpenOptions,
 ) -> Result<Opened<H::File>, ImageError> {
+    let path = path.as_ref();
     if options.force_share && !options.read_only {
         let text = "sharing an image with its writers needs read-only";
         return Err(ImageError::new(ErrorKind::InvalidInput, text));
@@ -104,14 +127,14 @@ pub async fn open<H: Host>(
     if options.snapshot.is_some() && !options.read_only {
         let text =
             "a snapshot shows the disk as it was and cannot be written to; open it read-only";
-        return Err(ImageError::new(ErrorKind::InvalidInput, text).within(name));
+        return Err(ImageError::new(ErrorKind::InvalidInput, text).within(shown(path)));
     }
     let mut layers: Vec<LayerParts> = Vec::new();
     let mut files = Vec::new();
     let mut seen = Seen::default();
     let mut table_budget = TABLE_BYTES;
     let mut next = Some(Next {
-        name: name.to_owned(),
+        path: path.to_owned(),
         format: options.format,
         overlay: None,
         snapshot: options.snapshot.clone(),
@@ -126,7 +149,7 @@ pub async fn open<H: Host>(
         }
         let (file, parts) = open_layer(host, &layer, options, &mut seen, &mut table_budget)
             .await
-            .map_err(|error| error.within(layer.context()))?;
+            .map_err(|error| layer.failed(error))?;
         if options.backing {
             next = backing_of(&parts)?;
         }
@@ -138,9 +161,9 @@ pub async fn open<H: Host>(
     }
     if let (Some(which), 0 | 1) = (&options.backing_snapshot, layers.len()) {
         let text = format!("it has no backing file, and so no {which:?} of that");
-        return Err(ImageError::new(ErrorKind::InvalidInput, text).within(name));
+        return Err(ImageError::new(ErrorKind::InvalidInput, text).within(shown(path)));
     }
-    let image = Image::assemble(layers, options).map_err(|error| error.within(name))?;
+    let image = Image::assemble(layers, options).map_err(|error| error.within(shown(path)))?;
     Ok(Opened {
         image: Arc::new(image),
         files,
@@ -154,18 +177,20 @@ async fn open_layer<H: Host>(
     seen: &mut Seen,
     table_budget: &mut u64,
 ) -> Result<(H::File, LayerParts), ImageError> {
-    seen.add_name(&layer.name)?;
+    seen.add_path(&layer.path)?;
     let file = open_file(host, layer, options, seen).await?;
-    seen.add_id(file.id(), &layer.name)?;
+    seen.add_id(file.id(), &layer.path)?;
     let writable = layer.overlay.is_none() && !options.read_only && !file.limits().read_only;
-    let name = layer.name.clone();
     let purpose = Use {
         format: layer.format,
         writable,
+        drop_bitmaps: options.drop_bitmaps,
         snapshot: layer.snapshot.as_deref(),
     };
     let reader = LayerReader::new(&file).await?;
-    let parts = reader.load(name, purpose, table_budget).await?;
+    let parts = reader
+        .load(layer.path.clone(), purpose, table_budget)
+        .await?;
     drop(reader);
     Ok((file, parts))
 }
@@ -186,7 +211,7 @@ async fn open_file<H: Host>(
         lock: options.lock,
         force_share: options.force_share,
     };
-    let error = match host.open(&layer.name, access).await {
+    let error = match host.open(&layer.path, access).await {
         Ok(file) => return Ok(file),
         Err(error) => error,
     };
@@ -197,7 +222,7 @@ async fn open_file<H: Host>(
             lock: false,
             ..access
         };
-        if let Ok(file) = host.open(&layer.name, look).await {
+        if let Ok(file) = host.open(&layer.path, look).await {
             seen.check_id(file.id())?;
         }
     }
@@ -212,10 +237,12 @@ fn backing_of(parts: &LayerParts) -> Result<Option<Next>, ImageError> {
     let Some(backing) = header.backing_file() else {
         return Ok(None);
     };
-    let context = |shown: &str| format!("cannot use {shown:?}, backing file of {:?}", parts.name);
-    let shown = || String::from_utf8_lossy(backing);
-    let name = backing_name::resolve(&parts.name, backing)
-        .map_err(|error| ImageError::caused(ErrorKind::Unsupported, error, context(&shown())))?;
+    let context = || {
+        let backing = String::from_utf8_lossy(backing);
+        format!("cannot use {backing:?}, backing file of {:?}", parts.path)
+    };
+    let path = backing_name::resolve(&parts.path, backing)
+        .map_err(|error| ImageError::caused(ErrorKind::Unsupported, error, context()))?;
     let format = match header.extension(extension::BACKING_FORMAT) {
         None | Some(&[]) => None,
         Some(raw) => {
@@ -225,14 +252,14 @@ fn backing_of(parts: &LayerParts) -> Result<Option<Next>, ImageError> {
                     "its format is given as {:?}, which is not supported (qcow2 and raw are)",
                     String::from_utf8_lossy(raw)
                 );
-                ImageError::new(ErrorKind::Unsupported, text).within(context(&shown()))
+                ImageError::new(ErrorKind::Unsupported, text).within(context())
             })?)
         }
     };
     Ok(Some(Next {
-        name,
+        path,
         format,
-        overlay: Some(parts.name.clone()),
+        overlay: Some(parts.path.clone()),
         snapshot: None,
     }))
 }

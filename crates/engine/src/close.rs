@@ -4,6 +4,7 @@ use gaur_block::File;
 
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Qcow2, Writer};
+use crate::job::Job;
 use crate::queue::Queue;
 
 /// Passes after which nothing can be left to give back: one removes the references, one counts
@@ -31,7 +32,7 @@ impl<F: File> Queue<F> {
         writer.alloc.lock().unreserve_all();
         for _ in 0..PASSES_MAX {
             self.flush_all().await.map_err(fail)?;
-            self.release_freed(writer).await;
+            self.release_freed(writer, &Job::default()).await;
             if settled(qcow2, writer) {
                 break;
             }
@@ -89,7 +90,7 @@ mod tests {
     use gaur_block::{Device, Payload, Request, Source, Tag};
 
     use crate::chain::open;
-    use crate::options::OpenOptions;
+    use crate::options::{Format, OpenOptions};
     use crate::test_file::{TestFile, TestHost, block_on, direct_limits};
 
     #[test]
@@ -97,7 +98,11 @@ mod tests {
         let file = TestFile::new(vec![7; 5120], direct_limits(4096));
         let mut host = TestHost::default();
         host.add("raw", file.clone());
-        let opened = block_on(open(&host, "raw", &OpenOptions::default())).unwrap();
+        let options = OpenOptions {
+            format: Some(Format::Raw),
+            ..OpenOptions::default()
+        };
+        let opened = block_on(open(&host, "raw", &options)).unwrap();
         let queue = opened.image.queue(opened.files);
         let write = Request::Write {
             offset_bytes: 5119,

@@ -12,22 +12,30 @@ use gaur_format::plan::{self, CreateOptions, Plan, Preallocation};
 
 use crate::align;
 use crate::error::{ErrorKind, ImageError};
+use crate::job::Job;
 use crate::pool::Pool;
 use crate::sector_locks::SectorLocks;
 
 /// How far zeros are written before the first plan write, on a file that keeps its old content.
 const OLD_HEADER_BYTES: u64 = 64 << 10;
+/// Zeros written between two looks at whether the image is still wanted.
+const FILL_BYTES: u64 = 8 << 20;
 
 struct Creation<'a, F: File> {
     file: &'a F,
     pool: Pool<F>,
     locks: SectorLocks,
+    job: &'a Job,
 }
 
 /// Makes `file` an empty qcow2 image. Whatever it held is lost. When this returns `Ok` the image is
 /// durable. A file of fixed length (a block device) must be long enough for the tables, and with
-/// preallocation for the data too.
-pub async fn create<F: File>(file: &F, options: &CreateOptions) -> Result<(), ImageError> {
+/// preallocation for the data too. If `job` is cancelled the file is no image.
+pub async fn create<F: File>(
+    file: &F,
+    options: &CreateOptions,
+    job: &Job,
+) -> Result<(), ImageError> {
     let plan = plan::create(options).map_err(ImageError::format)?;
     if file.limits().read_only {
         return Err(ImageError::new(
@@ -39,6 +47,7 @@ pub async fn create<F: File>(file: &F, options: &CreateOptions) -> Result<(), Im
         file,
         pool: Pool::new(),
         locks: SectorLocks::default(),
+        job,
     };
     if file.limits().resizable {
         creation.make_room(&plan).await?;
@@ -103,9 +112,22 @@ impl<F: File> Creation<'_, F> {
     }
 
     async fn fill(&self, range: Range<u64>) -> Result<(), ImageError> {
-        align::write_zero_bytes(self.file, &self.pool, &self.locks, range.clone())
-            .await
-            .map_err(|errno| failed_write(errno, &range))
+        self.job.expect(range.end - range.start);
+        let mut start = range.start;
+        while start < range.end {
+            let piece = start..range.end.min(start + FILL_BYTES);
+            align::write_zero_bytes(self.file, &self.pool, &self.locks, piece.clone())
+                .await
+                .map_err(|errno| failed_write(errno, &piece))?;
+            start = piece.end;
+            self.step(piece.end - piece.start)?;
+        }
+        Ok(())
+    }
+
+    fn step(&self, bytes: u64) -> Result<(), ImageError> {
+        let step = self.job.step(bytes);
+        step.map_err(|errno| ImageError::io(errno, "cannot make the image"))
     }
 
     async fn write(&self, plan: &Plan) -> Result<(), ImageError> {
@@ -115,6 +137,7 @@ impl<F: File> Creation<'_, F> {
         };
         for part in [tables, header] {
             for (offset, bytes) in part {
+                self.step(0)?;
                 let range = offset.0..offset.0 + bytes.len() as u64;
                 let source = Source::Memory(bytes);
                 align::write(self.file, &self.pool, &self.locks, offset.0, source)

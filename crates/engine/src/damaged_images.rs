@@ -7,6 +7,7 @@ use gaur_format::{Header, Version};
 
 use crate::chain::open;
 use crate::create::create;
+use crate::job::Job;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
 use crate::test_file::{Random, TestFile, TestHost, block_on, cached_limits, direct_limits};
@@ -100,7 +101,7 @@ fn open_and_use(file: &TestFile, seed: u64, requests: usize) -> bool {
     }
     if random.below(4) == 0 {
         let size = random.below(4 * SIZE / 512) * 512;
-        let _ = block_on(queue.resize(size, true));
+        let _ = block_on(queue.resize(size, true, &Job::default()));
         block_on(request(&queue, &mut random, &mut memory));
     }
     let _ = block_on(queue.close());
@@ -156,7 +157,7 @@ fn requests_on_a_damaged_image_end_with_success_or_an_error() {
     let mut opened = 0;
     for (shape, options) in shapes().iter().enumerate() {
         let file = TestFile::new(Vec::new(), cached_limits());
-        block_on(create(&file, options)).unwrap();
+        block_on(create(&file, options, &Job::default())).unwrap();
         assert!(
             open_and_use(&file, 77, 40),
             "the image is whole before it is damaged"

@@ -24,6 +24,11 @@ pub enum ErrorKind {
     Corrupt,
     /// The image uses something this engine does not do.
     Unsupported,
+    /// Nobody said of which format the image is, and its content shows one that this engine does not
+    /// read.
+    ForeignFormat,
+    /// Nobody said of which format the image is, and to write to it that must be said.
+    FormatNotTold,
     /// The caller asked for something that makes no sense.
     InvalidInput,
     /// Another program has the image open.
@@ -38,6 +43,8 @@ pub enum ErrorKind {
     Poisoned,
     /// Nobody wanted the result any more.
     Cancelled,
+    /// Writing would lose the image's persistent bitmaps, and nobody has agreed to that.
+    HasBitmaps,
 }
 
 impl ErrorKind {
@@ -46,8 +53,10 @@ impl ErrorKind {
         match self {
             ErrorKind::Io | ErrorKind::Corrupt | ErrorKind::Poisoned => Errno::EIO,
             ErrorKind::NoSpace => Errno::ENOSPC,
-            ErrorKind::Unsupported => Errno::EOPNOTSUPP,
-            ErrorKind::InvalidInput => Errno::EINVAL,
+            ErrorKind::Unsupported | ErrorKind::ForeignFormat | ErrorKind::HasBitmaps => {
+                Errno::EOPNOTSUPP
+            }
+            ErrorKind::InvalidInput | ErrorKind::FormatNotTold => Errno::EINVAL,
             ErrorKind::Locked => Errno::EAGAIN,
             ErrorKind::NotFound => Errno::ENOENT,
             ErrorKind::PermissionDenied => Errno::EACCES,
@@ -65,6 +74,7 @@ impl ErrorKind {
             Errno::EINVAL => ErrorKind::InvalidInput,
             Errno::ENOENT => ErrorKind::NotFound,
             Errno::EACCES | Errno::EPERM => ErrorKind::PermissionDenied,
+            Errno::ECANCELED => ErrorKind::Cancelled,
             _ => ErrorKind::Io,
         }
     }
@@ -243,6 +253,7 @@ mod tests {
             ErrorKind::NotFound,
             ErrorKind::PermissionDenied,
             ErrorKind::ReadOnly,
+            ErrorKind::Cancelled,
         ] {
             assert_eq!(ErrorKind::of_errno(kind.errno()), kind);
         }

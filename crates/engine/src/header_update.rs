@@ -2,6 +2,7 @@
 //! either the old header or the new one (O5).
 
 use gaur_block::{Errno, File, Source, Target};
+use gaur_format::extension;
 use gaur_format::geometry::Version;
 use gaur_format::header::{Header, field};
 
@@ -24,26 +25,28 @@ impl<F: File> Queue<F> {
     }
 
     async fn write_header(&self, at: u64, bytes: &[u8]) -> Result<(), Errno> {
+        self.write_fields(&[(at, bytes)]).await
+    }
+
+    /// Replaces bytes at several places of one sector of the header.
+    async fn write_fields(&self, fields: &[(u64, &[u8])]) -> Result<(), Errno> {
         let file = self.top_file();
         let mut sector = self.pool.take(file, SECTOR_BYTES as usize);
-        align::read(file, &self.pool, 0, Target::Memory(&mut sector)).await?;
-        let at = at as usize;
-        let slot = sector.get_mut(at..at + bytes.len());
-        slot.ok_or(Errno::EIO)?.copy_from_slice(bytes);
-        align::write(
-            file,
-            &self.pool,
-            &self.image.locks,
-            0,
-            Source::Memory(&sector),
-        )
-        .await
+        let first = fields.first().map_or(0, |(at, _)| at & !(SECTOR_BYTES - 1));
+        align::read(file, &self.pool, first, Target::Memory(&mut sector)).await?;
+        for (at, bytes) in fields {
+            let at = at.checked_sub(first).ok_or(Errno::EIO)? as usize;
+            let slot = sector.get_mut(at..at + bytes.len());
+            slot.ok_or(Errno::EIO)?.copy_from_slice(bytes);
+        }
+        let (locks, source) = (&self.image.locks, Source::Memory(&sector));
+        align::write(file, &self.pool, locks, first, source).await
     }
 
     /// Before the first change: flushes, because whoever had the image before may have been killed before
     /// he could, and what is free by the tables that were read must be free by those on the disk (O3).
     /// And clears the autoclear bits, because this engine does not keep what they stand for (persistent
-    /// bitmaps) up to date (O6).
+    /// bitmaps) up to date (O6); the bitmaps go with them.
     pub(crate) async fn announce(&self, writer: &Writer) -> Result<(), Errno> {
         if writer.announced.load(Ordering::Acquire) {
             return Ok(());
@@ -55,17 +58,43 @@ impl<F: File> Queue<F> {
         self.barrier().await?;
         if let Some(header) = self.header()
             && header.version == Version::V3
-            && header.autoclear.0 != 0
         {
-            self.switch_header(field::AUTOCLEAR, &0_u64.to_be_bytes())
-                .await?;
+            self.clear_features(header).await?;
+        }
+        if let Some(lost) = &writer.lost_bitmaps {
+            let frees = lost.frees.iter().copied();
+            writer.alloc.lock().releasable.extend(frees);
         }
         writer.announced.store(true, Ordering::Release);
         Ok(())
     }
 
+    /// Clears the autoclear bits and hides the extension that leads to bitmaps: in one step where both lie in
+    /// one sector. Otherwise the extension goes first. What a power cut leaves in between has the bit and
+    /// no bitmaps, and is the same to us; QEMU 10 does not write to it before a check. The other way
+    /// round its repair of leaks would delete the snapshots.
+    async fn clear_features(&self, header: &Header) -> Result<(), Errno> {
+        let removed = extension::REMOVED.to_be_bytes();
+        let extension = header.extension_at(extension::BITMAPS);
+        let hide = extension.map(|at| (at, &removed[..]));
+        let none = 0_u64.to_be_bytes();
+        let clear = (header.autoclear.0 != 0).then_some((field::AUTOCLEAR, &none[..]));
+        let together: Vec<(u64, &[u8])> = hide.into_iter().chain(clear).collect();
+        let sector = |at: u64| at / SECTOR_BYTES;
+        let steps = together.chunk_by(|one, other| sector(one.0) == sector(other.0));
+        for step in steps {
+            let written = self.write_fields(step).await;
+            written.inspect_err(|errno| self.image.poison(*errno))?;
+            self.barrier().await?;
+        }
+        Ok(())
+    }
+
     /// Corruption was found: says so in the header, so that nobody writes before a check. Best
     /// effort; the image refuses writes already.
+    ///
+    /// Not where the host has failed to flush: tables that it has lost read as something else, and say
+    /// nothing of the disk, which is as it was at the flush before.
     pub(crate) async fn mark_corrupt(&self) {
         let Some(writer) = &self.image.writer else {
             return;
@@ -73,10 +102,15 @@ impl<F: File> Queue<F> {
         let Some(header) = self.header() else { return };
         if header.version == Version::V3 {
             let _held = writer.structure.lock().await;
+            let _flushing = self.image.flushing.lock().await;
+            let failed = &self.image.flush_failed;
+            if failed.load(Ordering::Acquire) || self.flush_host().await.is_err() {
+                return;
+            }
             let bits = header.incompatible.0 | CORRUPT;
             let bytes = bits.to_be_bytes();
             if self.write_header(field::INCOMPATIBLE, &bytes).await.is_ok() {
-                let _ = self.top_file().flush().await;
+                let _ = self.flush_host().await;
             }
         }
     }

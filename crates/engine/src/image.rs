@@ -1,7 +1,9 @@
 //! What all queues of an open image share: layers, mappings, free space, and whether writes are
 //! still allowed. No file handle and no memory of requests; those belong to a [`crate::Queue`].
 
+use std::borrow::Cow;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use gaur_block::{Errno, File, FileId, FileLimits};
@@ -9,6 +11,7 @@ use gaur_format::geometry::Geometry;
 use gaur_format::header::{CompressionType, Header};
 use gaur_format::{AllocationPolicy, Corruption, limit, refcount};
 
+use crate::bitmaps::LostBitmaps;
 use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
 use crate::error::{ErrorKind, ImageError};
@@ -42,13 +45,15 @@ pub struct Image {
     pub(crate) read_only: bool,
     pub(crate) size_bytes: AtomicU64,
     pub(crate) poison: Poison,
+    /// The host failed to flush the top file: it may have lost what was written since the flush before.
+    pub(crate) flush_failed: AtomicBool,
     corrupt: AtomicBool,
     queues: AtomicUsize,
 }
 
 /// One image of the backing chain.
 pub struct Layer {
-    name: String,
+    path: PathBuf,
     format: Format,
     id: Option<FileId>,
     size_bytes: u64,
@@ -77,6 +82,8 @@ pub(crate) struct Writer {
     pub(crate) resizing: AsyncLock,
     /// Refcount blocks being loaded, by host offset of the slice.
     pub(crate) refcount_loads: KeyLocks,
+    /// Held while refcount blocks are made; taken before `structure`, and while a pass is waited for.
+    pub(crate) blocks: AsyncLock,
     /// Held while refcount table, L1 table, header or file length change.
     pub(crate) structure: AsyncLock,
     pub(crate) flush: FlushGroup,
@@ -90,12 +97,14 @@ pub(crate) struct Writer {
     pub(crate) limits: FileLimits,
     pub(crate) allocation: AllocationPolicy,
     pub(crate) snapshots: Mutex<SnapshotList>,
+    /// What the first change removes.
+    pub(crate) lost_bitmaps: Option<LostBitmaps>,
 }
 
 impl Layer {
-    /// The name it was opened by.
-    pub fn name(&self) -> &str {
-        &self.name
+    /// The path it was opened by, to be shown: what is not text in it is replaced.
+    pub fn name(&self) -> Cow<'_, str> {
+        self.path.to_string_lossy()
     }
 
     /// How its bytes are read.
@@ -165,6 +174,7 @@ impl Image {
             read_only,
             size_bytes: AtomicU64::new(size_bytes),
             poison: Poison::default(),
+            flush_failed: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
             queues: AtomicUsize::new(0),
         })
@@ -214,6 +224,11 @@ impl Image {
         }
     }
 
+    /// The persistent bitmaps that the first change to the image removes; `None` if it has none.
+    pub fn lost_bitmaps(&self) -> Option<&LostBitmaps> {
+        self.writer.as_ref()?.lost_bitmaps.as_ref()
+    }
+
     /// What was given back to the host inside clusters since the image was opened.
     pub fn holes(&self) -> HoleStatistics {
         let writer = self.writer.as_ref();
@@ -245,11 +260,10 @@ impl Image {
     /// An entry of layer `depth` cannot be right: the request fails, and if it is the layer we
     /// write to, nothing is written any more and the header is to say so.
     pub(crate) fn corruption(&self, depth: usize, _what: Corruption) -> Errno {
-        if depth == 0 && self.writer.is_some() {
-            self.corrupt.store(true, Ordering::Release);
-            self.poison(Errno::EIO);
+        match depth == 0 && self.writer.is_some() {
+            true => self.contradiction(),
+            false => Errno::EIO,
         }
-        Errno::EIO
     }
 
     /// Like [`Image::corruption`] for a contradiction that is not in one entry.
@@ -288,7 +302,10 @@ fn assemble_layer(
             let geometry = header.geometry();
             let (metadata, clean) = metadata_clusters(&part, header, &geometry);
             if writable && !clean {
-                let text = format!("tables of {} overlap; check the image first", part.name);
+                let text = format!(
+                    "tables of {} overlap; check the image first",
+                    part.path.display()
+                );
                 return Err(ImageError::new(ErrorKind::Corrupt, text));
             }
             let sizes = cache.resolve(&geometry, part.size_bytes)?;
@@ -306,7 +323,7 @@ fn assemble_layer(
         }
     };
     let layer = Layer {
-        name: part.name,
+        path: part.path,
         format: part.format,
         id: part.id,
         size_bytes: part.size_bytes,
@@ -348,6 +365,7 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         tables: AsyncLock::default(),
         resizing: AsyncLock::default(),
         refcount_loads: KeyLocks::default(),
+        blocks: AsyncLock::default(),
         structure: AsyncLock::default(),
         flush: FlushGroup::default(),
         grace: Grace::default(),
@@ -361,6 +379,7 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
             header.snapshots_offset.0,
             part.snapshot_table_bytes,
         )),
+        lost_bitmaps: part.lost_bitmaps.clone(),
     }
 }
 
@@ -403,7 +422,7 @@ fn metadata_clusters(
 
 impl fmt::Debug for Image {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = self.layers.iter().map(Layer::name).collect();
+        let names: Vec<_> = self.layers.iter().map(Layer::name).collect();
         out.debug_struct("Image")
             .field("layers", &names)
             .field("size_bytes", &self.size_bytes())
@@ -416,7 +435,7 @@ impl fmt::Debug for Image {
 impl fmt::Debug for Layer {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Layer")
-            .field("name", &self.name)
+            .field("path", &self.path)
             .field("format", &self.format)
             .field("size_bytes", &self.size_bytes)
             .finish_non_exhaustive()

@@ -6,13 +6,17 @@
 //! end of a file read as zeros, and a refcount table or an L2 table of zeros says that everything is
 //! free. Reads are of at most [`PIECE_BYTES`], and memory grows as they arrive.
 
+use std::path::PathBuf;
+
 use gaur_block::{File, FileId, FileLimits, Target};
 use gaur_format::feature::Incompatible;
-use gaur_format::header::{CryptMethod, Header, MAGIC};
+use gaur_format::header::{CryptMethod, Header};
+use gaur_format::probe::{self, ImageFormat};
 use gaur_format::snapshot::{self, Snapshot};
 use gaur_format::{Geometry, HostOffset, l1, limit, refcount};
 
 use crate::align;
+use crate::bitmaps::LostBitmaps;
 use crate::error::{ErrorKind, ImageError};
 use crate::options::Format;
 use crate::pool::Pool;
@@ -20,13 +24,21 @@ use crate::snapshot::find_snapshot;
 
 /// Longest single read in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
-/// How much is read to see what a file is; the fixed part of a header fits.
-const PROBE_BYTES: u64 = 512;
+/// How much of a header is read at first; its fixed part fits.
+const HEADER_START_BYTES: u64 = 512;
+
+/// Looks at both ends of a file to see of which format it is.
+///
+/// # Errors
+/// When the file cannot be read.
+pub async fn probe<F: File>(file: &F) -> Result<ImageFormat, ImageError> {
+    LayerReader::new(file).await?.probe().await
+}
 
 /// One image of a chain, as read when it was opened.
 pub(crate) struct LayerParts {
-    /// The name it was opened by.
-    pub(crate) name: String,
+    /// The path it was opened by.
+    pub(crate) path: PathBuf,
     pub(crate) format: Format,
     pub(crate) id: Option<FileId>,
     /// Guest size in bytes.
@@ -43,6 +55,8 @@ pub(crate) struct LayerParts {
     pub(crate) snapshots: Vec<Snapshot>,
     /// Length of their table.
     pub(crate) snapshot_table_bytes: u64,
+    /// Only when the layer is to be written.
+    pub(crate) lost_bitmaps: Option<LostBitmaps>,
 }
 
 /// What a file is to be used for.
@@ -52,6 +66,8 @@ pub(crate) struct Use<'a> {
     pub(crate) format: Option<Format>,
     /// It will be written to.
     pub(crate) writable: bool,
+    /// What it has of persistent bitmaps may be lost then.
+    pub(crate) drop_bitmaps: bool,
     /// The disk is the one that this internal snapshot keeps; not together with `writable`.
     pub(crate) snapshot: Option<&'a str>,
 }
@@ -60,7 +76,7 @@ pub(crate) struct Use<'a> {
 pub(crate) struct LayerReader<'a, F: File> {
     file: &'a F,
     pool: Pool<F>,
-    len_bytes: u64,
+    pub(crate) len_bytes: u64,
 }
 
 impl<'a, F: File> LayerReader<'a, F> {
@@ -76,20 +92,20 @@ impl<'a, F: File> LayerReader<'a, F> {
         })
     }
 
-    /// Reads what is needed to use the file as a layer called `name`. `table_budget` is how many bytes
+    /// Reads what is needed to use the file at `path` as a layer. `table_budget` is how many bytes
     /// of tables may still be read for the chain.
     pub(crate) async fn load(
         &self,
-        name: String,
+        path: PathBuf,
         purpose: Use<'_>,
         table_budget: &mut u64,
     ) -> Result<LayerParts, ImageError> {
         let format = match purpose.format {
             Some(format) => format,
-            None => self.probe().await?,
+            None => self.guess(purpose.writable).await?,
         };
         let mut parts = LayerParts {
-            name,
+            path,
             format,
             id: self.file.id(),
             // A disk has whole sectors; what the file lacks of the last one reads as zeros.
@@ -101,6 +117,7 @@ impl<'a, F: File> LayerReader<'a, F> {
             refcount_table: Vec::new(),
             snapshots: Vec::new(),
             snapshot_table_bytes: 0,
+            lost_bitmaps: None,
         };
         match (format, purpose.snapshot) {
             (Format::Qcow2, _) => self.load_qcow2(&mut parts, purpose, table_budget).await?,
@@ -144,26 +161,37 @@ impl<'a, F: File> LayerReader<'a, F> {
             self.check_refcount_blocks(&parts.refcount_table, &geometry)?;
             (parts.snapshots, parts.snapshot_table_bytes) =
                 self.snapshots(&header, &geometry).await?;
+            parts.lost_bitmaps = self.lost_bitmaps(&header, purpose.drop_bitmaps).await?;
         }
         parts.header = Some(header);
         Ok(())
     }
 
-    /// Anything that does not start like a qcow2 image is raw.
-    async fn probe(&self) -> Result<Format, ImageError> {
-        let start = self
-            .bytes("first sector", 0, PROBE_BYTES.min(self.len_bytes))
-            .await?;
-        Ok(if start.starts_with(&MAGIC) {
-            Format::Qcow2
-        } else {
-            Format::Raw
-        })
+    /// The format that its content shows. What the guest of a raw disk writes would be a header to the
+    /// next who guesses, so that a guess is not enough to write to one (`docs/decisions/04`).
+    async fn guess(&self, writable: bool) -> Result<Format, ImageError> {
+        let format = Format::supported(self.probe().await?)?;
+        if format == Format::Raw && writable {
+            let text = "looks like a raw image, but its guest could write a qcow2 header into it";
+            return Err(ImageError::new(ErrorKind::FormatNotTold, text));
+        }
+        Ok(format)
+    }
+
+    async fn probe(&self) -> Result<ImageFormat, ImageError> {
+        let len_bytes = probe::END_BYTES.min(self.len_bytes);
+        let head = self.bytes("first sector", 0, len_bytes).await?;
+        if let Some(format) = probe::by_head(&head) {
+            return Ok(format);
+        }
+        let end = self.len_bytes - len_bytes;
+        let tail = self.bytes("last sector", end, len_bytes).await?;
+        Ok(probe::by_tail(&tail).unwrap_or(ImageFormat::Raw))
     }
 
     async fn header(&self) -> Result<Header, ImageError> {
         let start = self
-            .bytes("header", 0, PROBE_BYTES.min(self.len_bytes))
+            .bytes("header", 0, HEADER_START_BYTES.min(self.len_bytes))
             .await?;
         let cluster_size = Header::cluster_size_of(&start).map_err(ImageError::format)?;
         let cluster = self
@@ -173,7 +201,12 @@ impl<'a, F: File> LayerReader<'a, F> {
     }
 
     /// Reads `len_bytes` at `offset`, all of which the file must have.
-    async fn bytes(&self, what: &str, offset: u64, len_bytes: u64) -> Result<Vec<u8>, ImageError> {
+    pub(crate) async fn bytes(
+        &self,
+        what: &str,
+        offset: u64,
+        len_bytes: u64,
+    ) -> Result<Vec<u8>, ImageError> {
         self.check_inside(what, offset, len_bytes)?;
         let mut bytes = Vec::new();
         self.read_on(what, offset, len_bytes, &mut bytes).await?;

@@ -14,7 +14,11 @@
 
 mod adopt;
 mod align;
+mod area;
+#[cfg(test)]
+mod area_tests;
 mod backing_name;
+mod bitmaps;
 mod cache_options;
 mod chain;
 mod close;
@@ -29,6 +33,7 @@ mod flush;
 mod gate;
 mod header_update;
 mod image;
+mod job;
 mod layer;
 mod map;
 mod metadata;
@@ -55,19 +60,23 @@ mod write;
 mod writeback;
 mod zero;
 
+pub use backing_name::{BadName, resolve as resolve_backing};
+pub use bitmaps::LostBitmaps;
 pub use cache_options::CacheOptions;
 pub use chain::{Opened, open};
 pub use commit_log::{Commit, CommitLog};
 pub use create::create;
 pub use error::{ErrorKind, ImageError};
-pub use gaur_format::AllocationPolicy;
+pub use gaur_format::{AllocationPolicy, ImageFormat};
 pub use image::{Image, Layer};
+pub use job::Job;
+pub use layer::probe;
 pub use map::MapExtent;
 #[cfg(feature = "broken-order")]
 pub use options::BrokenRule;
 pub use options::{Format, OpenOptions};
 pub use queue::Queue;
-pub use snapshot::{Job, NewSnapshot, Snapshot, find_snapshot};
+pub use snapshot::{NewSnapshot, Snapshot, find_snapshot};
 pub use statistics::{CacheStatistics, HoleStatistics};
 pub use vmstate::{
     BlockOn, VmStateInput, VmStateOutput, VmStateReader, VmStateSave, VmStateWriter,

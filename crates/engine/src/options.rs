@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use gaur_format::AllocationPolicy;
+use gaur_format::{AllocationPolicy, ImageFormat};
 
 use crate::cache_options::CacheOptions;
 use crate::commit_log::CommitLog;
+use crate::error::{ErrorKind, ImageError};
 
-/// What the bytes of a file mean.
+/// What the bytes of a file mean: the formats that this engine reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// A qcow2 image, version 2 or 3.
@@ -32,6 +33,25 @@ impl Format {
             "raw" => Some(Format::Raw),
             _ => None,
         }
+    }
+
+    /// The format that a file was found to have ([`crate::probe`]).
+    ///
+    /// # Errors
+    /// [`ErrorKind::ForeignFormat`] when this engine does not read it.
+    pub fn supported(found: ImageFormat) -> Result<Format, ImageError> {
+        let text = match found {
+            ImageFormat::Qcow2 => return Ok(Format::Qcow2),
+            ImageFormat::Raw => return Ok(Format::Raw),
+            // Nothing that QEMU could do without its key.
+            ImageFormat::Luks => format!("looks like a {found} image, which is not supported"),
+            _ => format!(
+                "looks like a {found} image, which is not supported; \
+                 'qemu-img convert -f {} -O qcow2' makes one that is",
+                found.name()
+            ),
+        };
+        Err(ImageError::new(ErrorKind::ForeignFormat, text))
     }
 }
 
@@ -63,8 +83,8 @@ pub enum BrokenRule {
 /// How an image is opened. Made from [`Default`] and changed field by field.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// What the top file holds; `None` looks at its first bytes. A file in which a guest can write
-    /// to the first sector should be given its format: a raw disk may be made to look like qcow2.
+    /// What the top file holds; `None` looks at its first and last bytes. A guest can make a raw disk
+    /// look like qcow2, so that a raw file is only opened for writing when it is called so here.
     pub format: Option<Format>,
     /// Refuse writes, and allow others to have the image open.
     pub read_only: bool,
@@ -90,6 +110,9 @@ pub struct OpenOptions {
     /// The same for the backing file of the top image, which may be written to then: an overlay over
     /// a snapshot.
     pub backing_snapshot: Option<String>,
+    /// Remove the persistent bitmaps of the top image with the first change to it, which would make them
+    /// useless. Without this an image that has some is not opened for writing.
+    pub drop_bitmaps: bool,
     /// Note commits of the top image here, for a process that takes over when this one is killed.
     pub commit_log: Option<Arc<dyn CommitLog>>,
     /// Break one rule of the write order, for tests of the tests.
@@ -112,6 +135,7 @@ impl Default for OpenOptions {
             allocation: None,
             snapshot: None,
             backing_snapshot: None,
+            drop_bitmaps: false,
             commit_log: None,
             #[cfg(feature = "broken-order")]
             broken: None,
@@ -127,6 +151,10 @@ mod tests {
     fn names_of_formats_map_both_ways() {
         for format in [Format::Qcow2, Format::Raw] {
             assert_eq!(Format::from_name(format.name()), Some(format));
+        }
+        for known in ImageFormat::ALL {
+            let supported = Format::supported(known);
+            assert_eq!(Format::from_name(known.name()), supported.ok());
         }
         assert_eq!(Format::from_name("vmdk"), None);
         assert_eq!(Format::from_name("QCOW2"), None);

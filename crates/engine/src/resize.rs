@@ -4,26 +4,36 @@
 //! what it will reach reads as zeros; before it shrinks, what it loses is unmapped. An L1 table
 //! moves the same way: copy, flush, header, flush.
 
-use gaur_block::{Errno, File, Source};
+use std::ops::Range;
+
+use gaur_block::{Errno, File};
 use gaur_format::geometry::Version;
 use gaur_format::header::field;
 use gaur_format::l2::L2Entry;
 use gaur_format::limit;
 
-use crate::align;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Qcow2, Writer};
-use crate::metadata::alloc::{AllocError, AllocNeed, Free};
+use crate::job::Job;
+use crate::metadata::alloc::Free;
 use crate::metadata::maps::Located;
 use crate::queue::Queue;
 use crate::sync::atomic::Ordering;
-use crate::tables::{Taken, forget_table};
+use crate::tables::forget_table;
 
 impl<F: File> Queue<F> {
     /// Changes the guest size, also while other queues have requests. Shrinking gives up the data beyond
     /// the new end and must be asked for with `shrink`; requests of a qcow2 image that are under way then
     /// are waited for, while those of a raw image must not reach beyond the new end.
-    pub async fn resize(&self, new_size_bytes: u64, shrink: bool) -> Result<(), ImageError> {
+    ///
+    /// If it fails, or `job` is cancelled, the size is the old one. A shrink that was cancelled may have
+    /// given up data beyond the new end.
+    pub async fn resize(
+        &self,
+        new_size_bytes: u64,
+        shrink: bool,
+        job: &Job,
+    ) -> Result<(), ImageError> {
         if self.image.read_only {
             return Err(ImageError::new(
                 ErrorKind::ReadOnly,
@@ -45,9 +55,9 @@ impl<F: File> Queue<F> {
         let resized = async {
             self.announce(writer).await?;
             if new_size_bytes > old {
-                self.grow(qcow2, writer, old, new_size_bytes).await
+                self.grow(qcow2, writer, old, new_size_bytes, job).await
             } else if new_size_bytes < old {
-                self.shrink(qcow2, writer, old, new_size_bytes).await
+                self.shrink(qcow2, writer, old, new_size_bytes, job).await
             } else {
                 Ok(())
             }
@@ -79,31 +89,39 @@ impl<F: File> Queue<F> {
         Ok(())
     }
 
-    async fn grow(&self, qcow2: &Qcow2, writer: &Writer, old: u64, new: u64) -> Result<(), Errno> {
-        let size = qcow2.geometry.cluster_size();
+    async fn grow(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        old: u64,
+        new: u64,
+        job: &Job,
+    ) -> Result<(), Errno> {
         let entries = qcow2.geometry.l1_entries_for(new);
         if entries > qcow2.maps.l1.len() {
-            self.move_l1(qcow2, writer, entries).await?;
+            self.move_l1(qcow2, writer, entries, job).await?;
         }
-        // Zeros are written in place below, like a request's: no cluster may be given away meanwhile.
-        let entered = self.enter();
-        let inside = old.next_multiple_of(size);
-        if inside > old && self.cluster_has_bytes(qcow2, old).await? {
-            self.write_zero_bytes(qcow2, writer, old, inside - old)
-                .await?;
+        let end = self.zero_tail(qcow2, writer, old).await?;
+        // Whatever is mapped behind the end is none of the guest's: the state of a machine that was
+        // applied, or what another program has left.
+        let reached = new.next_multiple_of(qcow2.geometry.cluster_size());
+        if reached > end {
+            self.zero_beyond(qcow2, writer, (end, reached), job).await?;
         }
-        let backing = self
-            .image
-            .layers
-            .get(1)
-            .map_or(0, |layer| layer.size_bytes());
-        let reached = backing.min(new).next_multiple_of(size);
-        if reached > inside {
-            self.zero_beyond(qcow2, writer, (inside, reached)).await?;
-        }
-        drop(entered);
         self.flush_all().await?;
         self.switch_size(writer, new).await
+    }
+
+    /// Makes the last cluster of a disk of `size` bytes read as zeros behind the end; where it ends.
+    async fn zero_tail(&self, qcow2: &Qcow2, writer: &Writer, size: u64) -> Result<u64, Errno> {
+        let end = size.next_multiple_of(qcow2.geometry.cluster_size());
+        // Zeros may be written in place, like a request's: no cluster is given away meanwhile.
+        let _inside = self.enter();
+        if end > size && self.cluster_has_bytes(qcow2, size).await? {
+            self.write_zero_bytes(qcow2, writer, size, end - size)
+                .await?;
+        }
+        Ok(end)
     }
 
     /// Whether the cluster at guest offset `at` may hold something other than zeros behind the end
@@ -136,19 +154,23 @@ impl<F: File> Queue<F> {
         writer: &Writer,
         old: u64,
         new: u64,
+        job: &Job,
     ) -> Result<(), Errno> {
         let geometry = &qcow2.geometry;
-        let size = geometry.cluster_size();
+        job.step(0)?;
         {
             // A request that found its range inside the old size has ended before any of it is given up.
             let _closed = writer.grace.gate.close(|| writer.grace.is_empty()).await;
             self.image.size_bytes.store(new, Ordering::Release);
         }
         let unmapped = async {
-            let range = (new.next_multiple_of(size), old.next_multiple_of(size));
-            self.forget(qcow2, writer, range).await?;
-            self.drop_tables(qcow2, writer, geometry.l1_entries_for(new))
-                .await;
+            // Whoever makes the disk grow again must not find them.
+            let end = self.zero_tail(qcow2, writer, new).await?;
+            // And what their tables map behind the old end, before those go too.
+            let last = old.next_multiple_of(geometry.guest_bytes_per_l2());
+            self.forget(qcow2, writer, (end, last), job).await?;
+            let tables = geometry.l1_entries_for(new)..geometry.l1_entries_for(old);
+            self.drop_tables(qcow2, writer, tables).await;
             self.flush_all().await
         };
         if let Err(errno) = unmapped.await {
@@ -158,17 +180,16 @@ impl<F: File> Queue<F> {
         self.switch_size(writer, new).await
     }
 
-    /// Gives up the L2 tables from L1 entry `first` on, which are empty.
-    async fn drop_tables(&self, qcow2: &Qcow2, writer: &Writer, first: u64) {
+    /// Gives up the L2 tables of these L1 entries, which are empty.
+    async fn drop_tables(&self, qcow2: &Qcow2, writer: &Writer, indexes: Range<u64>) {
         let _held = writer.tables.lock().await;
         let size = qcow2.geometry.cluster_size();
         let mut frees = Vec::new();
         {
             let maps = &qcow2.maps;
-            for index in first..maps.l1.len() {
+            for index in indexes {
                 if let Ok(Some(table)) = maps.table(index)
                     && table.copied
-                    && self.beyond_vmstate(qcow2, index)
                 {
                     maps.l1.set(index, None);
                     forget_table(maps, table.offset.0, size);
@@ -182,16 +203,6 @@ impl<F: File> Queue<F> {
         writer.unmapped(&self.image, &frees);
     }
 
-    /// Tables beyond the old end of the disk may hold the state of a virtual machine.
-    fn beyond_vmstate(&self, qcow2: &Qcow2, index: u64) -> bool {
-        let old = self
-            .image
-            .layers
-            .first()
-            .map_or(0, |layer| layer.size_bytes());
-        index < qcow2.geometry.l1_entries_for(old)
-    }
-
     async fn switch_size(&self, writer: &Writer, new: u64) -> Result<(), Errno> {
         let _held = writer.structure.lock().await;
         self.switch_header(field::SIZE, &new.to_be_bytes()).await?;
@@ -200,10 +211,16 @@ impl<F: File> Queue<F> {
     }
 
     /// Moves the L1 table to a place where it has room for `entries` entries.
-    async fn move_l1(&self, qcow2: &Qcow2, writer: &Writer, entries: u64) -> Result<(), Errno> {
+    async fn move_l1(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        entries: u64,
+        job: &Job,
+    ) -> Result<(), Errno> {
         let size = qcow2.geometry.cluster_size();
         let clusters = (entries * 8).div_ceil(size);
-        let taken = self.take_area(qcow2, writer, clusters).await?;
+        let taken = self.take_area(qcow2, writer, clusters, job).await?;
         let start = taken.free.start;
         let _held = writer.tables.lock().await;
         self.flush_all().await?;
@@ -233,77 +250,6 @@ impl<F: File> Queue<F> {
             len: old_clusters,
         };
         writer.alloc.lock().releasable.push(old);
-        Ok(())
-    }
-
-    /// Takes `clusters` clusters in a row; their counts are durable after the next pass.
-    pub(crate) async fn take_area<'a>(
-        &self,
-        qcow2: &Qcow2,
-        writer: &'a Writer,
-        clusters: u64,
-    ) -> Result<Taken<'a>, Errno> {
-        loop {
-            let reserved = writer.alloc.lock().reserve_area(self.id, clusters);
-            match reserved {
-                Ok(start) => {
-                    let mut free = Free { start, len: 0 };
-                    while free.len < clusters {
-                        let run = self
-                            .take_clusters(qcow2, writer, clusters - free.len)
-                            .await?;
-                        if run.start != free.start + free.len {
-                            // Space beyond a short file was in use after all, or a request of this
-                            // queue took some; look further on.
-                            writer.alloc.lock().releasable.push(Free {
-                                start: run.start,
-                                len: run.len,
-                            });
-                            break;
-                        }
-                        free.len += run.len;
-                    }
-                    let taken = Taken {
-                        writer,
-                        free,
-                        keep: false,
-                    };
-                    if taken.free.len == clusters {
-                        return Ok(taken);
-                    }
-                }
-                Err(AllocError::Need(AllocNeed::Block(index))) => {
-                    self.make_block_elsewhere(qcow2, writer, index).await?;
-                }
-                Err(AllocError::Need(need)) => self.resolve_alloc(qcow2, writer, need).await?,
-                Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Corrupt(_)) => return Err(self.image.contradiction()),
-            }
-        }
-    }
-
-    /// Writes a table of numbers at `offset`, padded with zeros to `len` bytes.
-    pub(crate) async fn write_table(
-        &self,
-        entries: &[u64],
-        offset: u64,
-        len: u64,
-    ) -> Result<(), Errno> {
-        const PIECE: usize = 64 << 10;
-        let file = self.top_file();
-        let mut piece = self.pool.take(file, PIECE);
-        let mut entries = entries.iter();
-        let mut done = 0;
-        while done < len {
-            let part = (len - done).min(PIECE as u64);
-            piece.fill(0);
-            for (out, entry) in piece[..part as usize].chunks_exact_mut(8).zip(&mut entries) {
-                out.copy_from_slice(&entry.to_be_bytes());
-            }
-            let source = Source::Memory(&piece[..part as usize]);
-            align::write(file, &self.pool, &self.image.locks, offset + done, source).await?;
-            done += part;
-        }
         Ok(())
     }
 }

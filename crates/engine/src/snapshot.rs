@@ -15,7 +15,6 @@ mod create;
 mod delete;
 mod deltas;
 mod failure;
-mod job;
 mod list;
 mod plan;
 mod references;
@@ -26,7 +25,6 @@ mod switch;
 mod tests;
 
 use failure::Failure;
-pub use job::Job;
 pub(crate) use list::SnapshotList;
 pub use select::find_snapshot;
 

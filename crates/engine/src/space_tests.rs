@@ -10,6 +10,7 @@ use gaur_format::plan::CreateOptions;
 
 use crate::chain::open;
 use crate::create::create;
+use crate::job::Job;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
 use crate::test_file::{Event, TestFile, TestHost, block_on, cached_limits};
@@ -34,7 +35,7 @@ impl Disk {
         let options = CreateOptions {
             size_bytes: 1 << 20,
             extended_l2,
-            backing_file: backing.is_some().then(|| "base".to_owned()),
+            backing_file: backing.is_some().then(|| b"base".to_vec()),
             backing_format: backing.is_some().then(|| "raw".to_owned()),
             ..CreateOptions::default()
         };
@@ -54,7 +55,7 @@ impl Disk {
 
     fn made(options: &CreateOptions, backing: Option<TestFile>) -> Disk {
         let file = TestFile::new(Vec::new(), cached_limits());
-        block_on(create(&file, options)).unwrap();
+        block_on(create(&file, options, &Job::default())).unwrap();
         let mut host = TestHost::default();
         host.add("disk", file.clone());
         if let Some(backing) = backing {

@@ -10,19 +10,17 @@ use std::cell::Cell;
 
 use gaur_block::{Errno, File, Source, Target};
 use gaur_format::addr::{ClusterIndex, HostOffset};
-use gaur_format::header::field;
 use gaur_format::l1::L1Ref;
-use gaur_format::{AllocationPolicy, limit, refcount};
+use gaur_format::{AllocationPolicy, refcount};
 
 use crate::align;
 use crate::image::{Qcow2, Writer};
 use crate::metadata::alloc::{Alloc, AllocError, AllocNeed, Free, Run, grown_len};
+use crate::metadata::area::SECTOR_ENTRIES;
 use crate::metadata::maps::Maps;
 use crate::queue::Queue;
 use crate::sync::atomic::Ordering;
 
-/// Entries of a refcount table in one sector.
-const SECTOR_ENTRIES: u64 = 512 / 8;
 /// Refcount blocks of small clusters are made this many bytes at a time.
 const BLOCK_BATCH_BYTES: u64 = 32 << 10;
 /// The bit that says that an entry's cluster belongs to the active image alone.
@@ -53,14 +51,7 @@ impl<F: File> Queue<F> {
             return Ok(());
         }
         let run = self.take_clusters(qcow2, writer, 1).await?;
-        let taken = Taken {
-            writer,
-            free: Free {
-                start: run.start,
-                len: 1,
-            },
-            keep: false,
-        };
+        let taken = Taken::new(writer, run.start, 1);
         let size = qcow2.geometry.cluster_size();
         let offset = run.start * size;
         match old {
@@ -153,23 +144,15 @@ impl<F: File> Queue<F> {
     ) -> Result<(), Errno> {
         match need {
             AllocNeed::Slice(slice) => self.load_refcounts(writer, slice).await,
-            AllocNeed::Grow(bytes) => {
-                if writer.alloc.lock().physical_end >= bytes {
-                    return Ok(());
-                }
-                let _held = writer.structure.lock().await;
-                self.grow_file(writer, bytes).await
-            }
+            AllocNeed::Grow(bytes) => self.grow_file(writer, bytes).await,
             AllocNeed::Block(index) => {
-                let held = writer.structure.lock().await;
+                let _making = writer.blocks.lock().await;
                 let entries = writer.alloc.lock().table.len() as u64;
-                let result = if index < entries {
+                if index < entries {
                     self.make_blocks(qcow2, writer, index).await
                 } else {
                     self.grow_refcount_table(qcow2, writer, index).await
-                };
-                drop(held);
-                result
+                }
             }
         }
     }
@@ -193,8 +176,12 @@ impl<F: File> Queue<F> {
         Ok(())
     }
 
-    /// Makes the file at least `need` bytes long; the structure lock is held.
-    async fn grow_file(&self, writer: &Writer, need: u64) -> Result<(), Errno> {
+    /// Makes the file at least `need` bytes long.
+    pub(crate) async fn grow_file(&self, writer: &Writer, need: u64) -> Result<(), Errno> {
+        if writer.alloc.lock().physical_end >= need {
+            return Ok(());
+        }
+        let _held = writer.structure.lock().await;
         if writer.alloc.lock().physical_end >= need {
             return Ok(());
         }
@@ -235,9 +222,10 @@ impl<F: File> Queue<F> {
     }
 
     /// Makes refcount block `index`, and a few after it when clusters are small, in the clusters
-    /// that this queue reserved: they lie in the range that the block counts. The structure lock is
+    /// that this queue reserved: they lie in the range that the block counts. The lock on blocks is
     /// held.
     async fn make_blocks(&self, qcow2: &Qcow2, writer: &Writer, index: u64) -> Result<(), Errno> {
+        let _held = writer.structure.lock().await;
         let geometry = &qcow2.geometry;
         let size = geometry.cluster_size();
         let (start, count) = {
@@ -295,122 +283,6 @@ impl<F: File> Queue<F> {
         Ok(())
     }
 
-    /// Replaces the refcount table by a longer one that reaches block `index`. The structure lock
-    /// is held.
-    async fn grow_refcount_table(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        index: u64,
-    ) -> Result<(), Errno> {
-        let plan = writer.alloc.lock().plan_table(index)?;
-        let geometry = qcow2.geometry;
-        let size = geometry.cluster_size();
-        let end = plan.start + plan.blocks + plan.clusters;
-        if qcow2
-            .maps
-            .metadata
-            .touches(plan.start, plan.blocks + plan.clusters)
-        {
-            return Err(self.image.contradiction());
-        }
-        let fixed = writer.alloc.lock().capacity;
-        match fixed {
-            Some(capacity) if end > capacity => return Err(Errno::ENOSPC),
-            Some(_) => {}
-            None => self.grow_file(writer, end * size).await?,
-        }
-        let file = self.top_file();
-        let locks = &self.image.locks;
-        // The blocks count themselves and the table.
-        let mut block = self.pool.take(file, size as usize);
-        for step in 0..plan.blocks {
-            block.fill(0);
-            let counted = (plan.first_block + step) * geometry.refcount_block_entries();
-            let from = plan.start.max(counted);
-            let upto = end.min(counted + geometry.refcount_block_entries());
-            for cluster in from..upto {
-                refcount::set(&mut block, geometry.refcount_order(), cluster - counted, 1)
-                    .map_err(|_| Errno::EIO)?;
-            }
-            let at = (plan.start + step) * size;
-            align::write(file, &self.pool, locks, at, Source::Memory(&block)).await?;
-        }
-        let table_at = (plan.start + plan.blocks) * size;
-        self.write_table(&plan.entries, table_at, plan.clusters * size)
-            .await?;
-        self.barrier().await?;
-        let mut fields = [0; 12];
-        fields[..8].copy_from_slice(&table_at.to_be_bytes());
-        fields[8..].copy_from_slice(&(plan.clusters as u32).to_be_bytes());
-        self.switch_header(field::REFCOUNT_TABLE_OFFSET, &fields)
-            .await?;
-        let maps = &qcow2.maps;
-        let mut alloc = writer.alloc.lock();
-        let old = Free {
-            start: alloc.table_offset / size,
-            len: alloc.table_clusters,
-        };
-        maps.metadata.remove(old.start, old.len);
-        maps.metadata
-            .insert(plan.start, plan.blocks + plan.clusters);
-        alloc
-            .blocks
-            .invalidate(plan.start * size, plan.blocks * size);
-        alloc.table = plan.entries;
-        alloc.table_offset = table_at;
-        alloc.table_clusters = plan.clusters;
-        // Nobody reads the table from disk, and the header is durable.
-        alloc.releasable.push(old);
-        Ok(())
-    }
-
-    /// Makes refcount block `index` in a cluster that another block counts. Both flushes of a pass
-    /// come before the table entry, so the count of that cluster is durable first (O1).
-    pub(crate) async fn make_block_elsewhere(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        index: u64,
-    ) -> Result<(), Errno> {
-        if index >= writer.alloc.lock().table.len() as u64 {
-            let _held = writer.structure.lock().await;
-            return self.grow_refcount_table(qcow2, writer, index).await;
-        }
-        let size = qcow2.geometry.cluster_size();
-        let run = self.take_clusters(qcow2, writer, 1).await?;
-        let taken = Taken {
-            writer,
-            free: Free {
-                start: run.start,
-                len: 1,
-            },
-            keep: false,
-        };
-        let offset = run.start * size;
-        self.write_zeros(offset, size).await?;
-        self.flush_all().await?;
-        let _held = writer.structure.lock().await;
-        let place = {
-            let alloc = writer.alloc.lock();
-            let vacant = alloc.table.get(index as usize) == Some(&0);
-            vacant.then_some(alloc.table_offset + index * 8)
-        };
-        let Some(place) = place else { return Ok(()) };
-        let entry = offset.to_be_bytes();
-        let (file, locks) = (self.top_file(), &self.image.locks);
-        let written = align::write(file, &self.pool, locks, place, Source::Memory(&entry)).await;
-        written.inspect_err(|errno| self.image.poison(*errno))?;
-        taken.keep();
-        qcow2.maps.metadata.insert(run.start, 1);
-        let mut alloc = writer.alloc.lock();
-        alloc.blocks.invalidate(offset, size);
-        if let Some(slot) = alloc.table.get_mut(index as usize) {
-            *slot = offset;
-        }
-        Ok(())
-    }
-
     /// Makes a range of the top file read as zeros.
     pub(crate) async fn write_zeros(&self, offset: u64, len: u64) -> Result<(), Errno> {
         let (file, locks) = (self.top_file(), &self.image.locks);
@@ -427,10 +299,16 @@ impl<F: File> Queue<F> {
         if let Some(errno) = self.image.poisoned() {
             return Err(errno);
         }
-        self.top_file()
-            .flush()
-            .await
-            .inspect_err(|errno| self.image.poison(*errno))
+        self.flush_host().await
+    }
+
+    /// Has the host flush the top file; the lock on flushing is held.
+    pub(crate) async fn flush_host(&self) -> Result<(), Errno> {
+        let flushed = self.top_file().flush().await;
+        flushed.inspect_err(|errno| {
+            self.image.flush_failed.store(true, Ordering::Release);
+            self.image.poison(*errno);
+        })
     }
 }
 
@@ -470,10 +348,18 @@ impl LocalRun {
 pub(crate) struct Taken<'a> {
     pub(crate) writer: &'a Writer,
     pub(crate) free: Free,
-    pub(crate) keep: bool,
+    keep: bool,
 }
 
 impl Taken<'_> {
+    pub(crate) fn new(writer: &Writer, start: u64, len: u64) -> Taken<'_> {
+        Taken {
+            writer,
+            free: Free { start, len },
+            keep: false,
+        }
+    }
+
     pub(crate) fn keep(mut self) {
         self.keep = true;
     }
@@ -485,17 +371,6 @@ impl Drop for Taken<'_> {
             self.writer.alloc.lock().releasable.push(self.free);
         }
     }
-}
-
-/// A longer refcount table.
-pub(crate) struct TablePlan {
-    /// First cluster of the new area: the blocks, then the table.
-    start: u64,
-    /// Index of the first new block.
-    first_block: u64,
-    blocks: u64,
-    clusters: u64,
-    entries: Vec<u64>,
 }
 
 impl Alloc {
@@ -524,45 +399,6 @@ impl Alloc {
         let in_sector = SECTOR_ENTRIES - index % SECTOR_ENTRIES;
         let count = batch.min(missing as u64).min(room).min(in_sector);
         (reserved.start, count)
-    }
-
-    /// Where a table that reaches block `index` goes, and what it holds.
-    fn plan_table(&mut self, index: u64) -> Result<TablePlan, Errno> {
-        let geometry = self.geometry;
-        let per_block = geometry.refcount_block_entries();
-        let covered = self.table.len() as u64 * per_block;
-        let start = self.bump.max(covered);
-        let per_cluster = geometry.cluster_size() / 8;
-        let first_block = geometry.refcount_table_index(ClusterIndex(start));
-        let (mut blocks, mut clusters) = (1, 1);
-        loop {
-            let last = geometry.refcount_table_index(ClusterIndex(start + blocks + clusters - 1));
-            // Half as much again, so that growing stays rare.
-            let entries = (last.max(index) + 1).max(self.table.len() as u64 * 3 / 2);
-            let next = (last + 1 - first_block, entries.div_ceil(per_cluster));
-            if next.0 <= blocks && next.1 <= clusters {
-                break;
-            }
-            (blocks, clusters) = (next.0.max(blocks), next.1.max(clusters));
-        }
-        if clusters * geometry.cluster_size() > limit::REFCOUNT_TABLE_BYTES_MAX {
-            return Err(Errno::EFBIG);
-        }
-        let mut entries = self.table.clone();
-        entries.resize((clusters * per_cluster) as usize, 0);
-        for step in 0..blocks {
-            if let Some(slot) = entries.get_mut((first_block + step) as usize) {
-                *slot = (start + step) * geometry.cluster_size();
-            }
-        }
-        self.bump = start + blocks + clusters;
-        Ok(TablePlan {
-            start,
-            first_block,
-            blocks,
-            clusters,
-            entries,
-        })
     }
 }
 

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io::IoSlice;
 use std::ops::{Deref, DerefMut};
+use std::path::Path;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
@@ -15,6 +16,7 @@ use std::task::{Context, Poll, Waker};
 use gaur_block::{
     Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Source, Target,
 };
+use gaur_format::check::{Check, Report, Step};
 
 /// No file gets longer than this many bytes: the limit a system sets on the size of files.
 const LEN_MAX: usize = 80 << 20;
@@ -466,7 +468,8 @@ impl TestHost {
 impl Host for TestHost {
     type File = TestFile;
 
-    async fn open(&self, name: &str, access: Access) -> Result<TestFile, OpenError> {
+    async fn open(&self, name: &Path, access: Access) -> Result<TestFile, OpenError> {
+        let name = name.to_str().expect("tests call files by text");
         self.opened.borrow_mut().push((name.to_owned(), access));
         if access.lock && self.locked.contains(name) {
             let reason = "write lock is held by another process".to_owned();
@@ -481,4 +484,26 @@ impl Host for TestHost {
         };
         self.files.get(name).cloned().unwrap_or(Err(missing))
     }
+}
+
+/// What the checker says of an image.
+pub(crate) fn checked(file: &TestFile) -> Report {
+    let bytes = file.bytes();
+    let mut check = Check::new(&bytes, bytes.len() as u64).unwrap();
+    loop {
+        match check.next() {
+            Step::Need { offset, len } => {
+                let start = (offset as usize).min(bytes.len());
+                let end = ((offset + len) as usize).min(bytes.len());
+                check.feed(&bytes[start..end]);
+            }
+            Step::Done(report) => return report,
+        }
+    }
+}
+
+/// Nothing wrong with the image, and nothing leaked.
+pub(crate) fn check_clean(file: &TestFile) {
+    let report = checked(file);
+    assert!(report.is_clean(), "{report:#?}");
 }

@@ -15,6 +15,7 @@ use gaur_block::{Errno, File, Source};
 
 use crate::align;
 use crate::image::{Qcow2, Writer};
+use crate::job::Job;
 use crate::metadata::alloc::{AllocNeed, Free, Run};
 use crate::pool::PoolBuffer;
 use crate::queue::Queue;
@@ -271,20 +272,21 @@ impl<F: File> Queue<F> {
             }
         }
         for run in zeroed {
-            let run = self.empty(writer, run).await;
+            let run = self.empty(writer, run, &Job::default()).await;
             writer.alloc.lock().give_back(run);
         }
         result
     }
 
-    /// Gives back the clusters that a switch of the whole image has freed.
-    pub(crate) async fn release_freed(&self, writer: &Writer) {
+    /// Gives back the clusters that a switch of the whole image has freed. When `job` is cancelled their
+    /// space stays allocated on the host; they are free all the same.
+    pub(crate) async fn release_freed(&self, writer: &Writer, job: &Job) {
         let mut from = 0;
         loop {
             let next = writer.alloc.lock().freed.run_from(from);
             let Some(run) = next else { return };
             from = run.start + run.len;
-            let run = self.empty(writer, run).await;
+            let run = self.empty(writer, run, job).await;
             let mut alloc = writer.alloc.lock();
             // Another task may have been at the same run.
             if alloc.freed.contains(run.start) {
@@ -295,8 +297,8 @@ impl<F: File> Queue<F> {
     }
 
     /// Punches free clusters, and notes whether they are fresh now.
-    async fn empty(&self, writer: &Writer, run: Run) -> Run {
-        let fresh = self.punch(writer, run).await;
+    async fn empty(&self, writer: &Writer, run: Run, job: &Job) -> Run {
+        let fresh = job.step(0).is_ok() && self.punch(writer, run).await;
         if fresh {
             writer.fresh.write().clean(run.start, run.len);
         } else {

@@ -15,6 +15,7 @@ use gaur_format::geometry::{Geometry, Version};
 use gaur_format::l2::L2Entry;
 
 use crate::image::{Image, Qcow2, Writer};
+use crate::job::Job;
 use crate::metadata::alloc::Free;
 use crate::metadata::holes::Hole;
 use crate::metadata::maps::{Located, Maps};
@@ -95,7 +96,8 @@ impl<F: File> Queue<F> {
         self.zero_by_writing(qcow2, writer, offset, first - offset)
             .await?;
         let mode = if may_unmap { Mode::Unmap } else { Mode::Keep };
-        let last = self.unmap(qcow2, writer, range, mode).await?;
+        let job = Job::default();
+        let last = self.unmap(qcow2, writer, range, mode, &job).await?;
         let tail = end.saturating_sub(last);
         self.zero_by_writing(qcow2, writer, last, tail).await
     }
@@ -115,7 +117,9 @@ impl<F: File> Queue<F> {
             unit,
             last_unit: qcow2.geometry.cluster_size(),
         };
-        self.unmap(qcow2, writer, range, Mode::Discard).await?;
+        let job = Job::default();
+        self.unmap(qcow2, writer, range, Mode::Discard, &job)
+            .await?;
         Ok(())
     }
 
@@ -136,8 +140,9 @@ impl<F: File> Queue<F> {
         qcow2: &Qcow2,
         writer: &Writer,
         range: (u64, u64),
+        job: &Job,
     ) -> Result<(), Errno> {
-        self.unmap(qcow2, writer, UnmapRange::whole(range), Mode::Forget)
+        self.unmap(qcow2, writer, UnmapRange::whole(range), Mode::Forget, job)
             .await?;
         Ok(())
     }
@@ -148,8 +153,11 @@ impl<F: File> Queue<F> {
         qcow2: &Qcow2,
         writer: &Writer,
         range: (u64, u64),
+        job: &Job,
     ) -> Result<(), Errno> {
-        self.unmap(qcow2, writer, UnmapRange::whole(range), Mode::Unmap)
+        // As above: some of it may be written.
+        let _inside = self.enter();
+        self.unmap(qcow2, writer, UnmapRange::whole(range), Mode::Unmap, job)
             .await?;
         Ok(())
     }
@@ -161,9 +169,11 @@ impl<F: File> Queue<F> {
         writer: &Writer,
         range: UnmapRange,
         mode: Mode,
+        job: &Job,
     ) -> Result<u64, Errno> {
         let mut at = range.start;
         while at < self.last_unit(range) {
+            job.step(0)?;
             match self.unmap_step(qcow2, writer, at, range, mode)? {
                 Step::Done(len) => at += len,
                 Step::Need(need) => self.resolve(qcow2, writer, need).await?,
@@ -373,7 +383,7 @@ impl Unmapper<'_> {
                 Change::Entry(new, gone) => {
                     maps.update(at, |_| new);
                     match reference_of(entry, &self.qcow2.geometry) {
-                        Some(free) if gone => push_free(frees, free),
+                        Some(free) if gone => Free::join(frees, free.start, free.len),
                         Some(kept) if data_of(entry) & !data_of(new) != 0 => {
                             // What the guest had there stays behind in its cluster.
                             self.writer.fresh.write().soil(kept.start, kept.len);
@@ -517,12 +527,5 @@ fn data_of(entry: L2Entry) -> u32 {
     match entry {
         L2Entry::Compressed(_) => u32::MAX,
         L2Entry::Cluster { alloc, .. } => alloc,
-    }
-}
-
-fn push_free(frees: &mut Vec<Free>, free: Free) {
-    match frees.last_mut() {
-        Some(last) if last.start + last.len == free.start => last.len += free.len,
-        _ => frees.push(free),
     }
 }

@@ -26,6 +26,8 @@ pub const LUKS: u32 = 0x0537_be77;
 pub const DATA_FILE: u32 = 0x4441_5441;
 /// How the image likes its space, an extension of Gaur's own; see [`crate::allocation`].
 pub const ALLOCATION: u32 = 0xb5c8_1f6d;
+/// What was an extension that is not wanted any more, of Gaur's own: its data mean nothing.
+pub const REMOVED: u32 = 0x9d3e_60a7;
 
 const STRUCTURE: &str = "header extension";
 

@@ -175,6 +175,19 @@ impl Header {
         self.extension(extension::BITMAPS).filter(|_| live)
     }
 
+    /// Where the extension of a type begins in cluster 0, with the type itself.
+    pub fn extension_at(&self, kind: u32) -> Option<u64> {
+        let mut at = u64::from(self.header_length());
+        for extension in &self.extensions {
+            if extension.kind == kind {
+                return Some(at);
+            }
+            let padded = extension.data.len().checked_next_multiple_of(8)?;
+            at = at.checked_add(padded as u64)?.checked_add(8)?;
+        }
+        None
+    }
+
     /// Data of the extension of a type.
     pub fn extension(&self, kind: u32) -> Option<&[u8]> {
         let found = self

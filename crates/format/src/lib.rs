@@ -47,6 +47,7 @@ pub mod l1;
 pub mod l2;
 pub mod limit;
 pub mod plan;
+pub mod probe;
 pub mod refcount;
 pub mod snapshot;
 
@@ -58,3 +59,4 @@ pub use geometry::{Geometry, Version};
 pub use header::Header;
 pub use l1::L1Ref;
 pub use l2::L2Entry;
+pub use probe::ImageFormat;

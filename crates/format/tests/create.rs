@@ -12,7 +12,14 @@ fn create_and_check(options: &CreateOptions) {
     let scratch = Scratch::new("create");
     let path = scratch.path("new.qcow2");
     if let Some(name) = &options.backing_file {
-        qemu::img(&["create", "-q", "-f", "raw", &scratch.path(name), "1M"]);
+        qemu::img(&[
+            "create",
+            "-q",
+            "-f",
+            "raw",
+            &scratch.path(std::str::from_utf8(name).expect("text")),
+            "1M",
+        ]);
     }
     qemu::write_plan(&path, &plan::create(options).unwrap());
     let report = qemu::check(&path);

@@ -6,7 +6,7 @@ use std::mem::{MaybeUninit, offset_of};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use gaur_block::Errno;
 
@@ -27,6 +27,19 @@ impl fmt::Display for Address {
             Address::Unix(path) => write!(out, "{}", path.display()),
             Address::Tcp(address) => write!(out, "{address}"),
         }
+    }
+}
+
+/// Longest path of a Unix socket in bytes: `sun_path` of `unix(7)` less the zero at its end.
+pub const SOCKET_PATH_MAX: usize = 107;
+
+impl Address {
+    /// What is wrong with a path that is longer than any socket's.
+    pub fn too_long(path: &Path) -> Option<String> {
+        let len = path.as_os_str().len();
+        (len > SOCKET_PATH_MAX).then(|| {
+            format!("a socket's path has at most {SOCKET_PATH_MAX} bytes, and this has {len}")
+        })
     }
 }
 

@@ -7,6 +7,7 @@
 use std::future::Future;
 use std::io::IoSlice;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -29,7 +30,7 @@ pub struct BlockingHost;
 impl Host for BlockingHost {
     type File = BlockingFile;
 
-    async fn open(&self, name: &str, access: Access) -> Result<BlockingFile, OpenError> {
+    async fn open(&self, name: &Path, access: Access) -> Result<BlockingFile, OpenError> {
         OpenFile::open(name, access).map(BlockingFile::new)
     }
 }

@@ -7,6 +7,7 @@
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
 use std::rc::Rc;
 
 use gaur_block::{
@@ -32,7 +33,7 @@ pub struct ReactorHost;
 impl Host for ReactorHost {
     type File = ReactorFile;
 
-    async fn open(&self, name: &str, access: Access) -> Result<ReactorFile, OpenError> {
+    async fn open(&self, name: &Path, access: Access) -> Result<ReactorFile, OpenError> {
         OpenFile::open(name, access).map(ReactorFile::new)
     }
 }

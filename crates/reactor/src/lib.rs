@@ -43,7 +43,7 @@ mod threads;
 mod timer;
 mod whole;
 
-pub use address::Address;
+pub use address::{Address, SOCKET_PATH_MAX};
 pub use blocking::{BlockingFile, BlockingHost, block_on};
 pub use command::command;
 pub use context::has_reactor;
@@ -54,7 +54,7 @@ pub use open::{CreateFile, OpenFile};
 pub use race::{Either, race, timeout, yield_now};
 pub use reactor::{Config, Driver, Handle, Reactor, buffer, spawn};
 pub use shared_words::SharedWords;
-pub use signal::{Signal, Signals};
+pub use signal::{Signal, Signals, ignore_file_size_signal};
 pub use socket::{Listener, Stream};
 pub use stop::Stop;
 pub use task::JoinHandle;

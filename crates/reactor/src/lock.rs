@@ -122,7 +122,7 @@ fn conflict(access: Access, permission: Permission) -> OpenError {
     let hint = if access.write {
         "is another program using the image?"
     } else {
-        "another program is writing to it; --force-share reads it nevertheless"
+        "another program is writing to the image"
     };
     let reason = format!("cannot get the \"{}\" lock; {hint}", permission.name);
     OpenError {

@@ -7,6 +7,8 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use gaur_block::{Access, Errno, Extent, FileId, FileLimits, OpenError};
@@ -70,7 +72,8 @@ impl OpenFile {
     /// # Errors
     /// Whatever `open(2)` says, in words; a directory, fifo, socket or character device; a lock
     /// that another program holds; O_DIRECT where the file system does not have it.
-    pub fn open(name: &str, access: Access) -> Result<OpenFile, OpenError> {
+    pub fn open(name: impl AsRef<Path>, access: Access) -> Result<OpenFile, OpenError> {
+        let name = name.as_ref().as_os_str();
         let path = syscall::path(name.as_bytes()).map_err(|_| nul_in_name())?;
         let facts = syscall::stat(&path).map_err(|errno| cannot_open(errno, access.write))?;
         kind_of(&facts)?;
@@ -86,7 +89,8 @@ impl OpenFile {
     ///
     /// # Errors
     /// As [`OpenFile::open`], and `EEXIST` when the file is there and may not be emptied.
-    pub fn create(name: &str, options: CreateFile) -> Result<OpenFile, OpenError> {
+    pub fn create(name: impl AsRef<Path>, options: CreateFile) -> Result<OpenFile, OpenError> {
+        let name = name.as_ref().as_os_str();
         let path = syscall::path(name.as_bytes()).map_err(|_| nul_in_name())?;
         let access = Access {
             write: true,
@@ -112,7 +116,13 @@ impl OpenFile {
             Err(Errno::ENOENT) => mode |= libc::O_EXCL,
             Err(errno) => return Err(cannot_open(errno, true)),
         }
-        let file = OpenFile::open_with(&path, mode, access)?;
+        let file = OpenFile::open_with(&path, mode, access).map_err(|error| match error.errno {
+            Errno::EACCES if mode & libc::O_EXCL != 0 => OpenError {
+                reason: "permission denied to make a file in its folder".to_owned(),
+                ..error
+            },
+            _ => error,
+        })?;
         if file.shared.kind == Kind::Regular {
             syscall::ftruncate(file.as_fd(), 0).map_err(|errno| cannot_open(errno, true))?;
         }

@@ -82,9 +82,18 @@ pub fn io_flusher() -> Result<(), Errno> {
 /// # Errors
 /// What the kernel says: `EPERM` without `CAP_SYS_NICE` and a limit (`RLIMIT_RTPRIO`) of 0.
 pub fn real_time() -> Result<(), Errno> {
-    let lowest = libc::sched_param { sched_priority: 1 };
+    // The system call itself: musl's function of that name always fails. The kernel's `sched_param` is
+    // one number.
+    let lowest: libc::c_int = 1;
     // SAFETY: the pointer is to parameters that outlive the call.
-    let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const lowest) };
+    let set = unsafe {
+        libc::syscall(
+            libc::SYS_sched_setscheduler,
+            0,
+            libc::SCHED_RR,
+            &raw const lowest,
+        )
+    };
     match set {
         0 => Ok(()),
         _ => Err(syscall::last_errno()),
@@ -122,8 +131,14 @@ pub fn raise_file_limit() -> Result<u64, Errno> {
     raise(libc::RLIMIT_NOFILE)
 }
 
+/// What names a limit: C libraries differ in its sign.
+#[cfg(target_env = "gnu")]
+type Resource = libc::__rlimit_resource_t;
+#[cfg(not(target_env = "gnu"))]
+type Resource = libc::c_int;
+
 /// Raises a limit to the most this process may have; returns what it is then.
-fn raise(resource: libc::__rlimit_resource_t) -> Result<u64, Errno> {
+fn raise(resource: Resource) -> Result<u64, Errno> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,

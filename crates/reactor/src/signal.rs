@@ -38,6 +38,15 @@ impl Signal {
     }
 }
 
+/// Has a write beyond the limit of file sizes (`ulimit -f`) fail with `EFBIG` instead of ending the
+/// process with SIGXFSZ, which would be a crash of whatever it serves.
+pub fn ignore_file_size_signal() {
+    // SAFETY: no handler is set, and no memory is passed.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+}
+
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 /// Where the handler writes; -1 before the installation.
 static WRITE_TO: AtomicI32 = AtomicI32::new(-1);

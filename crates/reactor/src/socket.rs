@@ -125,9 +125,12 @@ impl Listener {
                 bind()?;
             }
             Address::Unix(path) => {
-                if bind().is_err_and(|errno| errno.raw() == libc::EADDRINUSE) {
-                    remove_dead_socket(path, &raw)?;
-                    bind()?;
+                match bind() {
+                    Err(Errno::EADDRINUSE) => {
+                        remove_dead_socket(path, &raw)?;
+                        bind()?;
+                    }
+                    bound => bound?,
                 }
                 let inode = std::fs::symlink_metadata(path)
                     .map(|facts| std::os::unix::fs::MetadataExt::ino(&facts));

@@ -139,7 +139,27 @@ fn read_with(
         iov_len: memory.len(),
     };
     // SAFETY: the part is a slice that we may write to.
-    retry(|| unsafe { libc::preadv2(fd.as_raw_fd(), &raw const part, 1, at, flags) })
+    retry(|| unsafe { with_flags(libc::SYS_preadv2, fd, &raw const part, 1, at, flags) })
+}
+
+/// `preadv2(2)` or `pwritev2(2)` by its number: musl has the functions since 1.2.5 only.
+///
+/// # Safety
+/// The parts are those of slices, and may be written to if the call does so.
+unsafe fn with_flags(
+    call: libc::c_long,
+    fd: BorrowedFd<'_>,
+    parts: *const libc::iovec,
+    count: libc::c_int,
+    at: libc::off_t,
+    flags: libc::c_int,
+) -> isize {
+    // The kernel takes the offset in two halves; where a half has 64 bits it is all of it.
+    const HIGH_HALF: libc::c_long = 0;
+    let count = libc::c_long::from(count);
+    // SAFETY: the caller's promise.
+    let result = unsafe { libc::syscall(call, fd.as_raw_fd(), parts, count, at, HIGH_HALF, flags) };
+    result as isize
 }
 
 /// Whether a call refused its flags rather than what it was asked for.
@@ -195,7 +215,7 @@ pub(crate) fn pwritev(
     retry(|| unsafe {
         match flags {
             0 => libc::pwritev(fd.as_raw_fd(), start, count, at),
-            flags => libc::pwritev2(fd.as_raw_fd(), start, count, at, flags),
+            flags => with_flags(libc::SYS_pwritev2, fd, start, count, at, flags),
         }
     })
 }

@@ -25,7 +25,7 @@ const READ: Access = Access {
 };
 
 fn open(name: &str, access: Access) -> BlockingFile {
-    block_on(BlockingHost.open(name, access)).expect("the file opens")
+    block_on(BlockingHost.open(name.as_ref(), access)).expect("the file opens")
 }
 
 fn keeps_the_contract(scratch: &Scratch, access: Access, unit: usize) {

@@ -54,7 +54,9 @@ async fn requests_allocate_nothing(name: &str, extended_l2: bool) {
         extended_l2,
         ..CreateOptions::default()
     };
-    create(&ReactorFile::new(file), &plan).await.expect("qcow2");
+    create(&ReactorFile::new(file), &plan, &gaur_engine::Job::default())
+        .await
+        .expect("qcow2");
     let opened = open(&ReactorHost, name, &OpenOptions::default())
         .await
         .expect("open");
@@ -106,7 +108,7 @@ fn requests_to_a_warm_queue_allocate_nothing() {
             force_share: false,
         };
         reactor
-            .block_on(ReactorHost.open(&name, access))
+            .block_on(ReactorHost.open(name.as_ref(), access))
             .expect("the lock is free again");
     }
 }
@@ -125,7 +127,9 @@ async fn a_small_cache_allocates_nothing(name: &str, extended_l2: bool) {
         extended_l2,
         ..CreateOptions::default()
     };
-    create(&ReactorFile::new(file), &plan).await.expect("qcow2");
+    create(&ReactorFile::new(file), &plan, &gaur_engine::Job::default())
+        .await
+        .expect("qcow2");
     let budget = 32 << 10;
     let options = OpenOptions {
         cache: CacheOptions {

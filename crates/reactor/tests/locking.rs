@@ -113,7 +113,11 @@ fn a_writer_in_qemu_keeps_us_out() {
         "cannot get the \"write\" lock; is another program using the image?"
     );
     let error = refused(&name, READER);
-    assert!(error.reason.contains("--force-share"), "{}", error.reason);
+    assert!(
+        error.reason.contains("another program is writing"),
+        "{}",
+        error.reason
+    );
     OpenFile::open(&name, FORCED).unwrap();
     OpenFile::open(
         &name,

@@ -80,7 +80,7 @@ fn transfers_of_files_allocate_nothing() {
             .unwrap();
             reactor.block_on(async {
                 let access = Access { direct, ..ACCESS };
-                let file = ReactorHost.open(&name, access).await.unwrap();
+                let file = ReactorHost.open(name.as_ref(), access).await.unwrap();
                 file_operations(&file, &format!("a file, direct {direct}, {driver:?}")).await;
             });
         }
@@ -97,7 +97,7 @@ fn many_tasks_at_once_allocate_nothing() {
     })
     .unwrap();
     reactor.block_on(async {
-        let file = Rc::new(ReactorHost.open(&name, ACCESS).await.unwrap());
+        let file = Rc::new(ReactorHost.open(name.as_ref(), ACCESS).await.unwrap());
         // Each round all tasks read; the last one tells the test.
         let go = Rc::new(Notify::new());
         let done = Rc::new(Notify::new());

@@ -32,7 +32,7 @@ fn reactor(driver: Driver) -> Reactor {
 
 async fn open(name: &str, access: Access) -> ReactorFile {
     ReactorHost
-        .open(name, access)
+        .open(name.as_ref(), access)
         .await
         .expect("the file opens")
 }

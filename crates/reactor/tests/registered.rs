@@ -39,7 +39,7 @@ fn with_file<F: Future<Output = ()>>(
     .unwrap();
     reactor.block_on(async {
         let file = ReactorHost
-            .open(&name, access)
+            .open(name.as_ref(), access)
             .await
             .expect("the file opens");
         test(file).await;

@@ -122,7 +122,7 @@ fn memory_that_may_not_be_pinned_is_used_nevertheless() {
     assert_eq!(registered, None);
     reactor.block_on(async {
         let name = scratch.file_with("image", &[1; 8192]);
-        let file = ReactorHost.open(&name, WRITE).await.unwrap();
+        let file = ReactorHost.open(name.as_ref(), WRITE).await.unwrap();
         contract::write(&file, 0, &[2; 4096]).await.unwrap();
         assert_eq!(contract::read(&file, 0, 4096).await, [2; 4096]);
     });
@@ -132,7 +132,7 @@ fn works(reactor: &Reactor) {
     let scratch = Scratch::on_disk();
     let name = scratch.file_with("image", &vec![1; 1 << 20]);
     reactor.block_on(async {
-        let file = ReactorHost.open(&name, WRITE).await.unwrap();
+        let file = ReactorHost.open(name.as_ref(), WRITE).await.unwrap();
         contract::transfers(&file, 512).await;
         let (ours, theirs) = Stream::pair().unwrap();
         let task = spawn(async move {
@@ -155,7 +155,7 @@ fn a_tiny_ring_serves_many_at_once() {
         ..Config::default()
     };
     Reactor::new(&config).unwrap().block_on(async {
-        let file = std::rc::Rc::new(ReactorHost.open(&name, WRITE).await.unwrap());
+        let file = std::rc::Rc::new(ReactorHost.open(name.as_ref(), WRITE).await.unwrap());
         let tasks: Vec<_> = (0..200_usize)
             .map(|index| {
                 let file = file.clone();

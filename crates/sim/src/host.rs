@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::rc::Rc;
 
 use gaur_block::{Access, Errno, FileId, Host, OpenError};
@@ -186,8 +187,10 @@ impl SimHost {
 impl Host for SimHost {
     type File = SimFile;
 
-    async fn open(&self, name: &str, access: Access) -> Result<SimFile, OpenError> {
-        let disk = self.disks.borrow().get(name).cloned();
+    async fn open(&self, name: &Path, access: Access) -> Result<SimFile, OpenError> {
+        let disk = name
+            .to_str()
+            .and_then(|name| self.disks.borrow().get(name).cloned());
         let Some(disk) = disk else {
             return Err(OpenError {
                 errno: Errno::ENOENT,

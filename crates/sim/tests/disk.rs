@@ -2,6 +2,7 @@
 //! faults do.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use gaur_block::{Access, Errno, File, Host, Source, Target};
 use gaur_sim::{
@@ -24,7 +25,7 @@ fn machine(seed: u64, image: FileImage, profile: DiskProfile) -> (Scheduler, Sim
 }
 
 async fn open(host: &SimHost) -> SimFile {
-    host.open("disk", ACCESS)
+    host.open(Path::new("disk"), ACCESS)
         .await
         .expect("the file exists and nobody holds its lock")
 }
@@ -105,7 +106,7 @@ fn a_write_in_flight_during_a_flush_stays_unsettled() {
         handle.spawn("writer", async move {
             let file = one
                 .open(
-                    "disk",
+                    Path::new("disk"),
                     Access {
                         lock: false,
                         ..ACCESS
@@ -118,7 +119,7 @@ fn a_write_in_flight_during_a_flush_stays_unsettled() {
         handle.spawn("flusher", async move {
             let file = two
                 .open(
-                    "disk",
+                    Path::new("disk"),
                     Access {
                         lock: false,
                         ..ACCESS
@@ -252,7 +253,7 @@ fn two_writers_cannot_hold_the_lock_at_once() {
             let first = open(&inner).await;
             let second = first.clone();
             drop(first);
-            let refused = inner.open("disk", ACCESS).await.unwrap_err();
+            let refused = inner.open(Path::new("disk"), ACCESS).await.unwrap_err();
             assert_eq!(refused.errno, Errno::EAGAIN);
             drop(second);
             open(&inner).await;

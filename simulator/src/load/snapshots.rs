@@ -100,17 +100,8 @@ impl Load {
         let tag = self.tag();
         let what = format!("{what} tag {}", tag.0);
         self.begin(tag, what.clone());
-        let job = Rc::new(Job::default());
         let cancelled = random.chance(cancel_per_mille);
-        if cancelled {
-            let after = random.pick(&[5_000, 100_000, 1_000_000]);
-            let (handle, job) = (self.handle.clone(), Rc::clone(&job));
-            let after = random.below(after);
-            self.handle.spawn("impatience", async move {
-                handle.sleep(after).await;
-                job.cancel();
-            });
-        }
+        let job = self.impatient_job(cancelled, random);
         Begun {
             tag,
             what,
@@ -192,7 +183,7 @@ impl Load {
         }
         let new = self.draw_new(random);
         let begun = self.start(
-            format!("create {}", new.name),
+            format!("create {:.20}", new.name),
             random,
             load.cancel_per_mille,
         );
@@ -214,11 +205,18 @@ impl Load {
         self.model.borrow().saved().len() >= load.most as usize
     }
 
+    /// The name with something behind it, so that the table of snapshots becomes long.
+    fn lengthened(&self, name: String, random: &mut Random) -> String {
+        let longest = self.config.longest_name.max(name.len() as u64);
+        let len = random.between(name.len() as u64, longest) as usize;
+        format!("{name:.<len$}")
+    }
+
     pub(super) fn draw_new(&self, random: &mut Random) -> NewSnapshot {
         let number = self.next_value();
         let icount = random.chance(300).then(|| random.below(1 << 40));
         NewSnapshot {
-            name: format!("made {number}"),
+            name: self.lengthened(format!("made {number}"), random),
             id: random.chance(150).then(|| format!("id {number}")),
             date_sec: random.number() as u32,
             date_nsec: random.below(1_000_000_000) as u32,
@@ -255,7 +253,7 @@ impl Load {
             return;
         };
         let which = either_name(&saved, random);
-        let begun = self.start(format!("delete {which}"), random, load.cancel_per_mille);
+        let begun = self.start(format!("delete {which:.20}"), random, load.cancel_per_mille);
         let change = self.model.borrow_mut().delete(&saved.seen.id);
         let result = queue.delete_snapshot(&which, &begun.job).await;
         match self.finish(queue, &begun, result.as_ref(), false) {
@@ -271,8 +269,8 @@ impl Load {
             return;
         };
         let which = either_name(&saved, random);
-        let name = format!("called {}", self.next_value());
-        let begun = self.start(format!("rename {which} to {name}"), random, 0);
+        let name = self.lengthened(format!("called {}", self.next_value()), random);
+        let begun = self.start(format!("rename {which:.20} to {name:.20}"), random, 0);
         let change = self.model.borrow_mut().rename(&saved.seen.id, &name);
         let result = queue.rename_snapshot(&which, &name).await;
         match self.finish(queue, &begun, result.as_ref(), false) {
@@ -311,7 +309,7 @@ impl Load {
         }
         self.shrinking.set(shrinks);
         let which = either_name(&saved, random);
-        let begun = self.start(format!("apply {which}"), random, load.cancel_per_mille);
+        let begun = self.start(format!("apply {which:.20}"), random, load.cancel_per_mille);
         // Others were awaited since it was picked; it may be gone.
         let applying = self.model.borrow_mut().apply(&saved.seen.id);
         if let Some(applying) = applying {

@@ -10,6 +10,7 @@
 pub mod attached;
 pub mod builder;
 pub mod compare;
+pub mod document;
 pub mod field;
 pub mod filesystem;
 pub mod gaur;

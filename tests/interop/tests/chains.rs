@@ -136,11 +136,8 @@ fn names_are_relative_to_the_overlay_not_to_the_working_folder() {
     let overlay = overlay_on(&scratch, "below/base.qcow2", "qcow2");
     let view = scratch.path("view.raw");
     for folder in ["/", scratch.folder().to_str().expect("UTF-8")] {
-        let script = format!(
-            "cd {folder} && exec {} convert -O raw {overlay} {view}",
-            binary()
-        );
-        run("bash", &["-c", &script]).ok();
+        let script = "cd \"$1\" && exec \"$0\" convert -O raw \"$2\" \"$3\"";
+        run("bash", &["-c", script, binary(), folder, &overlay, &view]).ok();
         op::apply(
             "raw",
             &view,
@@ -151,12 +148,8 @@ fn names_are_relative_to_the_overlay_not_to_the_working_folder() {
             }],
         );
     }
-    let script = format!(
-        "cd {} && exec {} info overlay.qcow2",
-        scratch.path(""),
-        binary()
-    );
-    run("bash", &["-c", &script]).ok();
+    let script = "cd \"$1\" && exec \"$0\" info overlay.qcow2";
+    run("bash", &["-c", script, binary(), &scratch.path("")]).ok();
 }
 
 #[test]

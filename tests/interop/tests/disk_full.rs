@@ -155,9 +155,7 @@ fn a_conversion_that_does_not_fit_says_so() {
         }],
     );
     let target = scratch.path("target.qcow2");
-    let limited = format!(
-        "trap '' XFSZ; ulimit -f 8192; exec {} convert -f raw -O qcow2 {source} {target}",
-        binary()
-    );
-    gaur_interop::tool::run("bash", &["-c", &limited]).refused();
+    let limited = "trap '' XFSZ; ulimit -f 8192; exec \"$0\" convert -f raw -O qcow2 \"$1\" \"$2\"";
+    let words = ["-c", limited, binary(), &source, &target];
+    gaur_interop::tool::run("bash", &words).refused();
 }

@@ -201,8 +201,8 @@ fn a_dirty_image_is_read_and_never_made_worse() {
     create(&image, &layout);
     qemu_img(&["amend", "-q", "-o", "lazy_refcounts=on", &image]).ok();
     let write = "write -P 7 0 200k";
-    let killed = format!("qemu-io -c '{write}' -c flush -c 'sigraise 9' {image} >&2");
-    gaur_interop::tool::run("bash", &["-c", &killed]);
+    let killed = "qemu-io -c \"$0\" -c flush -c 'sigraise 9' \"$1\" >&2";
+    gaur_interop::tool::run("bash", &["-c", killed, write, &image]);
     let info = qemu_img(&["info", "-U", "--output=json", &image])
         .ok()
         .json();

@@ -2,7 +2,7 @@
 
 use gaur_interop::builder::{Kind, build, create, noise, snapshot_view};
 use gaur_interop::compare::{assert_same_bytes, assert_same_view, qemu_view};
-use gaur_interop::gaur::{gaur, gaur_bounded, serve};
+use gaur_interop::gaur::{first_export, gaur, gaur_bounded, serve, serve_with};
 use gaur_interop::layout::Layout;
 use gaur_interop::op::{self, Op};
 use gaur_interop::scratch::Scratch;
@@ -184,4 +184,147 @@ fn a_raw_image_is_resized_like_any_other() {
     gaur(&["resize", "-f", "raw", &image, "4k"]).refused();
     gaur(&["resize", "-f", "raw", "--shrink", &image, "4k"]).ok();
     assert_eq!(std::fs::read(&image).expect("it is there"), [7; 4096]);
+}
+
+/// Makes an image of `size` with these creation options.
+fn image_of(scratch: &Scratch, size: &str, options: &str) -> String {
+    let image = scratch.path("d.qcow2");
+    qemu_img(&["create", "-q", "-f", "qcow2", "-o", options, &image, size]).ok();
+    image
+}
+
+fn len_of(image: &str) -> u64 {
+    std::fs::metadata(image).expect("the image is there").len()
+}
+
+/// `gaur resize` of a disk of 1 MiB in clusters of 512 bytes to 1 GiB did not end, and its file grew past
+/// 11 GB (QEMU: 265 KB): the L1 table needs more clusters in a row than lie between two refcount blocks, and
+/// every block that was made for it lay in the middle of its place. Now a place is found at once, and what
+/// is added are tables.
+#[test]
+fn a_resize_costs_what_its_tables_cost() {
+    let cases = [
+        ("512", "16", "1M", "1G"),
+        ("512", "64", "1M", "3G"),
+        ("512", "1", "40M", "20G"),
+        ("1k", "16", "1M", "16G"),
+        ("1k", "64", "1M", "9G"),
+        ("2k", "2", "300k", "200G"),
+        ("4k", "16", "10G", "3T"),
+        ("4k", "64", "10G", "600G"),
+        ("16k", "64", "1M", "20T"),
+        ("64k", "16", "0", "300T"),
+        ("2M", "1", "1G", "2P"),
+    ];
+    for (cluster, bits, from, to) in cases {
+        let scratch = Scratch::new("far");
+        let options = format!("cluster_size={cluster},refcount_bits={bits}");
+        let image = image_of(&scratch, from, &options);
+        let before = len_of(&image);
+        gaur_bounded(&["resize", "-q", &image, to]).ok();
+        assert_clean(&image);
+        let after = len_of(&image);
+        let info = qemu_img(&["info", "--output=json", &image]).ok().json();
+        let cluster_bytes = info["cluster-size"].as_u64().expect("a cluster has a size");
+        let tables = (size_of(&image) / cluster_bytes / (cluster_bytes / 8) + 1) * 8;
+        let limit = before + 2 * tables + 8 * cluster_bytes;
+        assert!(
+            after <= limit,
+            "{options} {from} to {to}: {after} bytes, not {limit}"
+        );
+        // And back, without what the long table took.
+        gaur_bounded(&["resize", "-q", "--shrink", &image, "1M"]).ok();
+        assert_clean(&image);
+    }
+}
+
+/// The same place is needed for the tables of a snapshot (its file grew to 101 GB), and by a disk that is
+/// resized while it is served.
+#[test]
+fn long_tables_find_a_place_for_snapshots_and_while_they_are_served() {
+    let scratch = Scratch::new("long");
+    let image = image_of(&scratch, "2G", "cluster_size=512");
+    for arguments in [["-c", "a"], ["-c", "b"], ["-d", "a"], ["-a", "b"]] {
+        gaur_bounded(&["snapshot", arguments[0], arguments[1], &image]).ok();
+        assert_clean(&image);
+    }
+    let tables = (2 << 30) / 64 / 512 * 8;
+    assert!(len_of(&image) < 20 * tables, "{} bytes", len_of(&image));
+    let control = scratch.path("control");
+    let socket = scratch.path("socket");
+    let server = serve_with(&image, &socket, &["--control", &control]);
+    let name = first_export(&control);
+    gaur_bounded(&["export", "resize", "--control", &control, &name, "8G"]).ok();
+    server.stop();
+    assert_eq!(size_of(&image), 8 << 30);
+    assert_clean(&image);
+    assert!(len_of(&image) < 40 * tables, "{} bytes", len_of(&image));
+}
+
+/// The disk holds nothing but zeros from `offset` on.
+fn assert_zeros_from(image: &str, offset: u64, scratch: &Scratch) {
+    let raw = scratch.path("view.raw");
+    qemu_view(image, &raw);
+    let bytes = std::fs::read(&raw).expect("it was written");
+    let found = bytes[offset as usize..].iter().position(|byte| *byte != 0);
+    assert_eq!(found, None, "bytes behind {offset}");
+}
+
+/// The state of a machine became disk content: 7 KiB of it were the guest's after
+/// `snapshot save`, `snapshot apply` and `resize`. Applying left the state's tables in the active L1 table,
+/// where the disk grew over them. QEMU leaves them there too, so a resize makes what it reaches
+/// read as zeros, whoever has left it.
+#[test]
+fn the_state_of_a_machine_never_becomes_disk_content() {
+    for by_qemu in [false, true] {
+        let scratch = Scratch::new("state");
+        let image = image_of(&scratch, "226304", "cluster_size=512");
+        let state = scratch.file("state", &[0x5a; 7000]);
+        gaur(&["snapshot", "save", &image, "s1", "--state", &state]).ok();
+        match by_qemu {
+            true => qemu_img(&["snapshot", "-a", "s1", &image]).ok(),
+            false => gaur(&["snapshot", "apply", &image, "s1"]).ok(),
+        };
+        assert_clean(&image);
+        let check = gaur(&["check", "--output=json", &image]).ok().json();
+        assert_eq!(check["clusters-behind-end"].as_u64(), by_qemu.then_some(14));
+        gaur(&["resize", "-q", &image, "456704"]).ok();
+        assert_clean(&image);
+        assert_zeros_from(&image, 0, &scratch);
+        let map = gaur(&["map", "--output=json", &image]).ok().stdout;
+        assert!(!map.contains(r#""data":true"#), "{map}");
+        let read = scratch.path("read");
+        gaur(&["snapshot", "extract", &image, "s1", "--to", &read]).ok();
+        assert_same_bytes(&state, &read);
+    }
+}
+
+/// Shrinking left what was behind the new end in its last cluster, and when QEMU made the disk grow again
+/// the guest found it there.
+#[test]
+fn what_was_cut_off_does_not_come_back() {
+    for (cluster, extended) in [("512", "off"), ("64k", "off"), ("64k", "on")] {
+        for smaller in [70_144, 100_352, 131_072] {
+            for grower in ["gaur", "qemu-img"] {
+                let scratch = Scratch::new("cut");
+                let options = format!("cluster_size={cluster},extended_l2={extended}");
+                let image = image_of(&scratch, "256k", &options);
+                let all = Op::Write {
+                    offset: 0,
+                    len: 256 << 10,
+                    pattern: 0x77,
+                };
+                op::apply("qcow2", &image, &[all]);
+                let size = smaller.to_string();
+                gaur(&["resize", "-q", "--shrink", &image, &size]).ok();
+                assert_clean(&image);
+                match grower {
+                    "gaur" => gaur(&["resize", "-q", &image, "256k"]).ok(),
+                    _ => qemu_img(&["resize", "-q", &image, "256k"]).ok(),
+                };
+                assert_clean(&image);
+                assert_zeros_from(&image, smaller, &scratch);
+            }
+        }
+    }
 }

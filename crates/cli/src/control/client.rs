@@ -5,14 +5,15 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use gaur_reactor::{Signals, block_on};
+use gaur_reactor::Address;
 use serde_json::Value;
 
 use super::frames::{HEAD_BYTES, Head};
 use super::protocol::{Answer, Command, LINE_BYTES_MAX, Request, kind_of};
 use crate::failure::{EXIT_INTERRUPTED, Failure};
+use crate::interrupt;
 use crate::progress::Progress;
-use crate::snapshot::{SIGNALS, Server};
+use crate::snapshot::Server;
 
 /// A connection to a server.
 pub struct Client {
@@ -37,6 +38,9 @@ impl Client {
             let failure = Failure::io(&name, &error);
             failure.hint("is it the socket of 'gaur serve --control'?")
         };
+        if let Some(reason) = Address::too_long(&server.socket) {
+            return Err(Failure::about(&name, reason));
+        }
         let stream = UnixStream::connect(&server.socket).map_err(failed)?;
         let input = BufReader::new(stream.try_clone().map_err(failed)?);
         Ok(Client {
@@ -151,15 +155,10 @@ impl Client {
     pub fn obey_signals(&self) -> Result<(), Failure> {
         let failed = |error: std::io::Error| Failure::io(&self.name, &error);
         let stream = self.stream.try_clone().map_err(failed)?;
-        let signals = Signals::install(&SIGNALS)
-            .map_err(|errno| Failure::new(format!("cannot take over signals: {errno}")))?;
-        std::thread::spawn(move || {
-            block_on(signals.next());
-            signals.exit_on_next(EXIT_INTERRUPTED);
+        interrupt::on_signal(move || {
             // The server takes it for our leaving, but can still answer.
             let _ = stream.shutdown(Shutdown::Write);
-        });
-        Ok(())
+        })
     }
 
     /// A way to send frames from another thread.

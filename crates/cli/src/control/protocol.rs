@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::exporter::AddExport;
 use crate::failure::Failure;
+use crate::json;
 use crate::size::{NewSize, parse_new_size};
 use crate::snapshot::Operation;
 
@@ -149,7 +150,17 @@ pub struct Request {
 }
 
 fn fields<T: for<'de> Deserialize<'de>>(name: &str, rest: Map<String, Value>) -> Result<T, String> {
-    serde_json::from_value(Value::Object(rest)).map_err(|error| format!("{name}: {error}"))
+    json::read(Value::Object(rest)).map_err(|error| format!("{name}: {error}"))
+}
+
+/// A command that says nothing but which export it is about.
+fn nothing(name: &str, rest: Map<String, Value>, command: Command) -> Result<Command, String> {
+    match rest.keys().next() {
+        None => Ok(command),
+        Some(key) => Err(format!(
+            "{name}: key {key:?} is unknown, only \"export\" is known"
+        )),
+    }
 }
 
 impl Request {
@@ -170,8 +181,8 @@ impl Request {
             Some(_) => return Err("\"export\" is not text".to_owned()),
         };
         let command = match name.as_str() {
-            "ping" => fields(&name, rest).map(|Nothing {}| Command::Ping)?,
-            "list" => fields(&name, rest).map(|Nothing {}| Command::List)?,
+            "ping" => nothing(&name, rest, Command::Ping)?,
+            "list" => nothing(&name, rest, Command::List)?,
             "info" => Command::Info(fields(&name, rest)?),
             "create" => Command::Create(fields(&name, rest)?),
             "apply" => Command::Apply(fields(&name, rest)?),
@@ -183,8 +194,8 @@ impl Request {
                 let add = AddExport::from_fields(rest);
                 Command::ExportAdd(Box::new(add.map_err(|error| format!("{name}: {error}"))?))
             }
-            "export-list" => fields(&name, rest).map(|Nothing {}| Command::ExportList)?,
-            "export-remove" => fields(&name, rest).map(|Nothing {}| Command::ExportRemove)?,
+            "export-list" => nothing(&name, rest, Command::ExportList)?,
+            "export-remove" => nothing(&name, rest, Command::ExportRemove)?,
             "export-resize" => Command::ExportResize(fields(&name, rest)?),
             _ => return Err(format!("command {name:?} is unknown")),
         };
@@ -204,7 +215,10 @@ impl Request {
             Command::Rename(renaming) => ("rename", value(serde_json::to_value(renaming))),
             Command::Save(new) => ("save", value(serde_json::to_value(new))),
             Command::Extract(which) => ("extract", value(serde_json::to_value(which))),
-            Command::ExportAdd(add) => ("export-add", Value::Object(add.fields())),
+            Command::ExportAdd(add) => (
+                "export-add",
+                Value::Object(add.fields().unwrap_or_default()),
+            ),
             Command::ExportList => ("export-list", json!({})),
             Command::ExportRemove => ("export-remove", json!({})),
             Command::ExportResize(size) => ("export-resize", value(serde_json::to_value(size))),
@@ -221,10 +235,6 @@ impl Request {
         ended(line.to_string())
     }
 }
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Nothing {}
 
 /// A line from a server.
 #[derive(Clone, Debug, PartialEq)]
@@ -300,11 +310,13 @@ fn ended(mut line: String) -> Vec<u8> {
     line.into_bytes()
 }
 
-const KINDS: [(ErrorKind, &str); 11] = [
+const KINDS: [(ErrorKind, &str); 13] = [
     (ErrorKind::Io, "io"),
     (ErrorKind::NoSpace, "no-space"),
     (ErrorKind::Corrupt, "corrupt"),
     (ErrorKind::Unsupported, "unsupported"),
+    (ErrorKind::ForeignFormat, "foreign-format"),
+    (ErrorKind::FormatNotTold, "format-not-told"),
     (ErrorKind::InvalidInput, "invalid-input"),
     (ErrorKind::Locked, "locked"),
     (ErrorKind::NotFound, "not-found"),
@@ -408,7 +420,10 @@ mod tests {
             (r#"{"command":7}"#, "command"),
             (r#"{"command":"dance"}"#, "dance"),
             (r#"{"command":"list","export":1}"#, "export"),
-            (r#"{"command":"list","colour":"red"}"#, "colour"),
+            (
+                r#"{"command":"list","colour":"red"}"#,
+                "key \"colour\" is unknown",
+            ),
             (r#"{"command":"delete"}"#, "snapshot"),
             (r#"{"command":"export-add"}"#, "file"),
             (r#"{"command":"export-resize","export":"x"}"#, "size"),

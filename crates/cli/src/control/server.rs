@@ -51,6 +51,9 @@ pub fn bind(path: &Path) -> Result<Listener, Failure> {
     rustix::process::umask(before);
     listener.map_err(|errno| {
         let name = path.display().to_string();
+        if let Some(reason) = Address::too_long(path) {
+            return Failure::about(name, reason).hint("choose another path with --control");
+        }
         let is_socket = path
             .metadata()
             .is_ok_and(|found| found.file_type().is_socket());

@@ -11,6 +11,7 @@ use crate::failure::Failure;
 use crate::fronts::Request;
 use crate::kept::Kept;
 use crate::notice::say;
+use crate::serve;
 use crate::ublk::state::{self, State};
 
 /// What a block device has acknowledged has to be there for its next server, so it has a log of commits
@@ -108,13 +109,15 @@ pub fn forget_if_gone(place: &str) {
 
 fn write(device: u32, new: &NewExport) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::io(new.spec.path(), &error);
+    // What is noted is text.
+    serve::as_text(new.spec.given())?;
     let state = State {
         device,
         pid: std::process::id(),
         name: new.name.clone(),
-        image: std::path::absolute(new.spec.path()).map_err(failed)?,
+        image: std::path::absolute(new.spec.file_path()).map_err(failed)?,
         directory: std::path::absolute(Path::new(".")).map_err(failed)?,
-        export: AddExport::from(new).fields(),
+        export: AddExport::from(new).fields()?,
     };
     state.write(&state::directory())
 }

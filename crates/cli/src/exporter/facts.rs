@@ -7,6 +7,7 @@ use super::{Export, Exporter, ImageOptions, NewExport};
 use crate::failure::Failure;
 use crate::fronts::{Kind, Request};
 use crate::image_spec::ImageSpec;
+use crate::json;
 
 /// An export as others see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,7 +64,7 @@ pub struct AddExport {
 }
 
 /// The keys of [`ImageOptions`] in JSON.
-const IMAGE_KEYS: [&str; 9] = [
+const IMAGE_KEYS: [&str; 10] = [
     "format",
     "image-opts",
     "read-only",
@@ -72,6 +73,7 @@ const IMAGE_KEYS: [&str; 9] = [
     "cache",
     "discard",
     "allocation",
+    "drop-bitmaps",
     "handover",
 ];
 
@@ -94,17 +96,21 @@ impl AddExport {
             .iter()
             .filter_map(|key| Some(((*key).to_owned(), fields.remove(*key)?)))
             .collect();
-        let image = serde_json::from_value(Value::Object(image));
+        let image = json::read(Value::Object(image));
         Ok(AddExport {
             file: file.ok_or("\"file\" is missing")?,
             description,
-            image: image.map_err(|error| error.to_string())?,
+            image: image?,
             front: Request::from_fields(kind, fields)?,
         })
     }
 
     /// The fields of a JSON object that say the same.
-    pub fn fields(&self) -> Map<String, Value> {
+    pub fn fields(&self) -> Result<Map<String, Value>, Failure> {
+        let not_text = |_| {
+            let message = "a path is not valid UTF-8, and it is told to the server in JSON";
+            Failure::new(message).hint("a link by another name will do")
+        };
         let kind = self.front.as_ref().map_or(Kind::Nbd, Request::kind);
         let mut fields = Map::new();
         fields.insert("type".to_owned(), json!(kind.name()));
@@ -112,11 +118,15 @@ impl AddExport {
         if !self.description.is_empty() {
             fields.insert("description".to_owned(), json!(self.description));
         }
-        if let Value::Object(image) = json!(self.image) {
-            fields.extend(image);
+        let image = serde_json::to_value(&self.image).map_err(not_text)?;
+        let front = self.front.as_ref().map(Request::to_json);
+        let front = front.transpose().map_err(not_text)?;
+        for part in [Some(image), front].into_iter().flatten() {
+            if let Value::Object(part) = part {
+                fields.extend(part);
+            }
         }
-        fields.extend(self.front.iter().flat_map(Request::fields));
-        fields
+        Ok(fields)
     }
 
     /// The export that it describes, called `name`.
@@ -136,7 +146,7 @@ impl AddExport {
 impl From<&NewExport> for AddExport {
     fn from(new: &NewExport) -> AddExport {
         AddExport {
-            file: new.spec.given().to_owned(),
+            file: new.spec.given().to_string_lossy().into_owned(),
             description: new.description.clone(),
             image: new.image.clone(),
             front: new.front.clone(),
@@ -189,7 +199,7 @@ mod tests {
                 },
                 front,
             };
-            assert_eq!(AddExport::from_fields(add.fields()), Ok(add));
+            assert_eq!(AddExport::from_fields(add.fields().expect("text")), Ok(add));
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use gaur_engine::{AllocationPolicy, Format, OpenOptions};
+use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions};
 use serde::{Deserialize, Serialize};
 
 use crate::cached_device::Policy;
@@ -56,6 +56,9 @@ pub struct ImageOptions {
     #[arg(long, value_name = "POLICY", value_parser = allocation_parser())]
     #[serde(with = "allocation_name", skip_serializing_if = "Option::is_none")]
     pub allocation: Option<AllocationPolicy>,
+    /// Remove the images' persistent bitmaps with the first write, which would make them useless
+    #[arg(long)]
+    pub drop_bitmaps: bool,
     /// Keep in FILE (in /run, or where else a reboot forgets it) what clients have been told is written
     /// and the image does not say yet; what a server that was killed left there is taken over
     #[arg(long, value_name = "FILE", conflicts_with_all = ["read_only", "snapshot", "temporary"])]
@@ -88,22 +91,23 @@ impl ImageOptions {
             discard: self.discard == Discard::Unmap,
             allocation: self.allocation,
             snapshot: self.snapshot.clone(),
+            drop_bitmaps: self.drop_bitmaps,
             ..OpenOptions::default()
         };
         let handover = self.handover.as_deref().filter(|_| !read_only);
         let image = match (self.temporary, handover, &self.kept) {
-            (true, ..) => temporary::open(spec, &options)?,
-            (_, Some(path), _) => SharedImage::open_with_handover(spec, &options, path)?,
-            (_, None, Some(kept)) => SharedImage::open_with_kept(spec, &options, kept)?,
-            (_, None, None) => SharedImage::open(spec, &options)?,
+            (true, ..) => temporary::open(spec, &options),
+            (_, Some(path), _) => SharedImage::open_with_handover(spec, &options, path),
+            (_, None, Some(kept)) => SharedImage::open_with_kept(spec, &options, kept),
+            (_, None, None) => SharedImage::open(spec, &options),
         };
-        let top = image.image().layers().first().map(|layer| layer.format());
-        if top == Some(Format::Raw) && spec.format().is_none() && !read_only {
-            let message = "looks like a raw image, but a client could write a qcow2 header into it";
-            let failure = Failure::about(spec.path(), message);
-            return Err(failure.hint("say -f raw if it is one, or -r to only read it"));
-        }
-        Ok(image)
+        image.map_err(|failure| match failure.engine_kind() {
+            Some(ErrorKind::FormatNotTold) => {
+                let raw = spec.raw_words();
+                failure.hint(format!("say {raw} if it is one, or -r to only read it"))
+            }
+            _ => failure,
+        })
     }
 
     /// What is done to clients' requests.

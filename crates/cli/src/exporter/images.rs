@@ -92,7 +92,7 @@ impl Images {
     ) -> Result<Arc<OpenImage>, Failure> {
         // Held while the file is opened: of two commands for one file the second finds the first's.
         let mut open = lock(&self.open);
-        let file = std::fs::metadata(spec.path());
+        let file = std::fs::metadata(spec.file_path());
         let file = file.ok().map(|found| (found.dev(), found.ino()));
         let way = format!("{spec:?} {options:?}");
         let writes_file = options.writes_file(spec);

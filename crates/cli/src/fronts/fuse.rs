@@ -55,6 +55,9 @@ fn resize(image: &Served, size_bytes: u64) -> Result<(), String> {
     if shrinks && image.is_raw() {
         return Err("a raw image does not shrink while it is served".to_owned());
     }
-    let resized = image.shared().guest().resize(size_bytes, shrinks);
+    let resized = image
+        .shared()
+        .guest()
+        .resize(size_bytes, shrinks, &gaur_engine::Job::default());
     resized.map_err(|error| error.to_string())
 }

@@ -1,5 +1,7 @@
 //! What the images of a command line are called as exports.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use super::Args;
@@ -20,17 +22,23 @@ pub fn images(args: &Args) -> Result<Vec<(String, ImageSpec)>, Failure> {
         let failure = Failure::new("-x names one export, but there are several images");
         return Err(failure.hint("write NAME=FILE for each"));
     }
-    let made_as = |file: &str| args.create.map(|_| new_image::format_by_name(file));
-    let export = |text: &String| {
+    let made_as = |file: &OsStr| {
+        let by_name = args.create.map(|_| new_image::format_by_name(file, "-f"));
+        by_name.transpose()
+    };
+    let export = |text: &OsString| {
         let named = match args.image.image_opts {
             true => None, // Every option has an equals sign.
             false => split_name(text),
         };
         let (name, given) = match named {
             Some((name, file)) => (Some(name.to_owned()), file),
-            None => (None, text.as_str()),
+            None => (None, text.as_os_str()),
         };
-        let format = args.image.format.or(made_as(given));
+        let format = match args.image.format {
+            Some(format) => Some(format),
+            None => made_as(given)?,
+        };
         let spec = ImageSpec::parse(given, args.image.image_opts, format)?;
         let name = match name {
             Some(name) => name,
@@ -49,11 +57,22 @@ pub fn images(args: &Args) -> Result<Vec<(String, ImageSpec)>, Failure> {
 }
 
 /// `NAME=FILE`, unless the whole is an image.
-pub fn split_name(text: &str) -> Option<(&str, &str)> {
-    let (name, file) = text.split_once('=')?;
+pub fn split_name(text: &OsStr) -> Option<(&str, &OsStr)> {
+    let bytes = text.as_bytes();
+    let at = bytes.iter().position(|byte| *byte == b'=')?;
+    let name = std::str::from_utf8(bytes.get(..at)?).ok()?;
+    let file = OsStr::from_bytes(bytes.get(at + 1..)?);
     let is_name = !name.is_empty() && !name.contains('/') && !file.is_empty();
-    let is_file = text.starts_with("json:") || Path::new(text).exists();
+    let is_file = bytes.starts_with(b"json:") || Path::new(text).exists();
     (is_name && !is_file).then_some((name, file))
+}
+
+/// An image that is named to another process, in JSON.
+pub fn as_text(file: &OsStr) -> Result<String, Failure> {
+    file.to_str().map(str::to_owned).ok_or_else(|| {
+        let message = "its path is not valid UTF-8, and it is told to the server in JSON";
+        Failure::about(file.to_string_lossy(), message).hint("a link by another name will do")
+    })
 }
 
 /// An export as the control socket has it, to serve by itself.

@@ -1,5 +1,6 @@
 //! `gaur snapshot apply`: back to a snapshot.
 
+use std::ffi::OsString;
 use std::io::Write;
 
 use super::operation::Operation;
@@ -16,7 +17,7 @@ pub struct Args {
     act: ActArgs,
     /// The image, and the snapshot's id or name
     #[arg(required = true, value_name = "IMAGE SNAPSHOT")]
-    words: Vec<String>,
+    words: Vec<OsString>,
 }
 
 /// Does it.

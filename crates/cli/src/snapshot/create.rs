@@ -1,5 +1,6 @@
 //! `gaur snapshot create`: a snapshot of the disk.
 
+use std::ffi::OsString;
 use std::io::Write;
 
 use super::metadata::MetadataArgs;
@@ -19,7 +20,7 @@ pub struct Args {
     metadata: MetadataArgs,
     /// The image, and the name of the new snapshot
     #[arg(required = true, value_name = "IMAGE NAME")]
-    words: Vec<String>,
+    words: Vec<OsString>,
 }
 
 /// Makes it.

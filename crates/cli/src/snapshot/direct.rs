@@ -1,24 +1,19 @@
 //! Long operations on an image that this process has opened: on a reactor of their own, with their
 //! progress shown, and given up in order when somebody presses ctrl-C.
 
-use std::future::pending;
 use std::time::Duration;
 
 use gaur_engine::Queue;
-use gaur_reactor::{
-    Config, Driver, Either, Reactor, ReactorFile, Signal, Signals, race, sleep, uring,
-};
+use gaur_reactor::{Config, Driver, Either, Reactor, ReactorFile, race, sleep, uring};
 
-use crate::failure::{EXIT_INTERRUPTED, Failure};
+use crate::failure::Failure;
 use crate::host_kind::HostKind;
+use crate::interrupt;
 use crate::progress::Progress;
 use crate::shared_image::SharedImage;
 
 /// Time between two looks at how far it is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Signals that give an operation up.
-pub const SIGNALS: [Signal; 3] = [Signal::Interrupt, Signal::Terminate, Signal::Hangup];
 
 /// How an operation is watched, and how it is given up.
 pub struct Watch<M, C> {
@@ -30,8 +25,7 @@ pub struct Watch<M, C> {
     pub cancel: C,
 }
 
-/// Does `work` on a queue of the image. The second signal ends the process at once, which is no worse
-/// than a power cut.
+/// Does `work` on a queue of the image, and cancels it when a signal asks for that.
 pub fn drive<T, M, C>(
     image: &SharedImage,
     host: HostKind,
@@ -40,7 +34,7 @@ pub fn drive<T, M, C>(
 ) -> Result<T, Failure>
 where
     M: Fn() -> (u64, u64),
-    C: Fn(),
+    C: FnOnce() + Send + 'static,
 {
     let Watch {
         mut progress,
@@ -53,16 +47,9 @@ where
     };
     let reactor = Reactor::new(&config)
         .map_err(|errno| Failure::new(format!("cannot start a reactor: {errno}")))?;
-    let signals = Signals::install(&SIGNALS)
-        .map_err(|errno| Failure::new(format!("cannot take over signals: {errno}")))?;
+    interrupt::on_signal(cancel)?;
     let outcome = reactor.block_on(async {
         let queue = image.queue(ReactorFile::new);
-        let obey = async {
-            signals.next().await;
-            signals.exit_on_next(EXIT_INTERRUPTED);
-            cancel();
-            pending::<T>().await
-        };
         let show = async {
             loop {
                 sleep(LOOK_INTERVAL).await;
@@ -70,9 +57,9 @@ where
                 progress.update(done, total);
             }
         };
-        match race(work(&queue), race(obey, show)).await {
+        match race(work(&queue), show).await {
             Either::Left(outcome) => outcome,
-            Either::Right(Either::Left(never) | Either::Right(never)) => Ok(never),
+            Either::Right(never) => Ok(never),
         }
     });
     match outcome {

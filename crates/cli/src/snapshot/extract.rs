@@ -1,8 +1,10 @@
 //! `gaur snapshot extract`: the state of a machine out of a snapshot, to a file or a pipe.
 
 use std::cell::Cell;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IsTerminal, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 
 use gaur_reactor::block_on;
 
@@ -27,24 +29,24 @@ pub struct Args {
     act: ActArgs,
     /// The file to write; '-' is standard output
     #[arg(long, value_name = "FILE", default_value = "-")]
-    to: String,
+    to: PathBuf,
     /// Open even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
     /// The image, and the snapshot's id or name
     #[arg(required = true, value_name = "IMAGE SNAPSHOT")]
-    words: Vec<String>,
+    words: Vec<OsString>,
 }
 
 /// Extracts it.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let (target, [which]) = args.target.split(&args.words, ["the snapshot"])?;
     out.flush()?;
-    if args.to == "-" && io::stdout().is_terminal() {
+    if args.to == Path::new("-") && io::stdout().is_terminal() {
         let failure = Failure::new("the state goes to standard output, and that is a terminal");
         return Err(failure.hint("--to FILE writes it to a file"));
     }
-    let pure = args.to == "-";
+    let pure = args.to == Path::new("-");
     let progress = Progress::growing(args.act.progress, args.act.quiet, pure);
     match &target {
         Target::Image(spec) => extract_here(spec, args, &which, progress)?,
@@ -56,6 +58,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
 /// Where the state goes. A file is made when the first byte of the state is there, so that a wrong
 /// name of a snapshot costs nobody a file.
 struct Sink {
+    path: PathBuf,
+    /// The path as text.
     name: String,
     file: Option<File>,
     /// Bytes of the file, holes included.
@@ -63,16 +67,17 @@ struct Sink {
 }
 
 impl Sink {
-    fn new(name: &str) -> Sink {
+    fn new(path: &Path) -> Sink {
         Sink {
-            name: name.to_owned(),
+            path: path.to_owned(),
+            name: path.to_string_lossy().into_owned(),
             file: None,
             len: 0,
         }
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        if self.name == "-" {
+        if self.path == Path::new("-") {
             return Ok(io::stdout().write_all(bytes)?);
         }
         let written = self.put_file(bytes);
@@ -82,7 +87,7 @@ impl Sink {
     fn put_file(&mut self, bytes: &[u8]) -> io::Result<()> {
         let file = match &mut self.file {
             Some(file) => file,
-            none => none.insert(File::create(&self.name)?),
+            none => none.insert(File::create(&self.path)?),
         };
         let hole = bytes.len() == PIECE_BYTES
             && bytes.iter().all(|byte| *byte == 0)
@@ -131,10 +136,11 @@ fn extract_here(
     let sink = Sink::new(&args.to);
     let writer = std::thread::spawn(move || drain(receiver, sink));
     let size = Cell::new(0);
+    let pipe = handle.clone();
     let watch = Watch {
         progress,
         meter: || (handle.sent_bytes(), size.get()),
-        cancel: || handle.cancel(),
+        cancel: move || pipe.cancel(),
     };
     let read = direct::drive(&image, args.act.host, watch, async |queue| {
         let snapshot = vm_state::find(queue, spec.path(), which).await?;
@@ -203,7 +209,7 @@ mod tests {
     fn zeros_are_holes_and_the_length_is_right() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("state");
-        let mut sink = Sink::new(path.to_str().expect("text"));
+        let mut sink = Sink::new(&path);
         assert!(!path.exists());
         for piece in [
             vec![1; PIECE_BYTES],

@@ -1,5 +1,6 @@
 //! `gaur snapshot info`: one snapshot in detail.
 
+use std::ffi::OsString;
 use std::io::Write;
 
 use super::list;
@@ -23,7 +24,7 @@ pub struct Args {
     force_share: bool,
     /// The image, and the snapshot's id or name
     #[arg(required = true, value_name = "IMAGE SNAPSHOT")]
-    words: Vec<String>,
+    words: Vec<OsString>,
 }
 
 /// Prints it.

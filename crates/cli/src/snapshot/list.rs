@@ -1,5 +1,6 @@
 //! `gaur snapshot list`: the snapshots of an image.
 
+use std::ffi::OsString;
 use std::io::Write;
 
 use gaur_engine::Format;
@@ -29,7 +30,7 @@ pub struct Args {
     force_share: bool,
     /// The image
     #[arg(value_name = "IMAGE")]
-    words: Vec<String>,
+    words: Vec<OsString>,
 }
 
 /// Lists them.
@@ -72,8 +73,7 @@ pub fn details(target: &Target, force_share: bool) -> Result<Vec<SnapshotDetail>
 /// Only the table is read, so that images whose data cannot be read here can be looked at, too.
 fn read(spec: &ImageSpec, force_share: bool) -> Result<Vec<SnapshotDetail>, Failure> {
     let file = spec.open_file(&target::reading(force_share))?;
-    let format = spec.format().map_or_else(|| file.probe(), Ok)?;
-    if format == Format::Raw {
+    if spec.format_of(&file)? == Format::Raw {
         return Ok(Vec::new());
     }
     let snapshots = snapshot_table::read(&file, &file.header()?)?;

@@ -57,7 +57,10 @@ impl Operation {
                 let watch = Watch {
                     progress,
                     meter: || job.progress_bytes(),
-                    cancel: || job.cancel(),
+                    cancel: {
+                        let job = Arc::clone(&job);
+                        move || job.cancel()
+                    },
                 };
                 let done = direct::drive(&image, args.host, watch, async |queue| {
                     let done = self.run(queue, &job).await;

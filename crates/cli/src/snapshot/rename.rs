@@ -1,5 +1,6 @@
 //! `gaur snapshot rename`: another name for a snapshot.
 
+use std::ffi::OsString;
 use std::io::Write;
 
 use super::operation::Operation;
@@ -16,7 +17,7 @@ pub struct Args {
     act: ActArgs,
     /// The image, the snapshot's id or name, and its new name
     #[arg(required = true, value_name = "IMAGE SNAPSHOT NAME")]
-    words: Vec<String>,
+    words: Vec<OsString>,
 }
 
 /// Renames it.

@@ -1,8 +1,10 @@
 //! `gaur snapshot save`: a snapshot with the state of a machine, from a file or a pipe. The state is read
 //! by a thread of its own while writes to the image are under way.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,10 +35,10 @@ pub struct Args {
     metadata: MetadataArgs,
     /// The file with the state; '-' is standard input
     #[arg(long, value_name = "FILE", default_value = "-")]
-    state: String,
+    state: PathBuf,
     /// The image, and the name of the new snapshot
     #[arg(required = true, value_name = "IMAGE NAME")]
-    words: Vec<String>,
+    words: Vec<OsString>,
 }
 
 /// Saves it.
@@ -62,9 +64,10 @@ struct Source {
 }
 
 impl Source {
-    fn open(name: &str) -> Result<Source, Failure> {
-        if name != "-" {
-            let file = File::open(name).map_err(|error| Failure::io(name, &error))?;
+    fn open(path: &Path) -> Result<Source, Failure> {
+        if path != Path::new("-") {
+            let name = &*path.to_string_lossy();
+            let file = File::open(path).map_err(|error| Failure::io(name, &error))?;
             let facts = file.metadata().map_err(|error| Failure::io(name, &error))?;
             if facts.is_dir() {
                 return Err(Failure::about(name, "is a directory"));
@@ -119,13 +122,14 @@ fn save_here(
     let reader = trouble.clone();
     // When nobody wants the rest, it may still wait for standard input: nobody waits for it.
     std::thread::spawn(move || pump(source, sender, &reader));
-    let job = Job::default();
+    let job = Arc::new(Job::default());
+    let (asked, pipe) = (Arc::clone(&job), handle.clone());
     let watch = Watch {
         progress,
         meter: || (handle.sent_bytes(), len),
-        cancel: || {
-            handle.cancel();
-            job.cancel();
+        cancel: move || {
+            pipe.cancel();
+            asked.cancel();
         },
     };
     let saved = direct::drive(&image, act.host, watch, async |queue| {

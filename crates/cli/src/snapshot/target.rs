@@ -1,5 +1,6 @@
 //! What a verb about snapshots acts on: an image that it opens, or one that a server has open.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use gaur_engine::{Format, OpenOptions};
@@ -39,6 +40,9 @@ pub struct ActArgs {
         default_value = "writeback"
     )]
     pub cache: CacheMode,
+    /// Remove the image's persistent bitmaps with the first change, which would make them useless
+    #[arg(long)]
+    pub drop_bitmaps: bool,
     /// Show progress
     #[arg(short, long)]
     pub progress: bool,
@@ -76,25 +80,32 @@ impl TargetArgs {
     /// The target, and the words that are not the image: as many as `wanted` says what they are.
     pub fn split<const N: usize>(
         &self,
-        words: &[String],
+        words: &[OsString],
         wanted: [&str; N],
     ) -> Result<(Target, [String; N]), Failure> {
         let (target, rest) = match &self.control {
             Some(socket) => (Target::Server(self.server(socket)), words),
             None => {
-                let (first, rest) = words
-                    .split_first()
-                    .ok_or_else(|| Failure::new("an image is needed"))?;
+                let (first, rest) = words.split_first().ok_or_else(|| {
+                    Failure::new("an image is needed").hint("or --control SOCKET")
+                })?;
                 let spec = ImageSpec::parse(first, self.image_opts, self.format)?;
                 (Target::Image(spec), rest)
             }
         };
-        if let Ok(rest) = <[String; N]>::try_from(rest.to_vec()) {
-            return Ok((target, rest));
+        let text = |word: &OsString| {
+            let shown = word.to_string_lossy();
+            let wrong =
+                || Failure::about(shown, "not valid UTF-8, which a snapshot's name must be");
+            word.to_str().map(str::to_owned).ok_or_else(wrong)
+        };
+        let names: Result<Vec<String>, Failure> = rest.iter().map(text).collect();
+        if let Ok(names) = <[String; N]>::try_from(names?) {
+            return Ok((target, names));
         }
         let given = rest.len();
         let message = match rest.get(N) {
-            Some(more) => format!("'{more}' is one word too many"),
+            Some(more) => format!("'{}' is one word too many", more.to_string_lossy()),
             None => format!("{} is missing", wanted.get(given).unwrap_or(&"a name")),
         };
         let hint = match &self.control {
@@ -113,10 +124,11 @@ impl TargetArgs {
 }
 
 impl ActArgs {
-    /// Without options.
-    pub fn plain(quiet: bool) -> ActArgs {
+    /// Without other options.
+    pub fn plain(quiet: bool, drop_bitmaps: bool) -> ActArgs {
         ActArgs {
             cache: CacheMode::Writeback,
+            drop_bitmaps,
             progress: false,
             quiet,
             host: HostKind::Auto,
@@ -127,9 +139,11 @@ impl ActArgs {
     pub fn open(&self, spec: &ImageSpec) -> Result<SharedImage, Failure> {
         let options = OpenOptions {
             direct: self.cache.direct(),
+            drop_bitmaps: self.drop_bitmaps,
             ..OpenOptions::default()
         };
-        SharedImage::open(spec, &options).map_err(|failure| failure.hint_if_locked(LOCKED_HINT))
+        let spec = spec.clone().with_probed_format()?;
+        SharedImage::open(&spec, &options).map_err(|failure| failure.hint_if_locked(LOCKED_HINT))
     }
 }
 
@@ -147,8 +161,8 @@ pub fn explain_lock(failure: Failure) -> Failure {
 mod tests {
     use super::*;
 
-    fn words(words: &[&str]) -> Vec<String> {
-        words.iter().map(|word| (*word).to_owned()).collect()
+    fn words(words: &[&str]) -> Vec<OsString> {
+        words.iter().map(OsString::from).collect()
     }
 
     #[test]

@@ -184,8 +184,17 @@ fn a_target_that_is_a_source_is_not_touched() {
     // The backing file of the source is a source too.
     for source in ["base.qcow2", "top.qcow2"] {
         dir.gaur(&["convert", source, "-O", "qcow2", "base.qcow2"])
-            .fails(1, &["base.qcow2", "lock"]);
+            .fails(
+                1,
+                &["base.qcow2", "a source, or a backing file of one", source],
+            );
         assert!(dir.read("base.qcow2") == before);
+    }
+    // By another name, too: that is no "other program" that has the lock.
+    std::fs::hard_link(dir.path("base.qcow2"), dir.path("hard.qcow2")).expect("a link");
+    for switches in [&[][..], &["-n"]] {
+        dir.gaur(&[&["convert"], switches, &["base.qcow2", "hard.qcow2"]].concat())
+            .fails(1, &["hard.qcow2", "a source"]);
     }
 }
 

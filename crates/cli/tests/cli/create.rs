@@ -1,5 +1,7 @@
 //! `gaur create` against `qemu-img create`.
 
+use std::io::Read;
+
 use crate::workdir::WorkDir;
 
 /// Option lists that make images.
@@ -165,21 +167,18 @@ fn an_image_in_use_is_not_overwritten() {
     let mut user = dir.command("qemu-io", &["-f", "qcow2", "disk.qcow2"]);
     let mut user = user
         .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
         .spawn()
         .expect("qemu-io runs");
     let before = dir.read("disk.qcow2");
-    let mut tries = 0;
-    loop {
-        // It takes a moment until the other program has its locks.
-        let answer = dir.gaur(&["info", "disk.qcow2"]);
-        if answer.code != 0 {
-            answer.fails(1, &["lock", "-U"]);
-            break;
-        }
-        tries += 1;
-        assert!(tries < 500, "the other program never locks the image");
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
+    // It has its locks when it prompts. To try meanwhile would take them away from it.
+    let prompt = user
+        .stdout
+        .as_mut()
+        .expect("its output")
+        .read_exact(&mut [0; 8]);
+    prompt.expect("a prompt");
+    dir.gaur(&["info", "disk.qcow2"]).fails(1, &["lock", "-U"]);
     dir.gaur(&["info", "-U", "disk.qcow2"]).ok();
     dir.gaur(&["create", "-f", "qcow2", "disk.qcow2", "1M"])
         .fails(1, &["lock"]);

@@ -14,6 +14,8 @@ mod image_opts;
 mod info;
 mod machine_state;
 mod map;
+mod newcomer;
+mod paths;
 mod resize;
 mod serve;
 mod server;

@@ -148,8 +148,8 @@ fn a_terminal_that_goes_away_ends_the_server_in_order_unless_it_is_to_stay() {
     server.signal("-HUP");
     assert_eq!(server.wait(), Some(0));
 
-    let line = format!("trap '' HUP; exec {GAUR} serve -t -k sock --pid-file pid disk.qcow2");
-    let mut command = dir.command("bash", &["-c", &line]);
+    let line = "trap '' HUP; exec \"$0\" serve -t -k sock --pid-file pid disk.qcow2";
+    let mut command = dir.command("bash", &["-c", line, GAUR]);
     let mut child = command.stdout(Stdio::piped()).spawn().expect("bash runs");
     let mut uri = String::new();
     let mut out = BufReader::new(child.stdout.take().expect("its output"));

@@ -116,7 +116,7 @@ fn a_single_image_is_opened_for_writing_with_its_lock() {
     assert_eq!(opened.image.size_bytes(), SIZE);
     assert_eq!(opened.files.len(), 1);
     let layer = &opened.image.layers()[0];
-    assert_eq!((layer.name(), layer.format()), ("dir/top", Format::Qcow2));
+    assert_eq!((&*layer.name(), layer.format()), ("dir/top", Format::Qcow2));
     let access = Access {
         write: true,
         direct: false,
@@ -293,6 +293,75 @@ fn an_unknown_backing_format_is_refused_by_name_and_never_guessed() {
     }
 }
 
+/// A user converted a VMware disk: `gaur convert -O qcow2 real.vmdk x.qcow2`. The container was copied
+/// as if it were the disk, with exit code 0, and the guest found tables where its file systems were.
+#[test]
+fn foreign_format_is_refused_by_name_unless_the_format_is_told() {
+    let vmdk = [b"KDMV\x03\0\0\0".to_vec(), vec![0; 2000]].concat();
+    let host = host(&[("d/top", vmdk)]);
+    for options in [read_only(), OpenOptions::default()] {
+        let (kind, line) = failure(&host, "d/top", &options);
+        assert_eq!(kind, ErrorKind::ForeignFormat);
+        assert_eq!(
+            line,
+            "d/top: looks like a VMDK image, which is not supported; \
+             'qemu-img convert -f vmdk -O qcow2' makes one that is"
+        );
+        // A raw disk whose guest wrote that header stays usable for who says that it is raw.
+        let told = OpenOptions {
+            format: Some(Format::Raw),
+            ..options
+        };
+        assert_eq!(
+            open_in(&host, "d/top", &told).unwrap().image.size_bytes(),
+            2048
+        );
+    }
+}
+
+#[test]
+fn foreign_backing_file_is_refused_unless_its_overlay_says_raw() {
+    let vdi = [vec![0; 64], vec![0x7f, 0x10, 0xda, 0xbe], vec![0; 900]].concat();
+    let mut top = over("base");
+    let unsaid = host(&[("top", bytes_of(&top)), ("base", vdi.clone())]);
+    let (kind, line) = failure(&unsaid, "top", &read_only());
+    assert_eq!(kind, ErrorKind::Unsupported);
+    assert_eq!(
+        line,
+        "cannot open \"base\", backing file of \"top\": looks like a VDI image, which is not \
+         supported; 'qemu-img convert -f vdi -O qcow2' makes one that is; if it is a raw disk, \
+         'qemu-img rebase -u -F raw' makes its overlay say so"
+    );
+    top.extensions.push(extension::Extension {
+        kind: extension::BACKING_FORMAT,
+        data: b"raw".to_vec(),
+    });
+    let said = host(&[("top", bytes_of(&top)), ("base", vdi)]);
+    assert!(open_in(&said, "top", &read_only()).is_ok());
+}
+
+/// The guest of a raw disk that was opened for writing by a guess can make the next guess: it writes a
+/// qcow2 header into its first sector that names a file of the host as backing file, and finds that
+/// file on its disk after a restart.
+#[test]
+fn raw_image_is_written_to_only_when_it_was_called_raw() {
+    let host = host(&[("top", vec![0; 4096]), ("image", bytes_of(&header()))]);
+    let (kind, line) = failure(&host, "top", &OpenOptions::default());
+    assert_eq!(kind, ErrorKind::FormatNotTold);
+    assert_eq!(
+        line,
+        "top: looks like a raw image, but its guest could write a qcow2 header into it"
+    );
+    let told = OpenOptions {
+        format: Some(Format::Raw),
+        ..OpenOptions::default()
+    };
+    assert!(open_in(&host, "top", &told).is_ok());
+    assert!(open_in(&host, "top", &read_only()).is_ok());
+    // What looks like qcow2 is written to as qcow2: its guest cannot reach the header.
+    assert!(open_in(&host, "image", &OpenOptions::default()).is_ok());
+}
+
 #[test]
 fn a_protocol_as_backing_file_is_refused_by_name() {
     let (kind, line) = damage(bytes_of(&over("nbd://host/x")), &read_only());
@@ -304,7 +373,7 @@ fn a_protocol_as_backing_file_is_refused_by_name() {
 fn empty_and_tiny_files_are_raw_unless_qcow2_is_asked_for() {
     for len in [0, 3, 511] {
         let host = host(&[("top", vec![0x51; len])]);
-        let opened = open_in(&host, "top", &OpenOptions::default()).unwrap();
+        let opened = open_in(&host, "top", &read_only()).unwrap();
         // A disk has whole sectors.
         assert_eq!(opened.image.size_bytes(), len.next_multiple_of(512) as u64);
         let options = OpenOptions {
@@ -437,7 +506,7 @@ fn a_snapshot_table_of_any_length_is_read_whole() {
         let file = file(bytes.clone());
         let reader = block_on(LayerReader::new(&file)).unwrap();
         let mut budget = TABLE_BYTES;
-        let load = reader.load("top".to_owned(), writing(), &mut budget);
+        let load = reader.load("top".into(), writing(), &mut budget);
         assert!(block_on(load).unwrap().snapshots == snapshots);
         bytes.truncate(CLUSTERS * CLUSTER + table.len() - 600);
         if count > 20 {
@@ -453,7 +522,7 @@ fn the_tables_of_a_chain_together_are_bounded() {
     let file = file(bytes_of(&header()));
     let reader = block_on(LayerReader::new(&file)).unwrap();
     for (mut budget, fits) in [(16 + 512, true), (16 + 511, false), (15, false)] {
-        let loaded = block_on(reader.load("top".to_owned(), writing(), &mut budget));
+        let loaded = block_on(reader.load("top".into(), writing(), &mut budget));
         match loaded {
             Ok(_) => assert!(fits && budget == 0),
             Err(error) => assert!(!fits && error.kind() == ErrorKind::Unsupported),
@@ -515,7 +584,7 @@ fn a_file_that_wants_aligned_requests_is_opened_too() {
 fn a_read_error_names_the_table() {
     let host = host(&[("top", bytes_of(&header()))]);
     let top = block_on(host.open(
-        "top",
+        "top".as_ref(),
         Access {
             write: false,
             direct: false,

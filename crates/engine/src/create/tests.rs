@@ -79,7 +79,7 @@ fn a_new_image_is_what_the_plan_says_on_any_file_and_opens() {
     for options in all_options() {
         for limits in [cached_limits(), direct_limits(512), direct_limits(4096)] {
             let file = TestFile::new(vec![0xee; 100_000], limits);
-            block_on(create(&file, &options)).unwrap();
+            block_on(create(&file, &options, &Job::default())).unwrap();
             let (bytes, whole) = (file.bytes(), expected(&options));
             assert!(bytes.starts_with(&whole), "{options:?}");
             // Rewriting the block at its end may lengthen a file of tiny clusters.
@@ -89,7 +89,7 @@ fn a_new_image_is_what_the_plan_says_on_any_file_and_opens() {
         }
         let whole = expected(&options);
         let device = device(whole.len() + 4096, 4096);
-        block_on(create(&device, &options)).unwrap();
+        block_on(create(&device, &options, &Job::default())).unwrap();
         assert!(
             device.bytes()[..whole.len()] == whole,
             "{options:?} on a device"
@@ -115,7 +115,7 @@ fn preallocated_space_is_asked_for_and_reads_as_zeros() {
             ..sized(1 << 20)
         };
         let file = TestFile::new(Vec::new(), cached_limits());
-        block_on(create(&file, &options)).unwrap();
+        block_on(create(&file, &options, &Job::default())).unwrap();
         let whole = expected(&options);
         assert!(whole.len() > 1 << 20 && file.bytes() == whole);
         let len = whole.len() as u64;
@@ -144,7 +144,7 @@ fn a_file_that_cannot_zero_ranges_gets_zeros_written() {
         ..sized(1 << 20)
     };
     let file = device(2 << 20, 512).without_write_zeroes();
-    block_on(create(&file, &options)).unwrap();
+    block_on(create(&file, &options, &Job::default())).unwrap();
     let whole = expected(&options);
     assert!(file.bytes()[..whole.len()] == whole);
 }
@@ -155,7 +155,7 @@ fn the_header_goes_last_between_two_flushes() {
         TestFile::new(Vec::new(), cached_limits()),
         device(1 << 20, 512),
     ] {
-        block_on(create(&file, &sized(1 << 30))).unwrap();
+        block_on(create(&file, &sized(1 << 30), &Job::default())).unwrap();
         let events = file.events();
         let last = events.len() - 3;
         assert!(matches!(
@@ -175,10 +175,10 @@ fn wherever_creation_stops_no_half_made_image_is_left() {
     let options = sized(1 << 30);
     for steps in 0.. {
         let file = device(1 << 20, 512);
-        block_on(create(&file, &sized(1 << 20))).unwrap();
+        block_on(create(&file, &sized(1 << 20), &Job::default())).unwrap();
         file.forget_events();
         file.fail_from(steps, Errno::EIO);
-        let Err(error) = block_on(create(&file, &options)) else {
+        let Err(error) = block_on(create(&file, &options, &Job::default())) else {
             assert!(steps > 5, "it takes some steps");
             break;
         };
@@ -199,7 +199,7 @@ fn wherever_creation_stops_no_half_made_image_is_left() {
 #[test]
 fn a_device_that_is_too_small_is_refused_with_both_sizes_and_left_alone() {
     let file = device(100 << 10, 512);
-    let error = block_on(create(&file, &sized(1 << 30))).unwrap_err();
+    let error = block_on(create(&file, &sized(1 << 30), &Job::default())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace);
     assert!(
         format!("{error:#}").contains("the device has 102400"),
@@ -215,7 +215,7 @@ fn options_that_make_no_sense_and_read_only_files_change_nothing() {
         cluster_bits: 30,
         ..sized(1 << 20)
     };
-    let error = block_on(create(&file, &options)).unwrap_err();
+    let error = block_on(create(&file, &options, &Job::default())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error:#}");
     assert_eq!(file.bytes(), [1; 10]);
     let locked = TestFile::new(
@@ -226,7 +226,9 @@ fn options_that_make_no_sense_and_read_only_files_change_nothing() {
         },
     );
     assert_eq!(
-        block_on(create(&locked, &sized(0))).unwrap_err().kind(),
+        block_on(create(&locked, &sized(0), &Job::default()))
+            .unwrap_err()
+            .kind(),
         ErrorKind::ReadOnly
     );
     assert_eq!(locked.events(), []);
@@ -235,11 +237,11 @@ fn options_that_make_no_sense_and_read_only_files_change_nothing() {
 #[test]
 fn a_failing_flush_is_an_error() {
     let file = TestFile::new(Vec::new(), cached_limits());
-    block_on(create(&file, &sized(1 << 20))).unwrap();
+    block_on(create(&file, &sized(1 << 20), &Job::default())).unwrap();
     let steps = file.events().len();
     let again = TestFile::new(Vec::new(), cached_limits());
     again.fail_from(steps - 1, Errno::EIO);
-    let error = block_on(create(&again, &sized(1 << 20))).unwrap_err();
+    let error = block_on(create(&again, &sized(1 << 20), &Job::default())).unwrap_err();
     assert_eq!(
         format!("{error:#}"),
         "cannot flush the new image: input/output error"

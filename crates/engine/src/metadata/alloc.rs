@@ -10,6 +10,8 @@
 //!
 //! Units: clusters are host cluster numbers, offsets are bytes. Sync only; lock order: last.
 
+use std::ops::Range;
+
 use gaur_block::Errno;
 use gaur_format::addr::ClusterIndex;
 use gaur_format::geometry::Geometry;
@@ -40,6 +42,16 @@ pub(crate) struct Free {
     pub(crate) start: u64,
     /// Number of clusters.
     pub(crate) len: u64,
+}
+
+impl Free {
+    /// Adds clusters to a list of runs, to the last of them where they follow it.
+    pub(crate) fn join(list: &mut Vec<Free>, start: u64, len: u64) {
+        match list.last_mut() {
+            Some(last) if last.start + last.len == start => last.len += len,
+            _ => list.push(Free { start, len }),
+        }
+    }
 }
 
 /// What has to be done before an allocation can go on.
@@ -78,8 +90,8 @@ pub(crate) struct Alloc {
     /// First cluster beyond everything that was ever used.
     pub(crate) bump: u64,
     /// Where the scan for free clusters below `scan_end` goes on.
-    scan: u64,
-    scan_end: u64,
+    pub(super) scan: u64,
+    pub(super) scan_end: u64,
     /// Length of the file in bytes, as far as this engine made it.
     pub(crate) physical_end: u64,
     /// Length of the file when it was opened.
@@ -194,7 +206,7 @@ impl Alloc {
     }
 
     /// Counts in one slice.
-    fn per_slice(&self) -> u64 {
+    pub(super) fn per_slice(&self) -> u64 {
         (self.blocks.slice_bytes() * 8) >> self.geometry.refcount_order()
     }
 
@@ -226,8 +238,9 @@ impl Alloc {
                 .take_while(|at| refcount::get(bytes, order, *at) == 0)
                 .count() as u64;
             if unused == 0 {
-                // Somebody uses it after all (space beyond the end of a short file).
-                self.consume(queue, 1);
+                // In use after all: space beyond the end of a short file.
+                let used = used_from(bytes, order, within..within + count);
+                self.consume(queue, used);
                 continue;
             }
             let taken = Run {
@@ -325,6 +338,7 @@ impl Alloc {
 
     /// Reserves space beyond everything used so far.
     fn reserve_fresh(&mut self, queue: usize, want: u64) -> Result<(), AllocError> {
+        self.skip_used()?;
         let mut run = Run {
             start: self.bump,
             len: want,
@@ -350,6 +364,24 @@ impl Alloc {
         self.reserve(queue, run)
     }
 
+    /// Moves the end of used space over clusters behind it that are in use after all: those of a file
+    /// that is shorter than what its refcounts say. The file grows only for clusters that are free.
+    fn skip_used(&mut self) -> Result<(), AllocError> {
+        while let Some((slice, within)) = self.slice_of(self.bump) {
+            let order = self.geometry.refcount_order();
+            let per_slice = self.per_slice();
+            let Some(bytes) = self.blocks.get(slice) else {
+                return Err(AllocError::Need(AllocNeed::Slice(slice)));
+            };
+            let used = used_from(bytes, order, within..per_slice);
+            self.bump += used;
+            if within + used < per_slice {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the host's space for fresh clusters below `end` was taken ahead.
     fn is_backed(&self, end: u64) -> bool {
         end * self.geometry.cluster_size() <= self.backed_end
@@ -367,7 +399,7 @@ impl Alloc {
 
     /// Looks at the counts of one more slice and adds what is free there to the free runs; whether
     /// it found any.
-    fn scan_step(&mut self) -> Result<bool, AllocError> {
+    pub(super) fn scan_step(&mut self) -> Result<bool, AllocError> {
         let start = self.scan;
         let Some((slice, within)) = self.slice_of(start) else {
             // No refcount block: every count in its range is zero.
@@ -595,37 +627,6 @@ impl Alloc {
         }
     }
 
-    /// Reserves exactly `len` clusters in a row beyond everything used so far for `queue`, whatever
-    /// refcount blocks count them. Answers with the index of a block that is missing first.
-    pub(crate) fn reserve_area(&mut self, queue: usize, len: u64) -> Result<u64, AllocError> {
-        let end = self.bump + len;
-        let per_block = self.geometry.refcount_block_entries();
-        let missing = (self.bump / per_block..=(end - 1) / per_block)
-            .find(|index| self.table.get(*index as usize).copied().unwrap_or(0) == 0);
-        if let Some(index) = missing {
-            return Err(AllocError::Need(AllocNeed::Block(index)));
-        }
-        match self.capacity {
-            Some(capacity) if end > capacity => return Err(AllocError::Failed(Errno::ENOSPC)),
-            None if end * self.geometry.cluster_size() > self.physical_end => {
-                let bytes = end * self.geometry.cluster_size();
-                return Err(AllocError::Need(AllocNeed::Grow(bytes)));
-            }
-            _ => {}
-        }
-        self.unreserve(queue);
-        let start = self.bump;
-        self.bump = end;
-        let run = Run {
-            start,
-            len,
-            fresh: self.capacity.is_none(),
-            backed: self.is_backed(end),
-        };
-        self.reserve(queue, run)?;
-        Ok(start)
-    }
-
     /// Ends the reservation of `queue`.
     pub(crate) fn unreserve(&mut self, queue: usize) {
         if let Some(slot) = self.reserved.get_mut(queue) {
@@ -666,6 +667,13 @@ impl Run {
         fresh: false,
         backed: false,
     };
+}
+
+/// How many counts of a slice are not zero, from the first of `range` on.
+fn used_from(bytes: &[u8], order: u32, mut range: Range<u64>) -> u64 {
+    let len = range.end - range.start;
+    let free = range.position(|at| refcount::get(bytes, order, at) == 0);
+    free.map_or(len, |free| free as u64)
 }
 
 /// Whether `cluster` is in one of the runs.

@@ -5,6 +5,7 @@
 //! [`fresh`].
 
 pub(crate) mod alloc;
+pub(crate) mod area;
 pub(crate) mod cache;
 pub(crate) mod claims;
 pub(crate) mod cluster_set;

@@ -2,6 +2,9 @@
 //!
 //! The active image shares the snapshot's L2 tables from then on, and what it had itself loses its
 //! references. A table that both share already stays as it is. Requests wait until all is done.
+//!
+//! The state of a machine that lies behind the snapshot's disk stays the snapshot's: a reader looks there,
+//! and a disk that grows would come upon it.
 
 use std::collections::BTreeSet;
 
@@ -14,9 +17,10 @@ use super::failure::Failure;
 use super::plan::Plan;
 use super::select::find_snapshot;
 use super::switch::{Outcome, Switch};
-use super::{Job, list, references};
+use super::{list, references};
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Qcow2, Writer};
+use crate::job::Job;
 use crate::queue::Queue;
 
 impl<F: File> Queue<F> {
@@ -39,7 +43,7 @@ impl<F: File> Queue<F> {
                 .await
         };
         let applied = self.try_switch(DOING, apply).await;
-        self.release_freed(writer).await;
+        self.release_freed(writer, job).await;
         applied.map(|()| wanted.clone())
     }
 
@@ -68,7 +72,7 @@ impl<F: File> Queue<F> {
     ) -> Result<(), Failure> {
         let geometry = &qcow2.geometry;
         let needed = geometry.l1_entries_for(size_bytes);
-        let entries = needed.max(u64::from(wanted.l1_size)).max(1);
+        let entries = needed.max(1);
         let table_bytes = list::encode(all, geometry)?.len() as u64;
         let mut switch = Switch::begin(self, qcow2, writer, job);
         let l1_area = switch.take_area(entries * 8).await?;
@@ -93,7 +97,8 @@ impl<F: File> Queue<F> {
 impl<F: File> Switch<'_, F> {
     /// The entries of the active L1 table that share the tables of `wanted`.
     async fn take_over(&mut self, wanted: &Snapshot, entries: u64) -> Result<Vec<u64>, Failure> {
-        let tables = self.snapshot_tables(wanted).await?;
+        let mut tables = self.snapshot_tables(wanted).await?;
+        tables.retain(|(index, _)| *index < entries);
         let theirs: BTreeSet<(u64, u64)> = tables.iter().copied().collect();
         let own = self.active_tables();
         let both: BTreeSet<(u64, u64)> = own

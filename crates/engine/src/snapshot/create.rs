@@ -12,9 +12,10 @@ use super::failure::Failure;
 use super::plan::Plan;
 use super::references;
 use super::switch::{Area, Outcome, Switch};
-use super::{Job, NewSnapshot, SavedState, list};
+use super::{NewSnapshot, SavedState, list};
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Qcow2, Writer};
+use crate::job::Job;
 use crate::metadata::tracker::Changed;
 use crate::queue::Queue;
 
@@ -72,7 +73,7 @@ impl<F: File> Queue<F> {
         };
         let create = async || self.try_create(qcow2, writer, &wanted, &all, job).await;
         let created = self.try_switch(DOING, create).await;
-        self.release_freed(writer).await;
+        self.release_freed(writer, job).await;
         created
     }
 

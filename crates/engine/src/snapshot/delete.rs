@@ -11,13 +11,14 @@ use gaur_format::snapshot::Snapshot;
 
 use super::create::Copying;
 use super::failure::Failure;
+use super::list;
 use super::plan::Plan;
 use super::references;
 use super::select::find_to_delete;
 use super::switch::{Area, Outcome, Switch};
-use super::{Job, list};
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Qcow2, Writer};
+use crate::job::Job;
 use crate::queue::Queue;
 
 impl<F: File> Queue<F> {
@@ -37,7 +38,7 @@ impl<F: File> Queue<F> {
         announced.map_err(|errno| ImageError::io(errno, DOING))?;
         let delete = async || self.try_delete(qcow2, writer, gone, &all, job).await;
         let deleted = self.try_switch(DOING, delete).await;
-        self.release_freed(writer).await;
+        self.release_freed(writer, job).await;
         deleted.map(|()| gone.clone())
     }
 

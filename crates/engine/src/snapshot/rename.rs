@@ -10,6 +10,7 @@ use super::select::find_snapshot;
 use crate::align;
 use crate::error::ImageError;
 use crate::image::{Qcow2, Writer};
+use crate::job::Job;
 use crate::metadata::alloc::Free;
 use crate::queue::Queue;
 
@@ -44,7 +45,8 @@ impl<F: File> Queue<F> {
         let table_bytes = bytes.len() as u64;
         self.announce(writer).await?;
         let clusters = qcow2.geometry.clusters_for(table_bytes);
-        let taken = self.take_area(qcow2, writer, clusters).await?;
+        let job = Job::default();
+        let taken = self.take_area(qcow2, writer, clusters, &job).await?;
         let start = taken.free.start;
         bytes.resize((clusters * size) as usize, 0);
         let (file, locks) = (self.top_file(), &self.image.locks);

@@ -17,10 +17,11 @@ use gaur_format::header::field;
 use gaur_format::snapshot::Snapshot;
 
 use super::failure::Failure;
+use super::list;
 use super::plan::{Block, Plan};
-use super::{Job, list};
 use crate::align;
 use crate::image::{Qcow2, Writer};
+use crate::job::Job;
 use crate::metadata::alloc::Free;
 use crate::metadata::tracker::Changed;
 use crate::queue::Queue;
@@ -124,7 +125,8 @@ impl<'a, F: File> Switch<'a, F> {
     pub(crate) async fn take_area(&mut self, len: u64) -> Result<Area, Failure> {
         let clusters = self.qcow2.geometry.clusters_for(len.max(1));
         let (qcow2, writer) = (self.qcow2, self.writer);
-        let taken = self.queue.take_area(qcow2, writer, clusters).await?;
+        let taken = self.queue.take_area(qcow2, writer, clusters, self.job);
+        let taken = taken.await?;
         let free = taken.free;
         taken.keep();
         self.taken.push(free);

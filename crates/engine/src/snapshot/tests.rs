@@ -5,16 +5,18 @@ use std::pin::Pin;
 
 use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
 use gaur_format::Version;
-use gaur_format::check::{Check, Step};
 use gaur_format::plan::CreateOptions;
 
-use super::{Job, NewSnapshot};
+use super::NewSnapshot;
 use crate::chain::open;
 use crate::create::create;
 use crate::error::ErrorKind;
+use crate::job::Job;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
-use crate::test_file::{Random, TestFile, TestHost, block_on, cached_limits, run_shuffled};
+use crate::test_file::{
+    Random, TestFile, TestHost, block_on, cached_limits, check_clean, checked, run_shuffled,
+};
 
 const SIZE: u64 = 2 << 20;
 const SECTOR: u64 = 512;
@@ -63,7 +65,7 @@ fn new_snapshot(name: &str) -> NewSnapshot {
 impl Bench {
     fn new(options: &CreateOptions, jitter: u64) -> Bench {
         let file = TestFile::new(Vec::new(), cached_limits()).with_jitter(7, jitter);
-        block_on(create(&file, options)).unwrap();
+        block_on(create(&file, options, &Job::default())).unwrap();
         let mut host = TestHost::default();
         host.add("disk", file.clone());
         let queue = opened(&host);
@@ -152,25 +154,6 @@ fn read_all(queue: &Queue<TestFile>) -> Vec<u8> {
     memory
 }
 
-/// Nothing wrong with the image, and nothing leaked.
-fn check_clean(file: &TestFile) {
-    let bytes = file.bytes();
-    let mut check = Check::new(&bytes, bytes.len() as u64).unwrap();
-    loop {
-        match check.next() {
-            Step::Need { offset, len } => {
-                let start = (offset as usize).min(bytes.len());
-                let end = ((offset + len) as usize).min(bytes.len());
-                check.feed(&bytes[start..end]);
-            }
-            Step::Done(report) => {
-                assert!(report.is_clean(), "{report:#?}");
-                return;
-            }
-        }
-    }
-}
-
 #[test]
 fn snapshots_keep_what_they_saw_and_give_back_what_they_held() {
     for options in shapes() {
@@ -209,21 +192,8 @@ fn when_the_last_snapshot_is_gone_the_image_owns_its_clusters_again() {
 }
 
 fn check_only_leaks(file: &TestFile) {
-    let bytes = file.bytes();
-    let mut check = Check::new(&bytes, bytes.len() as u64).unwrap();
-    loop {
-        match check.next() {
-            Step::Need { offset, len } => {
-                let start = (offset as usize).min(bytes.len());
-                let end = ((offset + len) as usize).min(bytes.len());
-                check.feed(&bytes[start..end]);
-            }
-            Step::Done(report) => {
-                assert!(report.only_leaks() || report.is_clean(), "{report:#?}");
-                return;
-            }
-        }
-    }
+    let report = checked(file);
+    assert!(report.only_leaks() || report.is_clean(), "{report:#?}");
 }
 
 #[test]

@@ -18,9 +18,10 @@ use super::writer::DEPTH;
 use crate::align;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Image, Qcow2};
+use crate::job::Job;
 use crate::metadata::alloc::Free;
 use crate::queue::Queue;
-use crate::snapshot::{Job, NewSnapshot, SavedState, Snapshot};
+use crate::snapshot::{NewSnapshot, SavedState, Snapshot};
 
 /// Tables next to each other are written so many bytes at a time.
 const TABLES_BYTES: u64 = 1 << 20;
@@ -117,7 +118,8 @@ impl VmStateSave {
             let placed = now.iter().zip(hosts);
             let placed = placed.map(|(table, host)| (*table, host * self.cluster_bytes));
             tables.state.tables.extend(placed);
-            job.step(now.len() as u64 * self.cluster_bytes)?;
+            job.step(now.len() as u64 * self.cluster_bytes)
+                .map_err(failed)?;
             rest = later;
         }
         Ok(tables)

@@ -2,17 +2,17 @@
 
 use gaur_block::{Device, Payload, Request, Source, Tag, Target};
 use gaur_format::Version;
-use gaur_format::check::{Check, Step};
 use gaur_format::plan::CreateOptions;
 
 use super::{BlockOn, VmStateReader, VmStateSave};
 use crate::chain::open;
 use crate::create::create;
 use crate::error::ImageError;
+use crate::job::Job;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
-use crate::snapshot::{Job, NewSnapshot, Snapshot};
-use crate::test_file::{Random, TestFile, TestHost, block_on, cached_limits};
+use crate::snapshot::{NewSnapshot, Snapshot};
+use crate::test_file::{Random, TestFile, TestHost, block_on, cached_limits, check_clean};
 
 mod hostile;
 mod positional;
@@ -87,7 +87,7 @@ impl Bench {
     }
 
     fn over(options: &CreateOptions, file: TestFile, backing: Option<TestFile>) -> Bench {
-        block_on(create(&file, options)).unwrap();
+        block_on(create(&file, options, &Job::default())).unwrap();
         let mut host = TestHost::default();
         host.add("disk", file.clone());
         if let Some(backing) = backing {
@@ -195,25 +195,6 @@ impl Bench {
 fn opened(host: &TestHost, options: &OpenOptions) -> Queue<TestFile> {
     let opened = block_on(open(host, "disk", options)).unwrap();
     opened.image.queue(opened.files)
-}
-
-/// Nothing wrong with the image, and nothing leaked.
-fn check_clean(file: &TestFile) {
-    let bytes = file.bytes();
-    let mut check = Check::new(&bytes, bytes.len() as u64).unwrap();
-    loop {
-        match check.next() {
-            Step::Need { offset, len } => {
-                let start = (offset as usize).min(bytes.len());
-                let end = ((offset + len) as usize).min(bytes.len());
-                check.feed(&bytes[start..end]);
-            }
-            Step::Done(report) => {
-                assert!(report.is_clean(), "{report:#?}");
-                return;
-            }
-        }
-    }
 }
 
 /// A stream as a machine monitor sends it: headers of 8 bytes, and pages, some of which are zeros and

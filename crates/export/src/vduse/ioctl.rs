@@ -104,13 +104,13 @@ pub(super) struct Response {
 }
 
 /// A call with what it passes and which way.
-pub(super) struct Call(libc::c_ulong);
+pub(super) struct Call(libc::Ioctl);
 
 const WRITE: u32 = 1;
 const READ: u32 = 2;
 
 const fn call(direction: u32, number: u32, len: usize) -> Call {
-    Call(((direction << 30) | ((len as u32) << 16) | (0x81 << 8) | number) as libc::c_ulong)
+    Call(((direction << 30) | ((len as u32) << 16) | (0x81 << 8) | number) as libc::Ioctl)
 }
 
 pub(super) const CREATE: Call = call(WRITE, 0x02, size_of::<DeviceConfig>());

@@ -59,6 +59,11 @@ impl Server {
     {
         options.check().map_err(ServeError::new)?;
         let place = options.socket.display().to_string();
+        if let Some(reason) = Address::too_long(&options.socket) {
+            return Err(ServeError::new(format!(
+                "cannot listen on {place}: {reason}"
+            )));
+        }
         let listener = Listener::bind(&Address::Unix(options.socket.clone())).map_err(|errno| {
             ServeError::because(format_args!("cannot listen on {place}"), errno)
         })?;

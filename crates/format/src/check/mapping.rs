@@ -24,13 +24,15 @@ use crate::snapshot::Snapshot;
 pub(super) struct Uses {
     active: u64,
     all: u64,
+    /// Its L1 index in the active image.
+    active_index: u64,
 }
 
 /// L2 tables by host offset.
 pub(super) type L2Tables = BTreeMap<u64, Uses>;
 
 /// Memory of an entry of [`L2Tables`] in bytes, with the map's own share.
-const L2_TABLE_BYTES: u64 = 48;
+const L2_TABLE_BYTES: u64 = 56;
 
 /// Reads L1 tables, the active one first.
 #[derive(Clone, Debug)]
@@ -139,7 +141,10 @@ impl L1Tables {
             Ok(_) if offset.0 < tally.file_len => {
                 let uses = self.found.entry(offset.0).or_default();
                 uses.all = uses.all.saturating_add(1);
-                uses.active = uses.active.saturating_add(u64::from(self.name.is_none()));
+                if self.name.is_none() {
+                    uses.active = uses.active.saturating_add(1);
+                    uses.active_index = index;
+                }
             }
             // Outside of the file it reads as zeros: nothing is mapped.
             Ok(_) => {}
@@ -210,6 +215,9 @@ impl Table {
         if let Some(corruption) = L2Entry::lint(raw, bitmap, &tally.geometry) {
             tally.corrupt(all, format_args!("{place}: {corruption}"));
         }
+        if self.uses.active > 0 && (raw & COMPRESSED != 0 || self.has_host(tally, raw)) {
+            self.behind_the_end(tally, index);
+        }
         if raw & COMPRESSED != 0 {
             self.compressed(tally, raw, bitmap, place);
             return;
@@ -228,6 +236,18 @@ impl Table {
                 };
                 check_copied(tally, raw, refcount, self.uses.active, place);
             }
+        }
+    }
+
+    /// Counts a cluster with space that lies behind the end of the active disk.
+    fn behind_the_end(&self, tally: &mut Tally, index: u64) {
+        let before = self
+            .uses
+            .active_index
+            .saturating_mul(tally.geometry.l2_entries());
+        let report = &mut tally.report;
+        if before.saturating_add(index) >= report.total_clusters {
+            report.clusters_behind_end = report.clusters_behind_end.saturating_add(1);
         }
     }
 

@@ -62,6 +62,9 @@ pub struct Report {
     pub fragmented_clusters: u64,
     /// Those of them that are compressed.
     pub compressed_clusters: u64,
+    /// Clusters with space that the active L1 table maps behind the end of the virtual disk. No fault: a
+    /// program that applied a snapshot may have left the state of a machine there.
+    pub clusters_behind_end: u64,
     /// What was found, at most [`limit::CHECK_FINDINGS_MAX`].
     pub messages: Vec<Finding>,
     /// Findings that were counted but not kept as messages.

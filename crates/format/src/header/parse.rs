@@ -39,7 +39,8 @@ impl<T: core::fmt::Display> Field<T> {
 }
 
 fn truncated(bytes: &[u8], needed: u64) -> Error {
-    Error::new(ErrorKind::Truncated, STRUCTURE, "ends too early")
+    let what = "the image ends in it, it is damaged or was truncated";
+    Error::new(ErrorKind::Truncated, STRUCTURE, what)
         .found(format_args!("{} bytes", bytes.len()))
         .allowed(alloc::format!("{needed} bytes or more"))
 }
@@ -63,7 +64,7 @@ fn parse_version(bytes: &[u8]) -> Result<Version, Error> {
         return Err(Error::new(
             ErrorKind::NotQcow2,
             STRUCTURE,
-            "not a qcow2 image, no magic",
+            "not a qcow2 image, it does not begin like one",
         ));
     }
     let version = u32_field(bytes, field::VERSION)?;

@@ -283,8 +283,19 @@ fn pointers_to_luks_and_bitmaps_are_checked() {
     header.extensions = vec![bitmaps.encode()];
     assert_eq!(header.bitmaps(), None, "the autoclear bit is clear");
     header.autoclear = Autoclear::BITMAPS;
-    let mut header = Header::parse(&header.encode().unwrap()).unwrap();
+    header.extensions.insert(
+        0,
+        Extension {
+            kind: extension::FEATURE_NAMES,
+            data: vec![0; 43],
+        },
+    );
+    let bytes = header.encode().unwrap();
+    let mut header = Header::parse(&bytes).unwrap();
     assert_eq!(header.bitmaps(), Some(bitmaps));
+    let at = header.extension_at(extension::BITMAPS).unwrap() as usize;
+    assert_eq!(bytes[at..at + 4], extension::BITMAPS.to_be_bytes());
+    assert_eq!(header.extension_at(extension::LUKS), None);
     for hostile in [
         BitmapsExtension {
             count: 0,

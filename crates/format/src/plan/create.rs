@@ -104,10 +104,6 @@ fn header(
     } else {
         Compatible(0)
     };
-    let backing = options
-        .backing_file
-        .as_ref()
-        .map(|name| name.clone().into_bytes());
     let header = Header {
         version: options.version,
         cluster_bits: options.cluster_bits,
@@ -134,7 +130,7 @@ fn header(
             Vec::new()
         },
         extensions: extensions(options),
-        backing_file_name: backing,
+        backing_file_name: options.backing_file.clone(),
     };
     header.encode().map_err(Error::into_invalid_input)
 }

@@ -1,6 +1,7 @@
 //! What a new image is to be.
 
 use alloc::string::String;
+use alloc::vec::Vec;
 
 use crate::allocation::AllocationPolicy;
 use crate::error::{Error, ErrorKind};
@@ -38,8 +39,8 @@ pub struct CreateOptions {
     pub refcount_order: u32,
     /// Size of the virtual disk in bytes; rounded up to a multiple of 512.
     pub size_bytes: u64,
-    /// Name of the backing file as it goes into the image.
-    pub backing_file: Option<String>,
+    /// Name of the backing file as it goes into the image: bytes that need not be text.
+    pub backing_file: Option<Vec<u8>>,
     /// Format of the backing file, `"qcow2"` or `"raw"`; only with a backing file.
     pub backing_format: Option<String>,
     /// How compressed clusters will be compressed; other than deflate needs version 3.

@@ -145,7 +145,7 @@ fn beneath_holes_the_backing_file_does_not_show() {
     for options in shapes() {
         let backing = TestFile::new(vec![0xbb; 40 * MIB], cached_limits());
         let options = CreateOptions {
-            backing_file: Some("base".to_owned()),
+            backing_file: Some(b"base".to_vec()),
             backing_format: Some("raw".to_owned()),
             ..options.clone()
         };

@@ -103,9 +103,11 @@ fn real_path(given: &Path) -> Result<PathBuf, ServeError> {
 fn ask_again(path: &Path) -> Result<(), i32> {
     let name = c_path(path).map_err(Errno::raw)?;
     let mut facts = std::mem::MaybeUninit::<libc::statx>::uninit();
+    // By its number: musl has the function since 1.2.5 only.
     // SAFETY: the path ends in NUL and there is room for one `statx`.
     let result = unsafe {
-        libc::statx(
+        libc::syscall(
+            libc::SYS_statx,
             libc::AT_FDCWD,
             name.as_ptr(),
             libc::AT_STATX_FORCE_SYNC,

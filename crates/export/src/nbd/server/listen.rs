@@ -105,6 +105,9 @@ const EADDRNOTAVAIL: Errno = Errno::from_raw(99);
 
 fn unix_failure(path: &Path, errno: Errno) -> ServeError {
     let what = format!("cannot listen on unix socket {}", path.display());
+    if let Some(reason) = Address::too_long(path) {
+        return ServeError::new(format!("{what}: {reason}"));
+    }
     if errno != EADDRINUSE {
         return ServeError::because(what, errno);
     }

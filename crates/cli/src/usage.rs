@@ -1,0 +1,198 @@
+//! Wrong command lines: told on one line, with a hint that fits.
+
+use std::ffi::OsString;
+
+use clap::CommandFactory;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::command::Gaur;
+use crate::failure::{EXIT_FAILURE, Failure};
+use crate::{compare, notice};
+
+/// Verbs of qemu-img that are not here.
+const OF_QEMU_IMG: [&str; 6] = ["amend", "bitmap", "commit", "dd", "measure", "rebase"];
+
+/// Prints help as it is, and errors of usage on one line. Returns the exit code.
+pub fn report(program: &str, args: &[OsString], error: &clap::Error) -> u8 {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            let Err(error) = error.print() else {
+                return 0;
+            };
+            let failure = Failure::from(error);
+            if !failure.is_silent() {
+                notice::say_as(program, &failure);
+            }
+            return failure.exit_code();
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            return EXIT_FAILURE;
+        }
+        _ => {}
+    }
+    let verbs = verbs(args);
+    let help = [&[program], &verbs[..], &["--help"]].concat().join(" ");
+    notice::say_as(program, explain(args, error).hint(format!("see '{help}'")));
+    match verbs.first() {
+        // 1 would say that the images differ.
+        Some(&"compare") => compare::EXIT_OPEN,
+        _ => EXIT_FAILURE,
+    }
+}
+
+/// The verb and the sub-verb that a command line begins with.
+fn verbs(args: &[OsString]) -> Vec<&str> {
+    let mut verbs = Vec::new();
+    let mut command = Gaur::command();
+    for word in args.iter().skip(1).map_while(|word| word.to_str()) {
+        let Some(found) = command.find_subcommand(word) else {
+            break;
+        };
+        command = found.clone();
+        verbs.push(word);
+    }
+    verbs
+}
+
+fn explain(args: &[OsString], error: &clap::Error) -> Failure {
+    if error.kind() == ErrorKind::InvalidUtf8 {
+        let wrong = args.iter().find(|word| word.to_str().is_none());
+        let wrong = wrong.map_or_else(String::new, |word| word.to_string_lossy().into_owned());
+        let message = format!("'{wrong}' is not valid UTF-8, which only paths of files may lack");
+        return Failure::new(message);
+    }
+    if let Some(ContextValue::String(verb)) = error.get(ContextKind::InvalidSubcommand)
+        && OF_QEMU_IMG.contains(&verb.as_str())
+    {
+        return Failure::new(format!(
+            "'{verb}' is not supported yet, 'qemu-img {verb}' does it"
+        ));
+    }
+    if let Some(failure) = about_arguments(args, error) {
+        return failure;
+    }
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let end = text.find("\nUsage:").unwrap_or(text.len());
+    let end = text.find("\nFor more information").unwrap_or(end).min(end);
+    // Tips stand in paragraphs of their own. What looks like an option is seldom meant as a value.
+    let mut parts = text[..end].split("\n\n  tip:");
+    let mut line = words(parts.next().unwrap_or_default());
+    for tip in parts.map(words).filter(|tip| !tip.starts_with("to pass ")) {
+        line.push_str("; ");
+        line.push_str(&tip);
+    }
+    for (theirs, ours) in NUMBERS {
+        line = line.replace(theirs, ours);
+    }
+    Failure::new(line)
+}
+
+/// What Rust's numbers say of themselves, and what a user should read.
+const NUMBERS: [(&str, &str); 5] = [
+    ("invalid digit found in string", "not a whole number"),
+    ("cannot parse integer from empty string", "not a number"),
+    (
+        "number would be zero for non-zero type",
+        "must be 1 or more",
+    ),
+    ("number too large to fit in target type", "too large"),
+    ("number too small to fit in target type", "too small"),
+];
+
+/// Where the words of the library mislead.
+fn about_arguments(args: &[OsString], error: &clap::Error) -> Option<Failure> {
+    match error.kind() {
+        ErrorKind::UnknownArgument => {
+            let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else {
+                return None;
+            };
+            let number = given
+                .strip_prefix('-')?
+                .starts_with(|letter: char| letter.is_ascii_digit());
+            let message =
+                format!("'{given}': no option is called so, and no number is negative here");
+            number.then(|| Failure::new(message))
+        }
+        // The word was taken for an image, because it is no verb, or stands before one.
+        ErrorKind::ArgumentConflict if verbs(args) == ["snapshot"] => {
+            error.get(ContextKind::InvalidSubcommand)?;
+            let word = args.iter().skip(2).find_map(|word| word.to_str())?;
+            let message = format!("'{word}' is no verb of 'gaur snapshot'");
+            Some(Failure::new(format!(
+                "{message}; the verb comes first, then the image"
+            )))
+        }
+        _ => None,
+    }
+}
+
+/// Text in one line.
+fn words(text: &str) -> String {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(line: &[&str]) -> String {
+        let args: Vec<OsString> = ["gaur"].iter().chain(line).map(OsString::from).collect();
+        let error = Gaur::command().try_get_matches_from(&args);
+        let verbs = verbs(&args).join(" ");
+        let failure = explain(&args, &error.expect_err("a wrong command line"));
+        format!("{verbs}: {failure}")
+    }
+
+    /// `gaur amend` was told "a similar subcommand exists: 'man'", and `gaur info -c x` to use `-- -c`.
+    #[test]
+    fn hints_lead_somewhere() {
+        assert_eq!(
+            told(&["amend", "x"]),
+            ": 'amend' is not supported yet, 'qemu-img amend' does it"
+        );
+        assert_eq!(
+            told(&["info", "-c", "x"]),
+            "info: unexpected argument '-c' found"
+        );
+        assert_eq!(
+            told(&["export", "add", "--contorl", "x"]),
+            "export add: unexpected argument '--contorl' found; a similar argument exists: '--control'"
+        );
+        assert_eq!(
+            told(&["bench", "-c", "-1", "x"]),
+            "bench: '-1': no option is called so, and no number is negative here"
+        );
+        assert_eq!(
+            told(&["bench", "--threads", "0", "x"]),
+            "bench: invalid value '0' for '--threads <N>': must be 1 or more"
+        );
+        for line in [["snapshot", "frob", "x"], ["snapshot", "x", "list"]] {
+            assert!(
+                told(&line).contains("is no verb of 'gaur snapshot'"),
+                "{line:?}"
+            );
+        }
+        assert_eq!(
+            told(&["exprot"]),
+            ": unrecognized subcommand 'exprot'; a similar subcommand exists: 'export'"
+        );
+    }
+
+    #[test]
+    fn what_is_not_text_is_named() {
+        use std::os::unix::ffi::OsStringExt;
+        let mut args: Vec<OsString> = ["gaur", "create", "-o"].map(OsString::from).into();
+        args.push(OsString::from_vec(b"a=\xff".to_vec()));
+        args.push("x".into());
+        let error = Gaur::command().try_get_matches_from(&args);
+        let failure = explain(&args, &error.expect_err("options are text"));
+        assert!(
+            failure
+                .to_string()
+                .starts_with("'a=\u{fffd}' is not valid UTF-8")
+        );
+    }
+}

@@ -1,0 +1,207 @@
+//! What somebody types who has just installed it: wrong, missing and contradictory words, and files that
+//! are none. Every answer is one line that is true and says what and where.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use crate::workdir::{GAUR, WorkDir};
+
+fn dir() -> WorkDir {
+    let dir = WorkDir::new();
+    dir.gaur(&["create", "-q", "d.qcow2", "10M"]).ok();
+    dir
+}
+
+#[test]
+fn a_truncated_image_is_told_alike_by_every_verb() {
+    let dir = dir();
+    // The start of an image: `info` said "bad header length", the other verbs something else.
+    let start = dir.read("d.qcow2")[..50].to_vec();
+    std::fs::write(dir.path("fifty.qcow2"), start).expect("a file");
+    for verb in ["info", "check", "map", "resize"] {
+        let words = [
+            &[verb, "fifty.qcow2"][..],
+            if verb == "resize" { &["1G"] } else { &[] },
+        ];
+        dir.gaur(&words.concat())
+            .fails(1, &["fifty.qcow2: header", "truncated", "found 50 bytes"]);
+    }
+}
+
+#[test]
+fn numbers_that_cannot_be_are_told_in_words() {
+    let dir = dir();
+    for (line, words) in [
+        (
+            &["bench", "-c", "-1", "d.qcow2"][..],
+            "no number is negative here",
+        ),
+        (&["create", "x.qcow2", "-1"], "no number is negative here"),
+        (&["bench", "--threads", "0", "d.qcow2"], "must be 1 or more"),
+        (&["bench", "--threads", "99999", "d.qcow2"], "too large"),
+        (&["serve", "-p", "x", "d.qcow2"], "not a whole number"),
+        (&["resize", "d.qcow2", "++1M"], "'++1M' is not a size"),
+        (&["resize", "d.qcow2", "+"], "'+' is not a size"),
+    ] {
+        dir.gaur(line).fails(1, &[words]);
+    }
+}
+
+#[test]
+fn an_empty_path_is_seen_in_the_message() {
+    let dir = dir();
+    dir.gaur(&["info", ""])
+        .fails(1, &["gaur: '': no such file"]);
+    dir.gaur(&["info", "--image-opts", ""])
+        .fails(1, &["'': --image-opts wants"]);
+    dir.gaur(&["info", "--image-opts", "="])
+        .fails(1, &["a comma in a value is written twice"]);
+}
+
+#[test]
+fn a_backing_file_that_is_not_there_is_told_before_its_format() {
+    let dir = dir();
+    // "a backing file needs its format too (say -F raw or -F qcow2)", and then it was not there.
+    dir.gaur(&["create", "-b", "gone", "x.qcow2"])
+        .fails(1, &["gone: no such file", "-F"]);
+    std::fs::create_dir(dir.path("sub")).expect("a folder");
+    dir.gaur(&["create", "-b", "d.qcow2", "-F", "qcow2", "sub/x.qcow2"])
+        .fails(
+            1,
+            &["sub/d.qcow2", "counts from the folder of the new image"],
+        );
+}
+
+/// `create -b overlay base`, the words in the wrong order: base was emptied, and with it what the overlay
+/// stands on. By a second name an image became its own backing file.
+#[test]
+fn a_new_image_does_not_overwrite_what_it_is_to_stand_on() {
+    let dir = dir();
+    dir.gaur(&["create", "-q", "-b", "d.qcow2", "-F", "qcow2", "over.qcow2"])
+        .ok();
+    std::fs::hard_link(dir.path("d.qcow2"), dir.path("hard.qcow2")).expect("a link");
+    let before = dir.read("d.qcow2");
+    for (below, words) in [
+        ("over.qcow2", "below its own backing file"),
+        ("hard.qcow2", "its own backing file"),
+    ] {
+        dir.gaur(&["create", "-b", below, "-F", "qcow2", "d.qcow2"])
+            .fails(1, &[words]);
+        assert!(dir.read("d.qcow2") == before);
+    }
+    dir.gaur(&["create", "-u", "-b", "nbd://host/x", "n.qcow2", "1M"])
+        .fails(1, &["-F"]);
+}
+
+/// `bind` failed, and only EADDRINUSE was looked at: "invalid argument", from `listen`.
+#[test]
+fn a_socket_in_a_folder_that_is_not_there_is_told_so() {
+    let dir = dir();
+    for switch in ["-k", "--control", "--vhost-user"] {
+        dir.gaur(&["serve", switch, "nodir/s", "d.qcow2"])
+            .fails(1, &["nodir/s", "no such file or directory"]);
+    }
+}
+
+#[test]
+fn a_verb_of_snapshot_that_is_none_is_told() {
+    let dir = dir();
+    // "the subcommand 'd.qcow2' cannot be used with '[IMAGE]'"
+    dir.gaur(&["snapshot", "frob", "d.qcow2"])
+        .fails(1, &["'frob' is no verb of 'gaur snapshot'"]);
+    dir.gaur(&["snapshot", "d.qcow2", "list"])
+        .fails(1, &["the verb comes first, then the image"]);
+}
+
+/// Exit code 1 says that two images differ, also when nothing could be said.
+#[test]
+fn a_comparison_that_cannot_be_told_does_not_say_different() {
+    let dir = dir();
+    let run = |line: &str| {
+        let line = format!("{GAUR} {line} >/dev/full");
+        let output = dir.command("bash", &["-c", &line]).output();
+        let output = output.expect("bash runs");
+        assert!(
+            output
+                .stderr
+                .starts_with(b"gaur: standard output: no space"),
+            "{output:?}"
+        );
+        output.status.code()
+    };
+    assert_eq!(run("compare d.qcow2 d.qcow2"), Some(2));
+    assert_eq!(run("info d.qcow2"), Some(1));
+    assert_eq!(run("--help"), Some(1));
+}
+
+/// `serve --pid-file /dev/null`, run by root, removed /dev/null.
+#[test]
+fn a_pid_file_that_is_no_file_is_left_alone() {
+    let dir = dir();
+    std::os::unix::fs::symlink("/dev/null", dir.path("pid")).expect("a link");
+    let args = ["--pid-file", "pid", "-k", "s", "-t", "d.qcow2"];
+    crate::server::Server::start(&dir, &args).stop();
+    assert!(dir.path("pid").symlink_metadata().is_ok());
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_to_is_the_reason_that_is_told() {
+    let dir = dir();
+    let folder = dir.path("ro");
+    std::fs::create_dir(&folder).expect("a folder");
+    std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o555)).expect("changed");
+    // root may write anywhere, unless it has no capabilities.
+    let line = ["--bounding-set=-all", GAUR, "create", "ro/x.qcow2", "1M"];
+    let output = match std::fs::metadata("/proc/self").expect("this process").uid() {
+        0 => dir.command("setpriv", &line).output(),
+        _ => dir.command(GAUR, &line[2..]).output(),
+    };
+    let output = output.expect("gaur runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let wanted =
+        "gaur: ro/x.qcow2: cannot create: permission denied to make a file in its folder\n";
+    assert_eq!(said, wanted);
+}
+
+/// A limit of file sizes ended the command by a signal, without a word; a server would have crashed.
+#[test]
+fn a_limit_of_file_sizes_is_told_and_no_crash() {
+    let dir = dir();
+    let line = format!("ulimit -f 1; {GAUR} create -q big.qcow2 1G");
+    let output = dir
+        .command("bash", &["-c", &line])
+        .output()
+        .expect("bash runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.starts_with("gaur: big.qcow2: ") && said.ends_with("file too large\n"),
+        "{said}"
+    );
+}
+
+#[test]
+fn what_a_library_says_of_the_system_is_told_in_our_words() {
+    let dir = dir();
+    let mut command = dir.command(GAUR, &["serve", "--temporary", "d.qcow2"]);
+    let output = command
+        .env("TMPDIR", "/nonexistent")
+        .output()
+        .expect("gaur runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let wanted =
+        "gaur: /nonexistent: no such file or directory (TMPDIR says where temporary files go)\n";
+    assert_eq!(said, wanted);
+}
+
+/// `gaur info nbd://host/x` said "no such file or directory" to who knows that QEMU opens such names.
+#[test]
+fn a_protocol_in_place_of_a_path_is_seen() {
+    let dir = dir();
+    dir.gaur(&["info", "nbd://host/x"])
+        .fails(1, &["no such file", "'nbd' is not supported"]);
+    dir.gaur(&["map", "nbd+unix:///?socket=x"])
+        .fails(1, &["'nbd+unix' is not supported"]);
+    dir.gaur(&["map", "file:d.qcow2"])
+        .fails(1, &["leave 'file:' out"]);
+}

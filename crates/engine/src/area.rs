@@ -1,0 +1,315 @@
+//! Areas: clusters in a row for an L1 table, a refcount table or a table of snapshots, with the
+//! refcount blocks and the refcount table that counting them needs ([`crate::metadata::area`] has the plan).
+//!
+//! Crash rules. New blocks and a new refcount table are complete on the disk, and the clusters they lie in
+//! are counted there, before anything leads to them (O1). They become visible together: by entries
+//! in one sector of the refcount table, or by the header (O5).
+
+use gaur_block::{Errno, File, Source};
+use gaur_format::header::field;
+use gaur_format::refcount;
+
+use crate::align;
+use crate::image::{Qcow2, Writer};
+use crate::job::Job;
+use crate::metadata::alloc::{AllocError, AllocNeed, Free};
+use crate::metadata::area::{AreaPlan, Uncounted};
+use crate::queue::Queue;
+use crate::tables::Taken;
+
+/// New refcount blocks are written this many bytes at a time.
+const BLOCKS_BYTES: u64 = 1 << 20;
+
+/// An area in the making. What it has taken is given back if it is dropped before it is done.
+struct NewArea<'a> {
+    writer: &'a Writer,
+    plan: AreaPlan,
+    /// The file has its clusters, and those before this one are counted where blocks in force count them.
+    counted: Option<u64>,
+    done: bool,
+}
+
+impl Drop for NewArea<'_> {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        let plan = &self.plan;
+        match self.counted {
+            None => self.writer.alloc.lock().abandon_area(plan, plan.start),
+            Some(counted) => {
+                self.writer.fresh.write().soil(plan.start, plan.len());
+                self.writer.alloc.lock().undo_area(plan, counted);
+            }
+        }
+    }
+}
+
+impl<F: File> Queue<F> {
+    /// Takes `clusters` clusters in a row; their counts are durable after the next pass. The lock on
+    /// resizing is held, and no pass is waited for.
+    pub(crate) async fn take_area<'a>(
+        &self,
+        qcow2: &Qcow2,
+        writer: &'a Writer,
+        clusters: u64,
+        job: &Job,
+    ) -> Result<Taken<'a>, Errno> {
+        if clusters == 1 {
+            let run = self.take_clusters(qcow2, writer, 1).await?;
+            return Ok(Taken::new(writer, run.start, 1));
+        }
+        let _making = writer.blocks.lock().await;
+        loop {
+            job.step(0)?;
+            let found = writer.alloc.lock().find_area(clusters);
+            match found {
+                Ok(plan) => {
+                    let start = plan.area_start();
+                    if self.make_area(qcow2, writer, plan, job).await? {
+                        return Ok(Taken::new(writer, start, clusters));
+                    }
+                }
+                Err(AllocError::Need(AllocNeed::Slice(slice))) => {
+                    self.load_refcounts(writer, slice).await?;
+                }
+                Err(AllocError::Failed(errno)) => return Err(errno),
+                Err(AllocError::Need(_) | AllocError::Corrupt(_)) => {
+                    return Err(self.image.contradiction());
+                }
+            }
+        }
+    }
+
+    /// Replaces the refcount table by a longer one that reaches block `index`, and makes that block. The
+    /// lock on blocks is held.
+    pub(crate) async fn grow_refcount_table(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        index: u64,
+    ) -> Result<(), Errno> {
+        let found = writer.alloc.lock().find_table(index);
+        let plan = found.map_err(|error| match error {
+            AllocError::Failed(errno) => errno,
+            AllocError::Need(_) | AllocError::Corrupt(_) => Errno::EIO,
+        })?;
+        // No block in force counts any of it, so none of it can be in use.
+        self.make_area(qcow2, writer, plan, &Job::default()).await?;
+        Ok(())
+    }
+
+    /// Counts the clusters of a plan and makes what counts them. Answers with `false` if some of them
+    /// are in use after all: then they are passed over, and another plan is to be made.
+    async fn make_area(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        plan: AreaPlan,
+        job: &Job,
+    ) -> Result<bool, Errno> {
+        let mut area = NewArea {
+            writer,
+            plan,
+            counted: None,
+            done: false,
+        };
+        if let Some(used) = self.visit_area(&mut area, false, job).await? {
+            writer.alloc.lock().abandon_area(&area.plan, used + 1);
+            area.done = true;
+            return Ok(false);
+        }
+        if qcow2
+            .maps
+            .metadata
+            .touches(area.plan.start, area.plan.len())
+        {
+            return Err(self.image.contradiction());
+        }
+        let fixed = writer.alloc.lock().capacity.is_some();
+        if !fixed {
+            let end = area.plan.end() * qcow2.geometry.cluster_size();
+            self.grow_file(writer, end).await?;
+        }
+        area.counted = Some(area.plan.start);
+        let in_use = self.visit_area(&mut area, true, job).await?;
+        debug_assert_eq!(in_use, None, "the clusters were free when they were taken");
+        if !area.plan.blocks.is_empty() {
+            self.write_new_blocks(qcow2, &area.plan, job).await?;
+            self.link_new_blocks(qcow2, writer, &area.plan).await?;
+        }
+        area.done = true;
+        Ok(true)
+    }
+
+    /// Looks at the counts of an area's clusters, or raises them; the first cluster that is in use.
+    async fn visit_area(
+        &self,
+        area: &mut NewArea<'_>,
+        count: bool,
+        job: &Job,
+    ) -> Result<Option<u64>, Errno> {
+        let mut rest = Free {
+            start: area.plan.start,
+            len: area.plan.len(),
+        };
+        loop {
+            let visited = area.writer.alloc.lock().visit_area(&mut rest, count);
+            area.counted = area.counted.map(|_| rest.start);
+            match visited {
+                Ok(()) => return Ok(None),
+                Err(Uncounted::Used(cluster)) => return Ok(Some(cluster)),
+                Err(Uncounted::Slice(slice)) => self.load_refcounts(area.writer, slice).await?,
+            }
+            job.step(0)?;
+        }
+    }
+
+    /// Writes the blocks of a plan. They count its clusters as far as these are theirs to count.
+    async fn write_new_blocks(
+        &self,
+        qcow2: &Qcow2,
+        plan: &AreaPlan,
+        job: &Job,
+    ) -> Result<(), Errno> {
+        let geometry = &qcow2.geometry;
+        let size = geometry.cluster_size() as usize;
+        let per_block = geometry.refcount_block_entries();
+        let file = self.top_file();
+        let together = (BLOCKS_BYTES as usize / size).max(1);
+        let mut at = plan.start * geometry.cluster_size();
+        for indexes in plan.blocks.chunks(together) {
+            job.step(0)?;
+            let mut bytes = self.pool.take(file, indexes.len() * size);
+            bytes.fill(0);
+            for (index, block) in indexes.iter().zip(bytes.chunks_exact_mut(size)) {
+                let first = index * per_block;
+                let (from, upto) = (plan.start.max(first), plan.end().min(first + per_block));
+                for cluster in from..upto {
+                    refcount::set(block, geometry.refcount_order(), cluster - first, 1)
+                        .map_err(|_| Errno::EIO)?;
+                }
+            }
+            let source = Source::Memory(&bytes);
+            align::write(file, &self.pool, &self.image.locks, at, source).await?;
+            at += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes the refcount table lead to the new blocks of a plan.
+    async fn link_new_blocks(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        plan: &AreaPlan,
+    ) -> Result<(), Errno> {
+        // Old blocks may count the clusters of the new ones and of the table: those counts come first.
+        let counted_before = writer.alloc.lock().counts_some_of(plan);
+        match counted_before {
+            true => self.flush_all().await?,
+            false => self.barrier().await?,
+        }
+        let _held = writer.structure.lock().await;
+        let size = qcow2.geometry.cluster_size();
+        let (mut entries, place) = {
+            let alloc = writer.alloc.lock();
+            (alloc.table.clone(), alloc.table_offset)
+        };
+        let longest = plan.table_clusters * size / 8;
+        entries.resize((entries.len()).max(longest as usize), 0);
+        for (index, cluster) in plan.blocks.iter().zip(plan.start..) {
+            if let Some(slot) = entries.get_mut(*index as usize) {
+                *slot = cluster * size;
+            }
+        }
+        let place = match plan.table_clusters {
+            0 => {
+                self.write_entries(&entries, place, &plan.blocks).await?;
+                None
+            }
+            _ => Some(self.switch_refcount_table(&entries, plan, size).await?),
+        };
+        let metadata = &qcow2.maps.metadata;
+        metadata.insert(plan.start, plan.area_start() - plan.start);
+        let mut alloc = writer.alloc.lock();
+        let blocks_bytes = plan.blocks.len() as u64 * size;
+        alloc.blocks.invalidate(plan.start * size, blocks_bytes);
+        alloc.table = entries;
+        if let Some(place) = place {
+            let old = Free {
+                start: alloc.table_offset / size,
+                len: alloc.table_clusters,
+            };
+            (alloc.table_offset, alloc.table_clusters) = (place, plan.table_clusters);
+            metadata.remove(old.start, old.len);
+            // Nobody reads the table from disk, and the header is durable.
+            alloc.releasable.push(old);
+        }
+        Ok(())
+    }
+
+    /// Writes the entries of `blocks`, which lie in one sector of the refcount table at `place`.
+    async fn write_entries(
+        &self,
+        entries: &[u64],
+        place: u64,
+        blocks: &[u64],
+    ) -> Result<(), Errno> {
+        let (Some(&first), Some(&last)) = (blocks.iter().min(), blocks.iter().max()) else {
+            return Ok(());
+        };
+        let mut bytes = Vec::new();
+        for entry in entries.get(first as usize..=last as usize).unwrap_or(&[]) {
+            bytes.extend_from_slice(&entry.to_be_bytes());
+        }
+        let (file, locks) = (self.top_file(), &self.image.locks);
+        let (at, source) = (place + first * 8, Source::Memory(&bytes));
+        let written = align::write(file, &self.pool, locks, at, source).await;
+        written.inspect_err(|errno| self.image.poison(*errno))
+    }
+
+    /// Puts a new refcount table in place of the present one; where it is.
+    async fn switch_refcount_table(
+        &self,
+        entries: &[u64],
+        plan: &AreaPlan,
+        size: u64,
+    ) -> Result<u64, Errno> {
+        let place = plan.table_start() * size;
+        self.write_table(entries, place, plan.table_clusters * size)
+            .await?;
+        self.barrier().await?;
+        let mut fields = [0; 12];
+        fields[..8].copy_from_slice(&place.to_be_bytes());
+        fields[8..].copy_from_slice(&(plan.table_clusters as u32).to_be_bytes());
+        self.switch_header(field::REFCOUNT_TABLE_OFFSET, &fields)
+            .await?;
+        Ok(place)
+    }
+
+    /// Writes a table of numbers at `offset`, padded with zeros to `len` bytes.
+    pub(crate) async fn write_table(
+        &self,
+        entries: &[u64],
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Errno> {
+        const PIECE: usize = 64 << 10;
+        let file = self.top_file();
+        let mut piece = self.pool.take(file, PIECE);
+        let mut entries = entries.iter();
+        let mut done = 0;
+        while done < len {
+            let part = (len - done).min(PIECE as u64);
+            piece.fill(0);
+            for (out, entry) in piece[..part as usize].chunks_exact_mut(8).zip(&mut entries) {
+                out.copy_from_slice(&entry.to_be_bytes());
+            }
+            let source = Source::Memory(&piece[..part as usize]);
+            align::write(file, &self.pool, &self.image.locks, offset + done, source).await?;
+            done += part;
+        }
+        Ok(())
+    }
+}
