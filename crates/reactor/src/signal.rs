@@ -2,9 +2,12 @@
 //!
 //! The handler does the two things a handler may do: it writes the signal's number to a socket that
 //! a task reads, or, once [`Signals::exit_on_next`] has been called, it ends the process at once.
+//!
+//! The same signal twice within [`ECHO_MILLIS`] counts once: `timeout` signals its child and then the
+//! child's process group, so a process that it stops gets every signal twice.
 
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use gaur_block::Errno;
 
@@ -53,7 +56,38 @@ static WRITE_TO: AtomicI32 = AtomicI32::new(-1);
 /// The status with which the next signal ends the process; -1 if it does not.
 static EXIT_WITH: AtomicI32 = AtomicI32::new(-1);
 
+/// A signal that comes again within this time is the same one.
+const ECHO_MILLIS: u64 = 500;
+/// The last signal that counted: when it came in milliseconds, and in the lowest byte its number.
+static COUNTED: AtomicU64 = AtomicU64::new(0);
+
+/// Milliseconds of a clock that does not jump; may be called from a handler.
+fn millis() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the pointer is to a local value; the call may be made from a handler.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
+/// Whether the signal is the echo of one that counted.
+fn is_echo(number: libc::c_int) -> bool {
+    let (now, number) = (millis(), u64::from(number as u8));
+    let count = |last: u64| {
+        let same = last & 0xff == number;
+        let echo = same && now.saturating_sub(last >> 8) < ECHO_MILLIS;
+        (!echo).then_some(now << 8 | number)
+    };
+    let counted = COUNTED.fetch_update(Ordering::SeqCst, Ordering::SeqCst, count);
+    counted.is_err()
+}
+
 extern "C" fn handle(number: libc::c_int) {
+    if is_echo(number) {
+        return;
+    }
     let status = EXIT_WITH.load(Ordering::SeqCst);
     if status >= 0 {
         // SAFETY: `_exit` may be called from a handler and does not return.
@@ -118,7 +152,8 @@ impl Signals {
         Ok(Signals { stream: read })
     }
 
-    /// Waits for the next signal. Those that came meanwhile are not lost, up to a few hundred.
+    /// Waits for the next signal. Those that came meanwhile are not lost, up to a few hundred; one that
+    /// came again within half a second is one.
     pub async fn next(&self) -> Signal {
         let mut byte = [0];
         loop {
