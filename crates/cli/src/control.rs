@@ -4,6 +4,7 @@
 pub mod client;
 mod exports;
 pub mod frames;
+mod incoming;
 mod line;
 pub mod protocol;
 pub mod server;

@@ -8,7 +8,7 @@ use clap::Subcommand;
 use serde::de::DeserializeOwned;
 
 use crate::control::client::Client;
-use crate::control::protocol::{Command, Resizing};
+use crate::control::protocol::{Command, Removing, Resizing};
 use crate::exporter::{AddExport, ExportFacts, ImageOptions};
 use crate::failure::Failure;
 use crate::fronts::FrontArgs;
@@ -46,6 +46,9 @@ struct ServerArgs {
     /// The control socket of 'gaur serve --control SOCKET'
     #[arg(long, value_name = "SOCKET")]
     control: PathBuf,
+    /// Seconds the server may be silent before it counts as hung (30)
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    timeout: Option<u32>,
     /// How to print
     #[arg(long, value_enum, default_value = "human")]
     output: Output,
@@ -80,6 +83,10 @@ struct ListArgs {
 struct RemoveArgs {
     #[command(flatten)]
     server: ServerArgs,
+    /// Seconds clients have to take what they have asked for; then they are cut off (as the server's
+    /// own --drain-limit)
+    #[arg(long, value_name = "SECONDS")]
+    drain_limit: Option<u32>,
     /// The export
     name: String,
 }
@@ -91,6 +98,9 @@ struct ResizeArgs {
     /// Allow a smaller size; what lies beyond it is lost
     #[arg(long)]
     shrink: bool,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
     /// The export
     name: String,
     /// The new size, or how much to add (+SIZE) or take away (-SIZE); suffixes k M G T P E
@@ -105,7 +115,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         Verb::List(args) => list(args, out),
         Verb::Remove(args) => {
             let name = Some(args.name.clone());
-            let facts: ExportFacts = args.server.call(name, Command::ExportRemove)?;
+            let drain_limit = args.drain_limit;
+            let command = Command::ExportRemove(Removing { drain_limit });
+            let facts: ExportFacts = args.server.call(name, command, Progress::Quiet)?;
             args.server.conclude(&facts, out, |_, _| Ok(()))
         }
         Verb::Resize(args) => resize(args, out),
@@ -117,10 +129,10 @@ impl ServerArgs {
         &self,
         export: Option<String>,
         command: Command,
+        mut progress: Progress,
     ) -> Result<T, Failure> {
-        let socket = self.control.clone();
-        let client = Client::connect(&Server { socket, export })?;
-        let answer = client.call(command, &mut Progress::Quiet)?;
+        let server = Server::new(self.control.clone(), export, self.timeout);
+        let answer = Client::connect(&server)?.call(command, &mut progress)?;
         serde_json::from_value(answer).map_err(|error| {
             let message = format!("the server's answer is not understood: {error}");
             Failure::about(self.control.display().to_string(), message)
@@ -157,7 +169,7 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
     };
     add.fields()?;
     let command = Command::ExportAdd(Box::new(add));
-    let facts: ExportFacts = args.server.call(name, command)?;
+    let facts: ExportFacts = args.server.call(name, command, Progress::Quiet)?;
     args.server
         .conclude(&facts, out, |facts, out| writeln!(out, "{}", facts.place))
 }
@@ -191,7 +203,9 @@ fn absolute(file: &str, image: &ImageOptions) -> Result<String, Failure> {
 }
 
 fn list(args: &ListArgs, out: &mut dyn Write) -> Result<u8, Failure> {
-    let exports: Vec<ExportFacts> = args.server.call(None, Command::ExportList)?;
+    let exports: Vec<ExportFacts> = args
+        .server
+        .call(None, Command::ExportList, Progress::Quiet)?;
     if args.server.output == Output::Json {
         json::write(out, &exports)?;
         return Ok(0);
@@ -221,7 +235,9 @@ fn row(export: &ExportFacts) -> [String; 7] {
 fn resize(args: &ResizeArgs, out: &mut dyn Write) -> Result<u8, Failure> {
     parse_new_size(&args.size).map_err(|error| Failure::new(error.to_string()))?;
     let command = Command::ExportResize(Resizing::to(&args.size, args.shrink));
-    let facts: ExportFacts = args.server.call(Some(args.name.clone()), command)?;
+    let progress = Progress::growing(args.progress, false, false);
+    let name = Some(args.name.clone());
+    let facts: ExportFacts = args.server.call(name, command, progress)?;
     args.server.conclude(&facts, out, |facts, out| {
         writeln!(out, "Image resized to {} bytes.", facts.virtual_size)
     })

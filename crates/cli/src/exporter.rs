@@ -8,6 +8,7 @@
 //! Lock order: [`Exporter::table`] is never held while an image is opened or an export is started.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use gaur_engine::{ErrorKind, Job};
 use gaur_export::Front;
@@ -27,6 +28,7 @@ mod device_state;
 mod facts;
 mod image_options;
 mod images;
+mod limits;
 mod nbd;
 mod served;
 
@@ -34,6 +36,7 @@ pub use facts::{AddExport, ExportFacts};
 pub use image_options::ImageOptions;
 pub use images::CommandUse;
 use images::Images;
+pub use limits::Limits;
 pub use nbd::NbdSettings;
 pub use served::Served;
 
@@ -70,6 +73,8 @@ struct State {
     ending: bool,
     /// And waits to hear how it ended.
     awaited: bool,
+    /// How long its clients have, if not as long as the server says.
+    drain: Option<Duration>,
     /// How it ended.
     ended: Option<Result<(), Failure>>,
 }
@@ -104,6 +109,7 @@ pub struct Exporter {
     host: HostKind,
     pin: Pin,
     log: Option<Log>,
+    limits: Limits,
     images: Images,
     table: Mutex<Table>,
     /// Rung with every change of the table.
@@ -139,6 +145,7 @@ impl Export {
 
     fn stop(&self) {
         lock(&self.state).ending = true;
+        self.served.resizing.cancel();
         if let Some(front) = &*lock(&self.front) {
             front.stop();
         }
@@ -161,11 +168,12 @@ impl Drop for Reservation<'_> {
 
 impl Exporter {
     /// Nothing yet.
-    pub fn new(host: HostKind, pin: Pin, log: Option<Log>) -> Arc<Exporter> {
+    pub fn new(host: HostKind, pin: Pin, log: Option<Log>, limits: Limits) -> Arc<Exporter> {
         Arc::new(Exporter {
             host,
             pin,
             log,
+            limits,
             images: Images::default(),
             table: Mutex::default(),
             changed: Condvar::new(),
@@ -194,6 +202,7 @@ impl Exporter {
             policy: new.image.policy(&new.spec),
             read_only: new.image.refuses_writes(&new.spec),
             log: self.log.clone(),
+            resizing: Job::default(),
             added: device_state::notes(&new),
         });
         let (place, front) = match self.start(&new, &served) {
@@ -202,7 +211,7 @@ impl Exporter {
                 drop(served);
                 device_state::forget(&new);
                 // Nothing was written through it; why it did not start is what counts.
-                let _ = self.images.release(&new.name, &image);
+                let _ = self.images.release(&new.name, &image, self.limits.drain);
                 return Err(failure);
             }
         };
@@ -284,7 +293,9 @@ impl Exporter {
 
     /// Takes an export that has ended off the list.
     fn bury(&self, export: &Arc<Export>, outcome: Result<(), Failure>) {
-        let released = self.images.release(&export.name, &export.served.image);
+        let drain = lock(&export.state).drain.unwrap_or(self.limits.drain);
+        let image = &export.served.image;
+        let released = self.images.release(&export.name, image, drain);
         if export.kind == Kind::Ublk {
             device_state::forget_if_gone(&export.place);
         }
@@ -307,8 +318,8 @@ impl Exporter {
     }
 
     /// Ends an export: its clients' requests are finished, its image is flushed, and closed if no other
-    /// export shows it.
-    pub fn remove(&self, name: &str) -> Result<(), Failure> {
+    /// export shows it. Clients that do not take their replies are cut off after `drain`.
+    pub fn remove(self: &Arc<Self>, name: &str, drain: Option<Duration>) -> Result<(), Failure> {
         let export = self.find(name)?;
         {
             let mut state = lock(&export.state);
@@ -318,28 +329,55 @@ impl Exporter {
             }
             state.ending = true;
             state.awaited = true;
+            state.drain = drain;
         }
+        let drain = drain.unwrap_or(self.limits.drain);
         if export.kind == Kind::Nbd {
-            let drained = self.remove_from_nbd(&export);
-            self.bury(&export, drained);
+            let (exporter, removed) = (Arc::clone(self), Arc::clone(&export));
+            let thread = std::thread::Builder::new().name("removal".to_owned());
+            let remove = move || {
+                let drained = exporter.remove_from_nbd(&removed, drain);
+                exporter.bury(&removed, drained);
+            };
+            let started = thread.spawn(remove);
+            started.map_err(|error| Failure::io("the thread of a removal", &error))?;
         } else {
             export.stop();
         }
+        self.removed(&export, drain + self.limits.close)
+    }
+
+    /// Waits for the end of an export.
+    fn removed(&self, export: &Export, limit: Duration) -> Result<(), Failure> {
+        let deadline = Instant::now() + limit;
         let mut table = lock(&self.table);
         loop {
-            if let Some(outcome) = lock(&export.state).ended.take() {
+            let mut state = lock(&export.state);
+            if let Some(outcome) = state.ended.take() {
                 return outcome;
             }
-            table = self
-                .changed
-                .wait(table)
-                .unwrap_or_else(PoisonError::into_inner);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                // How it ends is told by the server then.
+                state.awaited = false;
+                let seconds = limit.as_secs();
+                let message = format!("is not flushed and closed after {seconds} s");
+                let failure = Failure::about(export.served.name(), message);
+                return Err(failure.hint("the server goes on with that"));
+            }
+            drop(state);
+            let waited = self.changed.wait_timeout(table, left);
+            table = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Changes the size of an export's image, and tells its clients as far as they can be told.
-    pub fn resize(&self, name: &str, size: NewSize, shrink: bool) -> Result<Arc<Export>, Failure> {
-        let (export, used) = self.command(Some(name))?;
+    pub fn resize(
+        &self,
+        (export, used): (Arc<Export>, CommandUse),
+        (size, shrink): (NewSize, bool),
+        job: &Job,
+    ) -> Result<Arc<Export>, Failure> {
         let file = export.served.name();
         if export.served.read_only() {
             let failure = Failure::about(file, "is exported for reading only");
@@ -352,7 +390,7 @@ impl Exporter {
             let failure = Failure::about(file, "a raw image does not shrink while it is served");
             return Err(failure.kind(ErrorKind::Unsupported));
         }
-        let resized = used.shared().guest().resize(new, shrink, &Job::default());
+        let resized = used.shared().guest().resize(new, shrink, job);
         resized.map_err(|error| Failure::image(file, &error))?;
         if let Some(front) = &*lock(&export.front) {
             front.resized().map_err(|error| {

@@ -1,11 +1,21 @@
 //! Lines on standard error. Nobody has to read them: when the terminal is gone, so are they, and the
-//! work goes on.
+//! work goes on. When they are not taken, a full pipe for example, they are dropped.
 //!
 //! A line is one write, so that those of several threads and processes never mix, and one line,
 //! whatever names of files and words of clients stand in it.
 
 use std::fmt;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// How long a line waits for its reader; after one that was dropped the next do not wait.
+const PATIENCE: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+static STUCK: AtomicBool = AtomicBool::new(false);
 
 /// Says `line` under the name of the command.
 pub fn say(line: impl fmt::Display) {
@@ -15,7 +25,23 @@ pub fn say(line: impl fmt::Display) {
 /// Says `line` under another name.
 pub fn say_as(program: &str, line: impl fmt::Display) {
     let line = format!("{program}: {}\n", one_line(&line.to_string()));
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    if is_read() {
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+}
+
+/// Whether standard error takes a line.
+fn is_read() -> bool {
+    let stderr = rustix::stdio::stderr();
+    let patience = match STUCK.load(Ordering::Relaxed) {
+        true => Timespec::default(),
+        false => PATIENCE,
+    };
+    let mut wanted = [PollFd::from_borrowed_fd(stderr, PollFlags::OUT)];
+    // An error is one of the line, too, and that is nobody's concern.
+    let stuck = poll(&mut wanted, Some(&patience)) == Ok(0);
+    STUCK.store(stuck, Ordering::Relaxed);
+    !stuck
 }
 
 /// The same text without control characters.

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use gaur_engine::{ErrorKind, Format, Job};
 use gaur_export::nbd::{self, Listen, Listener, Log};
-use gaur_reactor::{Signal, Signals, block_on};
+use gaur_reactor::{Signal, Signals};
 
 use crate::control::server::ControlServer;
-use crate::exporter::{Exporter, ImageOptions, NbdSettings, NewExport};
+use crate::exporter::{Exporter, ImageOptions, Limits, NbdSettings, NewExport};
 use crate::failure::Failure;
 use crate::fronts::{FrontArgs, Request};
 use crate::host_kind::HostKind;
@@ -28,7 +28,10 @@ use crate::size::parse_size;
 use crate::{background, control, socket_path};
 
 mod announce;
+mod end;
 mod names;
+
+use end::{EXIT_FORCED, End};
 
 pub use names::{as_text, split_name, stem};
 
@@ -80,6 +83,13 @@ pub struct Args {
     /// Seconds a client may take to choose an export
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     handshake_limit: u32,
+    /// Seconds clients have, when the server or an export ends, to take what they have asked for; then
+    /// they are cut off
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    drain_limit: u32,
+    /// Seconds the images have after that to be flushed and closed; then the server ends without
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    close_limit: u32,
     /// Go on in the background once the server is ready
     #[arg(long)]
     fork: bool,
@@ -114,14 +124,19 @@ pub struct Args {
 const PORT_DEFAULT: u16 = 10809;
 const BIND_DEFAULT: &str = "0.0.0.0";
 
-/// Exit code of a server that was stopped before its images were flushed and closed.
-const EXIT_FORCED: u8 = 1;
-
 impl Args {
     /// Whether NBD is served: unless only other front ends are asked for.
     fn serves_nbd(&self, fronts: &[Request]) -> bool {
         let asked = self.socket.is_some() || self.port.is_some() || self.bind.is_some();
         asked || fronts.is_empty()
+    }
+
+    fn limits(&self) -> Limits {
+        let seconds = |count: u32| Duration::from_secs(u64::from(count));
+        Limits {
+            drain: seconds(self.drain_limit),
+            close: seconds(self.close_limit),
+        }
     }
 
     fn log(&self) -> Option<Log> {
@@ -153,13 +168,18 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
             .map_err(|error| Failure::io(&path.display().to_string(), &error))?;
     }
     let outcome = serve(args, started, out);
-    if let Some(path) = &args.pid_file
-        && path.symlink_metadata().is_ok_and(|found| found.is_file())
-    {
-        // Nothing depends on it any more. What is no file (/dev/null) is not ours to remove.
-        let _ = std::fs::remove_file(path);
+    if let Some(path) = &args.pid_file {
+        remove_pid_file(path);
     }
     outcome
+}
+
+/// What is no file (/dev/null) is not ours to remove.
+fn remove_pid_file(path: &Path) {
+    if path.symlink_metadata().is_ok_and(|found| found.is_file()) {
+        // Nothing depends on it any more.
+        let _ = std::fs::remove_file(path);
+    }
 }
 
 /// The exports that the command line asks for, and whether NBD is served.
@@ -210,7 +230,7 @@ struct Started {
     exporter: Arc<Exporter>,
     nbd: Option<NbdSettings>,
     control: Option<gaur_reactor::Listener>,
-    stops: Stops,
+    end: Arc<End>,
 }
 
 /// Whether there will be block devices, on which the kernel's memory may depend.
@@ -239,7 +259,7 @@ fn start(
     if let Err(errno) = gaur_reactor::pin::raise_file_limit() {
         say(format!("the limit of open files stays as it is: {errno}"));
     }
-    let exporter = Exporter::new(host, pin, args.log());
+    let exporter = Exporter::new(host, pin, args.log(), args.limits());
     // First, while the process has one thread.
     let control = args.control.as_deref().map(control::server::bind);
     let control = control.transpose()?;
@@ -264,11 +284,8 @@ fn start(
     // Taken over before a client can come, so that no signal finds the images unflushed.
     let signals = Signals::install(&signals())
         .map_err(|errno| Failure::new(format!("cannot take over signals: {errno}")))?;
-    let stops = Stops {
-        exports: Arc::clone(&exporter),
-        commands: gaur_reactor::Stop::new(),
-    };
-    stop_on_signals(signals, stops.clone(), args);
+    let end = End::new(&exporter, args.limits(), args.pid_file.clone());
+    end.obey(signals, args.quiet || args.forked);
     for new in others {
         if let Err(failure) = add(&exporter, new, args.recover) {
             // Those that run already are not left to the end of the process.
@@ -280,7 +297,7 @@ fn start(
         exporter,
         nbd: settings,
         control,
-        stops,
+        end,
     })
 }
 
@@ -336,31 +353,6 @@ fn listen(args: &Args, first: Option<&str>) -> Result<Listen, Failure> {
     socket_path::choose(first.unwrap_or("exports")).map(Listen::Unix)
 }
 
-/// What a signal stops.
-#[derive(Clone)]
-struct Stops {
-    exports: Arc<Exporter>,
-    /// Commands of the control socket are given up.
-    commands: gaur_reactor::Stop,
-}
-
-/// The first signal drains, the second ends the server at once.
-fn stop_on_signals(signals: Signals, stops: Stops, args: &Args) {
-    let quiet = args.quiet || args.forked;
-    std::thread::spawn(move || {
-        let mut count = 0;
-        loop {
-            let signal = block_on(signals.next());
-            count += 1;
-            if count == 1 && !quiet && signal == Signal::Interrupt {
-                say("finishing what is under way (again to stop at once)");
-            }
-            stops.commands.stop();
-            stops.exports.stop();
-        }
-    });
-}
-
 fn nbd_options(args: &Args) -> nbd::Options {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut options = nbd::Options::new(Vec::new());
@@ -370,6 +362,7 @@ fn nbd_options(args: &Args) -> nbd::Options {
         .threads
         .map_or(processors, |count| usize::from(count.get()));
     options.handshake_timeout = Duration::from_secs(u64::from(args.handshake_limit));
+    options.drain_timeout = args.limits().drain;
     options.log = args.log();
     options
 }
@@ -380,7 +373,7 @@ fn serve(args: &Args, started: Started, out: &mut dyn Write) -> Result<u8, Failu
         exporter,
         nbd,
         control,
-        stops,
+        end,
     } = started;
     if !args.quiet {
         announce::announce(args, &exporter, out)?;
@@ -388,17 +381,18 @@ fn serve(args: &Args, started: Started, out: &mut dyn Write) -> Result<u8, Failu
     if args.forked {
         background::ready(out)?;
     }
-    let control = control
-        .map(|socket| ControlServer::start(socket, Arc::clone(&exporter), stops.commands.clone()));
+    let control =
+        control.map(|socket| ControlServer::start(socket, Arc::clone(&exporter), end.commands()));
     let control = control.transpose()?;
     if let Some(settings) = nbd {
         exporter.start_nbd(settings)?;
     }
     // The server of a device ('gaur ublk add') ends with it.
     exporter.wait(control.is_some() && args.export_json.is_none());
+    end.begin();
     let finished = exporter.finish();
     if matches!(finished, Ok(false)) {
-        say("stopped at once, what clients had not flushed may be lost");
+        say(end::LOST);
         return Ok(EXIT_FORCED);
     }
     if let Some(control) = control {

@@ -3,12 +3,15 @@
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 use gaur_reactor::Address;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use serde_json::Value;
 
 use super::frames::{HEAD_BYTES, Head};
+use super::incoming::{Asked, Incoming};
 use super::protocol::{Answer, Command, LINE_BYTES_MAX, Request, kind_of};
 use crate::failure::{EXIT_INTERRUPTED, Failure};
 use crate::interrupt;
@@ -20,11 +23,11 @@ pub struct Client {
     name: String,
     export: Option<String>,
     stream: UnixStream,
-    input: BufReader<UnixStream>,
+    input: BufReader<Incoming>,
+    /// How long the server may be silent.
+    limit: Duration,
+    asked: Asked,
 }
-
-/// Time between two looks at how much was sent.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Longest answer in bytes: a list of all the snapshots that an image can have.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
@@ -34,26 +37,33 @@ impl Client {
     /// Connects.
     pub fn connect(server: &Server) -> Result<Client, Failure> {
         let name = server.socket.display().to_string();
-        let failed = |error: std::io::Error| {
-            let failure = Failure::io(&name, &error);
-            failure.hint("is it the socket of 'gaur serve --control'?")
+        let failed = |error: std::io::Error| match is_late(&error) {
+            true => silent(&name, server.timeout),
+            false => Failure::io(&name, &error).hint("is it the socket of 'gaur serve --control'?"),
         };
         if let Some(reason) = Address::too_long(&server.socket) {
             return Err(Failure::about(&name, reason));
         }
-        let stream = UnixStream::connect(&server.socket).map_err(failed)?;
-        let input = BufReader::new(stream.try_clone().map_err(failed)?);
+        let stream = connect(&server.socket, server.timeout).map_err(failed)?;
+        let asked = Asked::default();
+        let incoming = stream.try_clone();
+        let incoming =
+            incoming.and_then(|stream| Incoming::new(stream, server.timeout, asked.clone()));
         Ok(Client {
             export: server.export.clone(),
             stream,
-            input,
+            input: BufReader::new(incoming.map_err(failed)?),
+            limit: server.timeout,
+            asked,
             name,
         })
     }
 
     /// Sends a command and waits for its result.
     pub fn call(mut self, command: Command, progress: &mut Progress) -> Result<Value, Failure> {
-        self.obey_signals()?;
+        if command.can_be_given_up() {
+            self.obey_signals()?;
+        }
         self.ask(command)?;
         let result = self.result(progress);
         match result {
@@ -72,7 +82,7 @@ impl Client {
         match self.stream.write_all(&request.line()) {
             // What the server said before it hung up tells more.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-            sent => sent.map_err(|error| Failure::io(&self.name, &error)),
+            sent => sent.map_err(|error| self.failed(&error)),
         }
     }
 
@@ -96,21 +106,17 @@ impl Client {
         progress: &mut Progress,
         meter: impl Fn() -> (u64, u64),
     ) -> Result<Value, Failure> {
-        let failed = |error: std::io::Error| Failure::io(&self.name, &error);
-        self.stream
-            .set_read_timeout(Some(LOOK_INTERVAL))
-            .map_err(failed)?;
+        self.input.get_mut().speaks_later = true;
         loop {
             let (done, total) = meter();
             progress.update(done, total);
             match self.input.fill_buf() {
                 Ok(_) => break,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(failed(error)),
+                Err(error) => return Err(self.failed(&error)),
             }
         }
-        self.stream.set_read_timeout(None).map_err(failed)?;
+        self.input.get_mut().speaks_later = false;
         self.result(&mut Progress::Quiet)
     }
 
@@ -121,7 +127,7 @@ impl Client {
         let read = input.read_until(b'\n', &mut line);
         match read {
             Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
-            read => drop(read.map_err(|error| Failure::io(&self.name, &error))?),
+            read => drop(read.map_err(|error| self.failed(&error))?),
         }
         if line.is_empty() {
             let message = "the server ended the connection before it answered";
@@ -151,11 +157,26 @@ impl Client {
         failure.hint("is it the socket of 'gaur serve --control'?")
     }
 
+    /// Why nothing comes from the server, or nothing can be sent.
+    fn failed(&self, error: &std::io::Error) -> Failure {
+        match is_late(error) {
+            true if self.asked.at().is_some() => {
+                let message = "interrupted, and the server does not answer";
+                let failure = Failure::about(&self.name, message).code(EXIT_INTERRUPTED);
+                failure.hint("it may still do what it was asked to")
+            }
+            true => silent(&self.name, self.limit),
+            false => Failure::io(&self.name, error),
+        }
+    }
+
     /// A signal asks the server to give up what is under way; the second ends this process.
     pub fn obey_signals(&self) -> Result<(), Failure> {
         let failed = |error: std::io::Error| Failure::io(&self.name, &error);
         let stream = self.stream.try_clone().map_err(failed)?;
+        let asked = self.asked.clone();
         interrupt::on_signal(move || {
+            asked.now();
             // The server takes it for our leaving, but can still answer.
             let _ = stream.shutdown(Shutdown::Write);
         })
@@ -165,7 +186,18 @@ impl Client {
     pub fn frames(&self) -> Result<Frames, Failure> {
         let stream = self.stream.try_clone();
         let stream = stream.map_err(|error| Failure::io(&self.name, &error))?;
-        Ok(Frames { stream })
+        let (name, limit) = (self.name.clone(), self.limit);
+        Ok(Frames {
+            stream,
+            name,
+            limit,
+        })
+    }
+
+    /// Fills `into`.
+    fn exact(&mut self, into: &mut [u8]) -> Result<(), Failure> {
+        let filled = self.input.read_exact(into);
+        filled.map_err(|error| self.failed(&error))
     }
 
     /// Passes frames to `sink` until the end of the stream, in parts of at most the length of `buffer`.
@@ -175,11 +207,9 @@ impl Client {
         buffer: &mut [u8],
         mut sink: impl FnMut(&[u8]) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let name = self.name.clone();
-        let failed = |error: std::io::Error| Failure::io(&name, &error);
         loop {
             let mut head = [0; HEAD_BYTES];
-            self.input.read_exact(&mut head).map_err(failed)?;
+            self.exact(&mut head)?;
             let mut rest = match Head::decode(head) {
                 Head::End => return Ok(()),
                 Head::Data(len) => len as usize,
@@ -191,9 +221,12 @@ impl Client {
                 }
             };
             while rest > 0 {
+                if self.asked.at().is_some() {
+                    return Err(Failure::interrupted());
+                }
                 let len = rest.min(buffer.len());
                 let part = buffer.get_mut(..len).unwrap_or_default();
-                self.input.read_exact(part).map_err(failed)?;
+                self.exact(part)?;
                 sink(part)?;
                 rest -= len;
             }
@@ -201,9 +234,32 @@ impl Client {
     }
 }
 
+/// Connects; a server that is stopped lets nobody in once its queue is full.
+fn connect(path: &Path, limit: Duration) -> std::io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // For connecting and for all that is sent.
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(limit))?;
+    net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(UnixStream::from(socket))
+}
+
+/// Whether an error is that of a limit.
+fn is_late(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock)
+}
+
+fn silent(name: &str, limit: Duration) -> Failure {
+    let message = format!("the server has not answered for {} s", limit.as_secs());
+    let failure = Failure::about(name, message);
+    failure.hint("it is stopped or hangs; --timeout SECONDS waits longer")
+}
+
 /// The sending half of a connection, for a state.
 pub struct Frames {
     stream: UnixStream,
+    name: String,
+    limit: Duration,
 }
 
 impl Frames {
@@ -214,6 +270,17 @@ impl Frames {
         }
         self.stream.write_all(&Head::of(bytes.len()).encode())?;
         self.stream.write_all(bytes)
+    }
+
+    /// The failure of a server that takes nothing for too long. Any other reason it tells in its answer.
+    pub fn failure(&self, error: &std::io::Error) -> Option<Failure> {
+        is_late(error).then(|| silent(&self.name, self.limit))
+    }
+
+    /// Ends the connection, for who waits for the answer too.
+    pub fn hang_up(&self) {
+        // It fails when the server was faster.
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     /// Says that this was all, or that there will be no more.

@@ -3,11 +3,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use gaur_engine::Job;
 use gaur_reactor::Stop;
 use serde_json::{Value, json};
 
-use super::protocol::Resizing;
-use crate::exporter::{AddExport, Exporter};
+use super::protocol::{Removing, Resizing};
+use crate::exporter::{AddExport, CommandUse, Export, Exporter};
 use crate::failure::Failure;
 
 /// Adds an export.
@@ -34,12 +35,16 @@ pub fn list(exporter: &Exporter) -> Value {
 }
 
 /// Ends an export.
-pub async fn remove(exporter: &Arc<Exporter>, name: Option<String>) -> Result<Value, Failure> {
+pub async fn remove(
+    exporter: &Arc<Exporter>,
+    name: Option<String>,
+    removing: Removing,
+) -> Result<Value, Failure> {
     let (exporter, name) = (Arc::clone(exporter), named(name)?);
     off_thread(move || {
         let facts = exporter.facts(&*exporter.find(&name)?);
         exporter.keep_nbd();
-        exporter.remove(&name)?;
+        exporter.remove(&name, removing.drain_limit())?;
         Ok(json!(facts))
     })
     .await
@@ -48,20 +53,21 @@ pub async fn remove(exporter: &Arc<Exporter>, name: Option<String>) -> Result<Va
 /// Changes the size of an export's image.
 pub async fn resize(
     exporter: &Arc<Exporter>,
-    name: Option<String>,
+    used: (Arc<Export>, CommandUse),
     resizing: Resizing,
+    job: &Arc<Job>,
 ) -> Result<Value, Failure> {
-    let (exporter, name) = (Arc::clone(exporter), named(name)?);
+    let (exporter, job) = (Arc::clone(exporter), Arc::clone(job));
     off_thread(move || {
         let size = resizing.size()?;
-        let export = exporter.resize(&name, size, resizing.shrink)?;
+        let export = exporter.resize(used, (size, resizing.shrink), &job)?;
         Ok(json!(exporter.facts(&export)))
     })
     .await
 }
 
 /// What changes an export names it, even if it is the only one: the next moment it may not be.
-fn named(name: Option<String>) -> Result<String, Failure> {
+pub fn named(name: Option<String>) -> Result<String, Failure> {
     let missing = || Failure::new("\"export\" is missing, the name of the export");
     name.ok_or_else(|| missing().kind(gaur_engine::ErrorKind::InvalidInput))
 }

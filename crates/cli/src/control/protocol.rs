@@ -1,5 +1,7 @@
 //! The lines on a control socket.
 
+use std::time::Duration;
+
 use gaur_engine::{ErrorKind, NewSnapshot};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -111,6 +113,23 @@ impl Resizing {
     }
 }
 
+/// How an export ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Removing {
+    /// Seconds that clients have to take what they have asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_limit: Option<u32>,
+}
+
+impl Removing {
+    /// The time that clients have, if it is told.
+    pub fn drain_limit(self) -> Option<Duration> {
+        let seconds = self.drain_limit?;
+        Some(Duration::from_secs(u64::from(seconds)))
+    }
+}
+
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
@@ -125,8 +144,22 @@ pub enum Command {
     Extract(Which),
     ExportAdd(Box<AddExport>),
     ExportList,
-    ExportRemove,
+    ExportRemove(Removing),
     ExportResize(Resizing),
+}
+
+impl Command {
+    /// Whether the server gives it up when its client asks for that.
+    pub fn can_be_given_up(&self) -> bool {
+        matches!(
+            self,
+            Command::Create(_)
+                | Command::Delete(_)
+                | Command::Rename(_)
+                | Command::Save(_)
+                | Command::ExportResize(_)
+        )
+    }
 }
 
 impl From<Operation> for Command {
@@ -195,7 +228,7 @@ impl Request {
                 Command::ExportAdd(Box::new(add.map_err(|error| format!("{name}: {error}"))?))
             }
             "export-list" => nothing(&name, rest, Command::ExportList)?,
-            "export-remove" => nothing(&name, rest, Command::ExportRemove)?,
+            "export-remove" => Command::ExportRemove(fields(&name, rest)?),
             "export-resize" => Command::ExportResize(fields(&name, rest)?),
             _ => return Err(format!("command {name:?} is unknown")),
         };
@@ -220,7 +253,7 @@ impl Request {
                 Value::Object(add.fields().unwrap_or_default()),
             ),
             Command::ExportList => ("export-list", json!({})),
-            Command::ExportRemove => ("export-remove", json!({})),
+            Command::ExportRemove(how) => ("export-remove", value(serde_json::to_value(how))),
             Command::ExportResize(size) => ("export-resize", value(serde_json::to_value(size))),
         };
         let mut line = json!({ "command": name });
@@ -378,7 +411,10 @@ mod tests {
                 front: None,
             })),
             Command::ExportList,
-            Command::ExportRemove,
+            Command::ExportRemove(Removing::default()),
+            Command::ExportRemove(Removing {
+                drain_limit: Some(0),
+            }),
             Command::ExportResize(Resizing::to("+1G", true)),
         ];
         for command in all {

@@ -1,29 +1,32 @@
 //! One client of a control socket: a command, its answers, the next command.
 
+use std::convert::Infallible;
 use std::future::pending;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use gaur_engine::{ErrorKind, Job, Queue, find_snapshot};
-use gaur_reactor::{Either, JoinHandle, ReactorFile, Stream, race, sleep, spawn, timeout};
+use gaur_reactor::{Either, ReactorFile, Stop, Stream, race, sleep, spawn, timeout};
 use serde_json::{Value, json};
 
 use super::exports;
 use super::line::{Inbound, NoLine};
-use super::protocol::{Answer, Command, Request, VERSION};
+use super::protocol::{Answer, Command, Request, Resizing, VERSION};
 use super::server::Context;
 use super::state;
-use crate::exporter::CommandUse;
+use crate::exporter::{CommandUse, Export};
 use crate::failure::Failure;
 use crate::snapshot::Operation;
 use crate::snapshot_report::SnapshotDetail;
 
 /// Time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// Time after which a client hears of a command that makes no progress: the server lives.
+const LIFE_INTERVAL: Duration = Duration::from_secs(2);
 /// A client that does not take an answer for so long is gone.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// What follows a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,17 +88,17 @@ impl Session {
             Ok(next) => return next,
             Err(command) => command,
         };
-        let controlled = match context.exporter.command(export.as_deref()) {
-            Ok((_, controlled)) => controlled,
+        let used = match context.exporter.command(export.as_deref()) {
+            Ok(used) => used,
             Err(failure) => return self.fail(&failure).await,
         };
-        let controlled = &controlled;
+        let controlled = &used.1;
         match command {
             Command::Ping
             | Command::ExportAdd(_)
             | Command::ExportList
-            | Command::ExportRemove
-            | Command::ExportResize(_) => Next::Command,
+            | Command::ExportRemove(_) => Next::Command,
+            Command::ExportResize(resizing) => self.resize(context, used, resizing).await,
             Command::List => {
                 let list = self.list(controlled).await;
                 self.conclude(list.map(|list| json!(list))).await
@@ -135,9 +138,17 @@ impl Session {
         let outcome = match command {
             Command::Ping => Ok(greeting(context)),
             Command::ExportList => Ok(exports::list(exporter)),
-            Command::ExportAdd(add) => exports::add(exporter, export, *add).await,
-            Command::ExportRemove => exports::remove(exporter, export).await,
-            Command::ExportResize(resizing) => exports::resize(exporter, export, resizing).await,
+            Command::ExportAdd(add) => {
+                let added = exports::add(exporter, export, *add);
+                self.report(added, &Job::default()).await
+            }
+            Command::ExportRemove(how) => {
+                let removed = exports::remove(exporter, export, how);
+                self.report(removed, &Job::default()).await
+            }
+            Command::ExportResize(_) if export.is_none() => {
+                exports::named(export).map(|_| json!({}))
+            }
             command => return Err(command),
         };
         Ok(self.conclude(outcome).await)
@@ -164,35 +175,62 @@ impl Session {
             let done = operation.run(&queue, &theirs).await;
             done.map_err(|error| Failure::image(&name, &error))
         });
-        let done = self.follow(task, &job).await;
+        let done = self.follow(task, &job, controlled.ending()).await;
         self.conclude(done.map(|snapshot| json!(SnapshotDetail::new(&snapshot))))
             .await
     }
 
+    async fn resize(
+        &self,
+        context: &Context,
+        used: (Arc<Export>, CommandUse),
+        resizing: Resizing,
+    ) -> Next {
+        let job = Arc::new(Job::default());
+        let ending = used.1.ending().clone();
+        let task = exports::resize(&context.exporter, used, resizing, &job);
+        let resized = self.follow(task, &job, &ending).await;
+        self.conclude(resized).await
+    }
+
     /// Waits for a task and tells how far it is. Whatever the client sends meanwhile, and its leaving,
-    /// asks for the end of the task, and so does the end of the server.
+    /// asks for the end of the task, and so does the end of the server or of the image.
     pub async fn follow<T>(
         &self,
-        mut task: JoinHandle<Result<T, Failure>>,
+        task: impl Future<Output = Result<T, Failure>>,
+        job: &Job,
+        ending: &Stop,
+    ) -> Result<T, Failure> {
+        let listening = async {
+            let mut byte = [0];
+            let over = given_up(&self.context, ending);
+            race(self.stream.recv(&mut byte), over).await;
+            job.cancel();
+            pending::<Infallible>().await
+        };
+        match race(self.report(task, job), listening).await {
+            Either::Left(outcome) => outcome,
+            Either::Right(never) => match never {},
+        }
+    }
+
+    /// Waits for a task and tells how far it is, or that it is still under way.
+    pub async fn report<T>(
+        &self,
+        task: impl Future<Output = Result<T, Failure>>,
         job: &Job,
     ) -> Result<T, Failure> {
-        let mut listening = pin!(async {
-            let mut byte = [0];
-            race(self.stream.recv(&mut byte), self.context.cancel.stopped()).await;
-            job.cancel();
-            pending::<()>().await;
-        });
-        let mut shown = (0, 0);
+        let mut task = pin!(task);
+        let (mut shown, mut shown_at) = ((0, 0), Instant::now());
         loop {
-            let pause = race(&mut listening, sleep(PROGRESS_INTERVAL));
-            if let Either::Left(outcome) = race(&mut task, pause).await {
+            if let Either::Left(outcome) = race(&mut task, sleep(PROGRESS_INTERVAL)).await {
                 return outcome;
             }
             let (done, total) = job.progress_bytes();
-            if (done, total) == shown {
+            if (done, total) == shown && shown_at.elapsed() < LIFE_INTERVAL {
                 continue;
             }
-            shown = (done, total);
+            (shown, shown_at) = ((done, total), Instant::now());
             if let Err(Gone) = self.answer(&Answer::Progress { done, total }).await {
                 job.cancel();
                 return task.await;
@@ -231,6 +269,11 @@ impl Session {
             Some(Err(_)) | None => Err(Gone),
         }
     }
+}
+
+/// Waits until commands about an image are given up: the server ends, or the image is to be closed.
+pub async fn given_up(context: &Context, ending: &Stop) {
+    race(context.cancel.stopped(), ending.stopped()).await;
 }
 
 fn greeting(context: &Context) -> Value {

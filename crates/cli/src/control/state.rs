@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gaur_block::Errno;
 use gaur_engine::{Job, NewSnapshot};
-use gaur_reactor::{Either, Stream, race, spawn};
+use gaur_reactor::{Either, Stream, race, spawn, timeout};
 use serde_json::json;
 
 use super::frames::{HEAD_BYTES, Head};
@@ -49,7 +49,8 @@ pub async fn save(session: &mut Session, controlled: &CommandUse, new: NewSnapsh
                 stream,
                 inbound,
             } = session;
-            let other = race(&mut task, context.cancel.stopped());
+            let over = session::given_up(context, controlled.ending());
+            let other = race(&mut task, over);
             race(feed(stream, inbound, sender), other).await
         }
     };
@@ -58,17 +59,20 @@ pub async fn save(session: &mut Session, controlled: &CommandUse, new: NewSnapsh
         job.cancel();
     };
     let (outcome, next) = match fed {
-        Either::Left(Fed::Complete) => (session.follow(task, &job).await, Next::Command),
+        Either::Left(Fed::Complete) => (
+            session.follow(task, &job, controlled.ending()).await,
+            Next::Command,
+        ),
         Either::Left(Fed::Aborted) => {
             give_up();
-            (task.await, Next::Command)
+            (session.report(task, &job).await, Next::Command)
         }
         // The rest of the stream would be taken for commands.
         Either::Left(Fed::Unwanted) => (task.await, Next::Close),
         Either::Right(Either::Left(outcome)) => (outcome, Next::Close),
         Either::Left(Fed::Gone) | Either::Right(Either::Right(())) => {
             give_up();
-            (task.await, Next::Close)
+            (session.report(task, &job).await, Next::Close)
         }
     };
     let outcome = outcome.map(|snapshot| json!(SnapshotDetail::new(&snapshot)));
@@ -142,11 +146,8 @@ pub async fn extract(session: &mut Session, controlled: &CommandUse, which: &str
     let (sender, receiver, _) = pipe();
     let which = which.to_owned();
     let task = spawn(async move { vm_state::extract(&queue, &name, &which, sender).await });
-    let passed = race(
-        pass(&session.stream, receiver),
-        session.context.cancel.stopped(),
-    )
-    .await;
+    let over = session::given_up(&session.context, controlled.ending());
+    let passed = race(pass(&session.stream, receiver), over).await;
     // Whatever became of the client, the receiver is gone now, and the task ends.
     let outcome = task.await;
     let head = match (&passed, &outcome) {
@@ -154,7 +155,8 @@ pub async fn extract(session: &mut Session, controlled: &CommandUse, which: &str
         (Either::Left(Ok(())), Err(_)) => Head::Abort,
         _ => return Next::Close,
     };
-    if session.stream.send(&head.encode()).await.is_err() {
+    let sent = timeout(session::ANSWER_LIMIT, session.stream.send(&head.encode())).await;
+    if !matches!(sent, Some(Ok(()))) {
         return Next::Close;
     }
     let result = json!(SnapshotDetail::new(&snapshot));

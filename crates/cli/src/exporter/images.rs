@@ -6,8 +6,10 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use gaur_engine::ErrorKind;
+use gaur_reactor::Stop;
 
 use super::image_options::ImageOptions;
 use crate::cache_cleaner::CacheCleaner;
@@ -28,6 +30,8 @@ pub struct OpenImage {
     uses: Mutex<Uses>,
     /// Rung when a use ends.
     idle: Condvar,
+    /// Raised when commands about it are given up.
+    ending: Stop,
 }
 
 #[derive(Default)]
@@ -51,6 +55,17 @@ impl OpenImage {
         lock(&self.uses).exports.push(export.to_owned());
     }
 
+    /// Waits until no command is under way, and after `patience` until it has been given up.
+    fn wait_for_commands(&self, patience: Duration) {
+        let busy = |uses: &mut Uses| uses.commands > 0;
+        let waited = self
+            .idle
+            .wait_timeout_while(lock(&self.uses), patience, busy);
+        let (uses, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        self.ending.stop();
+        drop(self.idle.wait_while(uses, busy));
+    }
+
     fn first_export(&self) -> String {
         let uses = lock(&self.uses);
         uses.exports.first().cloned().unwrap_or_default()
@@ -64,6 +79,11 @@ impl CommandUse {
     /// The image.
     pub fn shared(&self) -> &SharedImage {
         &self.0.image
+    }
+
+    /// Raised when the command is to be given up, because the image is to be closed.
+    pub fn ending(&self) -> &Stop {
+        &self.0.ending
     }
 }
 
@@ -120,6 +140,7 @@ impl Images {
             temporary: options.temporary,
             uses: Mutex::default(),
             idle: Condvar::new(),
+            ending: Stop::new(),
         });
         image.share(name);
         open.push(Arc::clone(&image));
@@ -127,8 +148,13 @@ impl Images {
     }
 
     /// The export `name` is through with an image, and has no queue of it any more. The last one closes
-    /// it, once the commands about it are over.
-    pub fn release(&self, name: &str, image: &Arc<OpenImage>) -> Result<(), Failure> {
+    /// it, once the commands about it are over; after `patience` they are given up.
+    pub fn release(
+        &self,
+        name: &str,
+        image: &Arc<OpenImage>,
+        patience: Duration,
+    ) -> Result<(), Failure> {
         {
             let mut open = lock(&self.open);
             let mut uses = lock(&image.uses);
@@ -141,14 +167,7 @@ impl Images {
             // Until it is closed, its lock keeps everybody else out.
             open.retain(|other| !Arc::ptr_eq(other, image));
         }
-        let mut uses = lock(&image.uses);
-        while uses.commands > 0 {
-            uses = image
-                .idle
-                .wait(uses)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(uses);
+        image.wait_for_commands(patience);
         match image.temporary {
             true => Ok(()),
             false => image.image.close(),

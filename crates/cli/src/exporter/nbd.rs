@@ -19,9 +19,6 @@ pub struct NbdSettings {
     pub options: nbd::Options,
 }
 
-/// How long the removal of an export waits for clients that do not take their replies.
-const PATIENCE: Duration = Duration::from_secs(30);
-
 /// The server.
 #[derive(Default)]
 pub(super) struct Nbd {
@@ -110,9 +107,9 @@ impl Exporter {
     }
 
     /// Takes an export from the server; blocks until its clients are gone.
-    pub(super) fn remove_from_nbd(&self, export: &Export) -> Result<(), Failure> {
+    pub(super) fn remove_from_nbd(&self, export: &Export, drain: Duration) -> Result<(), Failure> {
         let exports = lock(&self.nbd).exports.clone();
-        let removed = exports.remove(&export.name, PATIENCE);
+        let removed = exports.remove(&export.name, drain);
         removed.map_err(|error| Failure::about(export.served.name(), error.to_string()))
     }
 

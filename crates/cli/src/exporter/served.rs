@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gaur_engine::{Format, Queue};
+use gaur_engine::{Format, Job, Queue};
 use gaur_export::nbd::Log;
 use gaur_export::ublk;
 use gaur_reactor::ReactorFile;
@@ -21,6 +21,8 @@ pub struct Served {
     pub(super) read_only: bool,
     #[allow(dead_code, reason = "for front ends")]
     pub(super) log: Option<Log>,
+    /// The resizing that clients ask for; given up when the export ends.
+    pub(super) resizing: Job,
     pub(super) added: Option<ublk::Added>,
 }
 
@@ -60,6 +62,11 @@ impl Served {
     /// Who is to know the number of a new ublk device.
     pub fn added(&self) -> Option<ublk::Added> {
         self.added.clone()
+    }
+
+    /// The resizing that a client asks for.
+    pub fn resizing(&self) -> &Job {
+        &self.resizing
     }
 
     /// A queue of the image for the calling thread, which runs a reactor.

@@ -55,9 +55,7 @@ fn resize(image: &Served, size_bytes: u64) -> Result<(), String> {
     if shrinks && image.is_raw() {
         return Err("a raw image does not shrink while it is served".to_owned());
     }
-    let resized = image
-        .shared()
-        .guest()
-        .resize(size_bytes, shrinks, &gaur_engine::Job::default());
+    let guest = image.shared().guest();
+    let resized = guest.resize(size_bytes, shrinks, image.resizing());
     resized.map_err(|error| error.to_string())
 }

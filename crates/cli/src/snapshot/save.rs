@@ -214,8 +214,12 @@ fn push(mut source: Source, mut frames: Frames, trouble: &Trouble, sent: &Atomic
             }
         };
         let part = buffer.get(..filled).unwrap_or_default();
-        // Why the server does not take it, it says in its answer.
-        if frames.send(part).is_err() {
+        // Why the server does not take it, it says in its answer, unless it hangs.
+        if let Err(error) = frames.send(part) {
+            if let Some(failure) = frames.failure(&error) {
+                trouble.put(failure);
+                frames.hang_up();
+            }
             return;
         }
         sent.fetch_add(filled as u64, Ordering::Relaxed);

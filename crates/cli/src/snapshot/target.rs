@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use gaur_engine::{Format, OpenOptions};
 
@@ -26,6 +27,10 @@ pub struct TargetArgs {
     /// Name of the export, if the server has several
     #[arg(short = 'x', long, value_name = "NAME", requires = "control")]
     pub export_name: Option<String>,
+    /// Seconds the server may be silent before it counts as hung (30)
+    #[arg(long, value_name = "SECONDS", requires = "control",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub timeout: Option<u32>,
 }
 
 /// How something is done to it.
@@ -61,6 +66,23 @@ pub struct Server {
     pub socket: PathBuf,
     /// The export; the only one if not told.
     pub export: Option<String>,
+    /// How long it may be silent.
+    pub timeout: Duration,
+}
+
+/// How long a server may be silent, in seconds, unless told.
+const TIMEOUT_DEFAULT: u32 = 30;
+
+impl Server {
+    /// The server behind a control socket.
+    pub fn new(socket: PathBuf, export: Option<String>, timeout: Option<u32>) -> Server {
+        let seconds = timeout.unwrap_or(TIMEOUT_DEFAULT);
+        Server {
+            socket,
+            export,
+            timeout: Duration::from_secs(u64::from(seconds)),
+        }
+    }
 }
 
 /// An image here, or one there.
@@ -116,10 +138,7 @@ impl TargetArgs {
     }
 
     fn server(&self, socket: &std::path::Path) -> Server {
-        Server {
-            socket: socket.to_owned(),
-            export: self.export_name.clone(),
-        }
+        Server::new(socket.to_owned(), self.export_name.clone(), self.timeout)
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use gaur_block::Errno;
-use gaur_reactor::Descriptor;
+use gaur_reactor::{Descriptor, timeout};
 
 use super::message::{FDS_MAX, HEADER_BYTES, Header, PAYLOAD_MAX};
 
@@ -117,7 +118,10 @@ impl Connection {
     }
 }
 
-/// Sends a message. A client that does not read is waited for.
+/// A client that does not take a message for so long is hung up on.
+const SEND_LIMIT: Duration = Duration::from_secs(10);
+
+/// Sends a message. A client that does not read is waited for, but not for ever.
 pub(super) async fn send(
     socket: &Descriptor,
     header: [u8; HEADER_BYTES],
@@ -134,7 +138,10 @@ pub(super) async fn send(
                 left = &left[count..];
                 fd = None;
             }
-            Err(Errno::EAGAIN) => socket.writable().await?,
+            Err(Errno::EAGAIN) => {
+                let ready = timeout(SEND_LIMIT, socket.writable()).await;
+                ready.ok_or(Errno::ETIMEDOUT)??;
+            }
             Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno),
         }
