@@ -1,7 +1,11 @@
 //! A device whose writes obey a cache mode and whose discards may be left out, whatever the client
 //! asks for.
 
+use std::sync::Arc;
+
 use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status, Tag};
+
+use crate::health::{Asked, Health};
 
 /// What is done to the requests on their way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,12 +49,37 @@ impl Policy {
 pub struct CachedDevice<D> {
     device: D,
     policy: Policy,
+    /// Who is told how requests end.
+    health: Option<Arc<Health>>,
 }
 
 impl<D: Device> CachedDevice<D> {
     /// Puts `device` under `policy`.
     pub fn new(device: D, policy: Policy) -> CachedDevice<D> {
-        CachedDevice { device, policy }
+        CachedDevice {
+            device,
+            policy,
+            health: None,
+        }
+    }
+
+    /// The same, with `health` told how requests end.
+    pub fn watched(self, health: &Arc<Health>) -> CachedDevice<D> {
+        CachedDevice {
+            health: Some(Arc::clone(health)),
+            ..self
+        }
+    }
+
+    fn note<T>(
+        &self,
+        asked: impl FnOnce() -> Asked,
+        outcome: Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        if let Some(health) = &self.health {
+            health.note(asked, &outcome);
+        }
+        outcome
     }
 }
 
@@ -64,14 +93,21 @@ impl<D: Device> Device for CachedDevice<D> {
     }
 
     async fn submit(&self, tag: Tag, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
-        match self.policy.apply(request) {
-            Some(request) => self.device.submit(tag, request, payload).await,
-            None => Ok(()),
-        }
+        let Some(request) = self.policy.apply(request) else {
+            return Ok(());
+        };
+        let len_bytes = match &payload {
+            Payload::None => 0,
+            Payload::Read(target) => target.len() as u64,
+            Payload::Write(source) => source.len() as u64,
+        };
+        let outcome = self.device.submit(tag, request, payload).await;
+        self.note(|| Asked::new(Some(&request), 0, len_bytes), outcome)
     }
 
     async fn status(&self, offset_bytes: u64, len_bytes: u64) -> Result<Status, Errno> {
-        self.device.status(offset_bytes, len_bytes).await
+        let outcome = self.device.status(offset_bytes, len_bytes).await;
+        self.note(|| Asked::new(None, offset_bytes, len_bytes), outcome)
     }
 }
 

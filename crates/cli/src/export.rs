@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use crate::fronts::FrontArgs;
 use crate::image_spec::ImageSpec;
 use crate::json;
+use crate::notice::one_line;
 use crate::open::Output;
 use crate::progress::Progress;
 use crate::serve;
@@ -212,17 +213,25 @@ fn list(args: &ListArgs, out: &mut dyn Write) -> Result<u8, Failure> {
     }
     let head = ["NAME", "TYPE", "SIZE", "MODE", "CLIENTS", "FILE", "PLACE"];
     table::print(head, exports.iter().map(row), out)?;
+    for export in &exports {
+        if let Some(trouble) = &export.trouble {
+            writeln!(out, "{}: {}", name(export), one_line(trouble))?;
+        }
+    }
     Ok(0)
+}
+
+fn name(export: &ExportFacts) -> String {
+    match export.name.as_str() {
+        "" => "''".to_owned(),
+        name => name.to_owned(),
+    }
 }
 
 fn row(export: &ExportFacts) -> [String; 7] {
     let clients = export.clients.map(|count| count.to_string());
-    let name = match export.name.as_str() {
-        "" => "''".to_owned(),
-        name => name.to_owned(),
-    };
     [
-        name,
+        name(export),
         export.kind.clone(),
         human(export.virtual_size),
         if export.read_only { "ro" } else { "rw" }.to_owned(),

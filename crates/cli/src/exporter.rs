@@ -17,6 +17,7 @@ use gaur_reactor::block_on;
 
 use crate::failure::Failure;
 use crate::fronts::{Kind, Request};
+use crate::health::Health;
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
 use crate::notice::say;
@@ -197,7 +198,9 @@ impl Exporter {
         let new = device_state::with_log(new);
         let acquired = self.images.acquire(&new.name, &new.spec, &new.image);
         let image = acquired.inspect_err(|_| device_state::forget(&new))?;
+        let shared = image.shared();
         let served = Arc::new(Served {
+            health: Arc::new(Health::new(&new.name, shared.name(), shared.image())),
             image: Arc::clone(&image),
             policy: new.image.policy(&new.spec),
             read_only: new.image.refuses_writes(&new.spec),

@@ -25,6 +25,7 @@ mod file_holes;
 mod fronts;
 mod guest;
 mod handover;
+mod health;
 mod host_kind;
 mod image_file;
 mod image_spec;

@@ -29,6 +29,9 @@ pub struct ExportFacts {
     /// How many there are, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clients: Option<usize>,
+    /// What fails, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
 }
 
 impl Exporter {
@@ -46,6 +49,7 @@ impl Exporter {
             virtual_size: export.served().size_bytes(),
             read_only: export.served().read_only(),
             clients,
+            trouble: export.served().trouble(),
         }
     }
 }

@@ -9,6 +9,7 @@ use gaur_reactor::ReactorFile;
 
 use super::images::OpenImage;
 use crate::cached_device::{CachedDevice, Policy};
+use crate::health::Health;
 use crate::shared_image::SharedImage;
 
 /// The device that an export's threads serve.
@@ -19,6 +20,7 @@ pub struct Served {
     pub(super) image: Arc<OpenImage>,
     pub(super) policy: Policy,
     pub(super) read_only: bool,
+    pub(super) health: Arc<Health>,
     #[allow(dead_code, reason = "for front ends")]
     pub(super) log: Option<Log>,
     /// The resizing that clients ask for; given up when the export ends.
@@ -28,6 +30,11 @@ pub struct Served {
 
 #[allow(dead_code, reason = "for front ends")]
 impl Served {
+    /// What fails, for people.
+    pub fn trouble(&self) -> Option<String> {
+        self.health.trouble()
+    }
+
     /// The path of the image.
     pub fn name(&self) -> &str {
         self.shared().name()
@@ -72,6 +79,6 @@ impl Served {
     /// A queue of the image for the calling thread, which runs a reactor.
     pub fn device(&self) -> Disk {
         let queue = self.shared().queue(ReactorFile::new);
-        CachedDevice::new(queue, self.policy)
+        CachedDevice::new(queue, self.policy).watched(&self.health)
     }
 }
