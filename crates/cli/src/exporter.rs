@@ -259,6 +259,7 @@ impl Exporter {
         let there = table.exports.iter().any(|export| export.name == name);
         if there || table.starting.iter().any(|other| other == name) {
             let failure = Failure::new(format!("there is an export {name:?} already"));
+            let failure = failure.hint("NAME=FILE calls an image's export NAME");
             return Err(failure.kind(ErrorKind::InvalidInput));
         }
         table.starting.push(name.to_owned());

@@ -1,6 +1,7 @@
 //! How far a long operation is: a bar on a terminal, qemu-img's lines for a program that reads them.
 
 use std::io::{IsTerminal, Write};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -112,6 +113,32 @@ impl Progress {
                 }
             }
         }
+    }
+
+    /// Does `work` on this thread, while another shows what `meter` says: bytes done, and of how many.
+    pub fn during<T, E>(
+        mut self,
+        meter: impl Fn() -> (u64, u64) + Send,
+        work: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let (end, ended) = sync_channel::<()>(0);
+        let progress = &mut self;
+        let outcome = std::thread::scope(move |scope| {
+            scope.spawn(move || {
+                while ended.recv_timeout(LINE_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                    let (done, total) = meter();
+                    progress.update(done, total);
+                }
+            });
+            let outcome = work();
+            drop(end);
+            outcome
+        });
+        match outcome {
+            Ok(_) => self.finish(),
+            Err(_) => self.stop(),
+        }
+        outcome
     }
 
     /// All is done.

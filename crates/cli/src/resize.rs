@@ -11,6 +11,7 @@ use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::notice::say;
 use crate::open::{allocation_parser, format_parser};
+use crate::progress::Progress;
 use crate::size::{NewSize, SIZE_MAX, parse_new_size};
 
 /// Change the size of an image
@@ -34,6 +35,9 @@ pub struct Args {
     /// Remove the image's persistent bitmaps with the first change, which would make them useless
     #[arg(long)]
     drop_bitmaps: bool,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
     /// Print only errors
     #[arg(short, long)]
     quiet: bool,
@@ -107,7 +111,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     }
     let guest = Guest::new(opened.image.queue(opened.files));
     let job = interrupt::job()?;
-    let resized = guest.resize(new, args.shrink, &job);
+    out.flush()?;
+    let progress = Progress::growing(args.progress, args.quiet, false);
+    let resize = || guest.resize(new, args.shrink, &job);
+    let resized = progress.during(|| job.progress_bytes(), resize);
     let closed = guest.close();
     resized.and(closed).map_err(|error| match error.kind() {
         ErrorKind::Cancelled if new < old => {

@@ -14,7 +14,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Bytes of metadata done, and how many there are to do as far as is known (0: not yet).
+    /// Bytes done (of metadata, or of the disk when it is resized), and how many there are to do as far as is known (0: not yet).
     pub fn progress_bytes(&self) -> (u64, u64) {
         let total = self.total.load(Ordering::Relaxed);
         (self.done.load(Ordering::Relaxed).min(total), total)

@@ -171,9 +171,11 @@ impl<F: File> Queue<F> {
         mode: Mode,
         job: &Job,
     ) -> Result<u64, Errno> {
-        let mut at = range.start;
+        let (mut at, mut told) = (range.start, range.start);
+        job.expect(range.end.saturating_sub(range.start));
         while at < self.last_unit(range) {
-            job.step(0)?;
+            job.step(at - told)?;
+            told = at;
             match self.unmap_step(qcow2, writer, at, range, mode)? {
                 Step::Done(len) => at += len,
                 Step::Need(need) => self.resolve(qcow2, writer, need).await?,

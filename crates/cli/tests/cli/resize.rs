@@ -74,3 +74,20 @@ fn what_would_lose_data_needs_to_be_asked_for() {
         .fails(1, &["disk.qcow2"]);
     dir.check_clean("disk.qcow2");
 }
+
+/// `gaur resize` was the only long verb that did not show how far it is.
+#[test]
+fn progress_is_shown_when_it_is_asked_for() {
+    let dir = WorkDir::new();
+    dir.gaur(&["create", "-q", "-o", "cluster_size=4k", "disk.qcow2", "64M"])
+        .ok();
+    dir.qemu_io("disk.qcow2", &["write 0 64M"]);
+    let shown = dir.gaur(&["resize", "-p", "--shrink", "disk.qcow2", "1M"]);
+    let shown = shown.ok();
+    assert!(shown.starts_with("    (0.00/100%)\r"), "{shown:?}");
+    assert!(
+        shown.ends_with("    (100.00/100%)\r\nImage resized.\n"),
+        "{shown:?}"
+    );
+    dir.check_clean("disk.qcow2");
+}

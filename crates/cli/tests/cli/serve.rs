@@ -311,6 +311,15 @@ fn a_second_signal_does_not_wait_for_clients() {
     dir.check_clean("disk.qcow2");
 }
 
+/// The refusal did not say how to serve two images of one name.
+#[test]
+fn two_images_of_one_name_are_refused_with_advice() {
+    let dir = WorkDir::new();
+    dir.gaur(&["create", "-q", "disk.qcow2", "1M"]).ok();
+    dir.gaur(&["serve", "disk.qcow2", "disk.qcow2"])
+        .fails(1, &["\"disk\" already", "NAME=FILE"]);
+}
+
 #[test]
 fn images_are_served_as_their_options_say() {
     let dir = WorkDir::new();

@@ -49,7 +49,7 @@ impl Running {
 
     #[track_caller]
     fn expect_line(&self, part: &str) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             let lines = self.lines.lock().expect("no panic").clone();
             if lines.iter().any(|line| line.contains(part)) {
@@ -304,4 +304,18 @@ fn whoever_cannot_be_told_of_a_new_size_is_named() {
     ask(&mut client, request::GET_FEATURES, &[]);
     let error = server.resized().expect_err("there is no channel for that");
     assert!(error.to_string().contains("takes no messages"), "{error}");
+}
+
+/// A client that took no replies kept the server from taking another, and from its end.
+#[test]
+fn a_client_that_never_reads_is_hung_up_on() {
+    let running = Running::start();
+    let mut client = running.connect();
+    let limit = Some(Duration::from_millis(500));
+    client.set_write_timeout(limit).expect("a time limit");
+    let message = bytes(request::GET_FEATURES, 1, &[]);
+    // Until both directions are full.
+    while client.write_all(&message).is_ok() {}
+    running.expect_line("cannot reply: timed out");
+    running.serves();
 }
