@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::failure::{EXIT_FAILURE, Failure};
+use crate::notice;
 
 /// The last line a server prints before it stands alone.
 const READY: &str = "ready";
@@ -74,5 +75,6 @@ pub fn ready(out: &mut dyn Write) -> Result<(), Failure> {
     let null = null.map_err(detach)?;
     rustix::stdio::dup2_stdout(&null).map_err(|errno| detach(errno.into()))?;
     rustix::stdio::dup2_stderr(&null).map_err(|errno| detach(errno.into()))?;
+    notice::detach();
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Lines on standard error. Nobody has to read them: when the terminal is gone, so are they, and the
+//! Lines on standard error, or in the system's log once a server is in the background. Nobody has to read them: when the terminal is gone, so are they, and the
 //! work goes on. When they are not taken, a full pipe for example, they are dropped.
 //!
 //! A line is one write, so that those of several threads and processes never mix, and one line,
@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::io::Write;
+use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,6 +18,16 @@ const PATIENCE: Timespec = Timespec {
 };
 static STUCK: AtomicBool = AtomicBool::new(false);
 
+/// Where the system's log is, and a line's place in it: of a daemon, a warning.
+const SYSTEM_LOG: &str = "/dev/log";
+const PRIORITY: &str = "<28>";
+static DETACHED: AtomicBool = AtomicBool::new(false);
+
+/// From now on lines go to the system's log.
+pub fn detach() {
+    DETACHED.store(true, Ordering::Relaxed);
+}
+
 /// Says `line` under the name of the command.
 pub fn say(line: impl fmt::Display) {
     say_as("gaur", line);
@@ -24,10 +35,24 @@ pub fn say(line: impl fmt::Display) {
 
 /// Says `line` under another name.
 pub fn say_as(program: &str, line: impl fmt::Display) {
-    let line = format!("{program}: {}\n", one_line(&line.to_string()));
+    let line = one_line(&line.to_string());
+    if DETACHED.load(Ordering::Relaxed) {
+        let line = format!("{PRIORITY}{program}[{}]: {line}", std::process::id());
+        // Where there is no log there is nobody to be told.
+        let _ = log(&line);
+        return;
+    }
+    let line = format!("{program}: {line}\n");
     if is_read() {
         let _ = std::io::stderr().write_all(line.as_bytes());
     }
+}
+
+fn log(line: &str) -> std::io::Result<()> {
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    socket.send_to(line.as_bytes(), SYSTEM_LOG)?;
+    Ok(())
 }
 
 /// Whether standard error takes a line.

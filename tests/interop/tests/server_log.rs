@@ -1,6 +1,7 @@
 //! What a server says when its image fails, while it serves.
 
 use std::fs::File;
+use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -115,6 +116,64 @@ fn the_first_failure_and_the_recovery_are_told_and_those_between_are_counted() {
     assert_eq!(served.lines().len(), 2, "{:#?}", served.lines());
     assert!(!served.listed().contains("too large"));
     served.server.stop();
+}
+
+/// A folder for devices of its own, with a system log that a test reads.
+const WITH_A_LOG: &str = r#"
+set -e
+folder=$1 log=$2; shift 2
+mount -t tmpfs none "$folder"
+for name in null zero random urandom log; do touch "$folder/$name"; done
+for name in null zero random urandom; do mount --bind "/dev/$name" "$folder/$name"; done
+mount --bind "$log" "$folder/log"
+mount --rbind "$folder" /dev
+exec "$@"
+"#;
+
+/// What a server in the background had to say went nowhere.
+#[test]
+fn a_server_in_the_background_writes_to_the_system_log() {
+    let scratch = Scratch::new("log");
+    let image = scratch.path("d.raw");
+    qemu_img(&["create", "-q", "-f", "raw", &image, "64M"]).ok();
+    let (folder, log) = (scratch.path("dev"), scratch.path("log"));
+    std::fs::create_dir(&folder).expect("scratch is writable");
+    let reader = UnixDatagram::bind(&log).expect("a socket");
+    reader.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    let (socket, pid) = (scratch.path("s"), scratch.path("pid"));
+    let words = ["--mount", "bash", "-c", WITH_A_LOG, "bash", &folder, &log];
+    let serve = [
+        "serve",
+        "--fork",
+        "-q",
+        "-t",
+        "-f",
+        "raw",
+        "--pid-file",
+        &pid,
+    ];
+    let line = [&words[..], &[binary()], &serve, &["-k", &socket, &image]].concat();
+    run("unshare", &line).ok();
+    let pid = std::fs::read_to_string(&pid).expect("its number");
+    run("prlimit", &["--pid", pid.trim(), "--fsize=1048576:"]).ok();
+    let write = Op::Write {
+        offset: 32 * MIB,
+        len: MIB,
+        pattern: 0x55,
+    };
+    let uri = format!("nbd+unix:///?socket={socket}");
+    let written = op::try_apply("raw", &uri, &[write]).code;
+    let mut line = [0; 4096];
+    let len = reader.recv(&mut line).expect("a line");
+    run("kill", &["-TERM", pid.trim()]).ok();
+    assert_ne!(written, 0, "beyond the limit");
+    let line = String::from_utf8_lossy(&line[..len]);
+    let start = format!("<28>gaur[{}]: ", pid.trim());
+    assert!(line.starts_with(&start), "{line}");
+    assert!(
+        line.contains("write of") && line.contains("file too large"),
+        "{line}"
+    );
 }
 
 /// A failed write of metadata closes an image to writes, and only the guest saw that.
