@@ -12,7 +12,7 @@ use gaur_interop::tool::{assert_clean, run, run_for};
 
 const MIB: u32 = 1 << 20;
 /// What an end may take besides its limit, on a machine with other things to do.
-const SLACK: Duration = Duration::from_secs(15);
+const SLACK: Duration = Duration::from_secs(20);
 
 /// A disk that is served, with a control socket.
 struct Served {
@@ -150,12 +150,12 @@ fn a_server_that_timeout_ends_is_ended_in_order() {
 
 /// Ends a client of a control socket, as it must within the slack; its exit code and what it said.
 #[track_caller]
-fn ended_client(mut client: Child) -> (Option<i32>, String) {
+fn ended_client(verb: &[&str], mut client: Child) -> (Option<i32>, String) {
     let start = Instant::now();
     while client.try_wait().expect("a child").is_none() {
         if start.elapsed() > SLACK {
             client.kill().expect("a child can be killed");
-            panic!("the client does not end");
+            panic!("{verb:?} does not end");
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -186,7 +186,7 @@ fn clients_of_a_server_that_hangs_say_so_and_obey_signals() {
         &["snapshot", "create", "s"],
         &save,
     ] {
-        let (code, said) = ended_client(start(verb, "1"));
+        let (code, said) = ended_client(verb, start(verb, "1"));
         assert_eq!(code, Some(1), "{verb:?}: {said}");
         assert!(said.contains("has not answered for 1 s"), "{said}");
         assert!(said.contains("--timeout"), "{said}");
@@ -198,7 +198,7 @@ fn clients_of_a_server_that_hangs_say_so_and_obey_signals() {
         let client = start(verb, "600");
         std::thread::sleep(Duration::from_millis(500));
         run("kill", &["-TERM", &client.id().to_string()]).ok();
-        let (code, said) = ended_client(client);
+        let (code, said) = ended_client(verb, client);
         assert_eq!(code, told, "{verb:?}: {said}");
     }
     served.server.signal("CONT");

@@ -24,7 +24,7 @@ use crate::snapshot_report::SnapshotDetail;
 /// Time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Time after which a client hears of a command that makes no progress: the server lives.
-const LIFE_INTERVAL: Duration = Duration::from_secs(2);
+const LIFE_INTERVAL: Duration = Duration::from_millis(500);
 /// A client that does not take an answer for so long is gone.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
