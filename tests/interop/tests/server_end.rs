@@ -37,20 +37,28 @@ impl Served {
         }
     }
 
-    /// A client that has written, and asks for far more than it takes.
-    fn deaf_client(&self) -> UnixStream {
+    /// A client that has connected, and has read the greeting.
+    fn client(&self) -> UnixStream {
         let socket = self.scratch.path("s");
         let mut client = UnixStream::connect(socket).expect("the server listens");
         client.set_read_timeout(Some(SLACK)).expect("a limit");
         let mut greeting = [0; 18];
         client.read_exact(&mut greeting).expect("a greeting");
-        // Fixed newstyle without zeroes; NBD_OPT_EXPORT_NAME of the one called "d".
-        let mut hello = 3_u32.to_be_bytes().to_vec();
-        hello.extend_from_slice(b"IHAVEOPT");
-        hello.extend_from_slice(&[0, 0, 0, 1, 0, 0, 0, 1, b'd']);
-        client.write_all(&hello).expect("it is read");
+        client
+    }
+
+    /// A client that uses the export.
+    fn client_of_export(&self) -> UnixStream {
+        let mut client = self.client();
+        client.write_all(&hello()).expect("it is read");
         let mut export = [0; 10];
         client.read_exact(&mut export).expect("the export");
+        client
+    }
+
+    /// A client that has written, and asks for far more than it takes.
+    fn deaf_client(&self) -> UnixStream {
+        let mut client = self.client_of_export();
         let mut reply = [0; 16];
         for at in 0..8 {
             client.write_all(&request(1, at, 65536)).expect("a write");
@@ -78,6 +86,14 @@ impl Served {
     }
 }
 
+/// Fixed newstyle without zeroes, and NBD_OPT_EXPORT_NAME of the one called "d".
+fn hello() -> Vec<u8> {
+    let mut hello = 3_u32.to_be_bytes().to_vec();
+    hello.extend_from_slice(b"IHAVEOPT");
+    hello.extend_from_slice(&[0, 0, 0, 1, 0, 0, 0, 1, b'd']);
+    hello
+}
+
 /// An NBD request at that MiB.
 fn request(kind: u8, at_mib: u64, len: u32) -> Vec<u8> {
     let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
@@ -99,6 +115,31 @@ fn a_client_that_never_reads_is_cut_off_after_the_drain_limit() {
     assert!(took < Duration::from_secs(2) + SLACK, "{took:?}");
     assert!(took >= Duration::from_millis(1500), "it has its time");
     drop(client);
+}
+
+/// Who stops in the middle of a sentence has nothing to wait for, and is not waited for.
+#[test]
+fn clients_that_stop_in_the_middle_do_not_hold_the_end_up() {
+    let limits = ["--drain-limit", "600", "--handshake-limit", "600"];
+    let served = Served::new(&limits);
+    let send = |mut client: UnixStream, bytes: &[u8]| {
+        client.write_all(bytes).expect("it is read");
+        client
+    };
+    let write = request(1, 0, 65536);
+    let clients = [
+        served.client(),
+        send(served.client(), &hello()[..9]),
+        served.client_of_export(),
+        send(served.client_of_export(), &write[..11]),
+        send(served.client_of_export(), &[&write[..], &[7; 100]].concat()),
+    ];
+    std::thread::sleep(Duration::from_millis(300));
+    let asked = Instant::now();
+    served.server.signal("TERM");
+    let took = served.ended(asked);
+    assert!(took < SLACK, "{took:?}");
+    drop(clients);
 }
 
 /// `gaur export remove` took 20 s and more.
