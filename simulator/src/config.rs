@@ -243,7 +243,7 @@ impl Config {
             epochs: random.between(1, 5) as u32,
             mishaps,
             snapshot_load: draw_snapshot_load(seed, shape, guest_bytes),
-            keeps_log: Random::new(seed ^ 0x51a7_09c3_e2d4_8b16).chance(500),
+            keeps_log: shape.version == 3 && Random::new(seed ^ 0x51a7_09c3_e2d4_8b16).chance(500),
         };
         config
             .with_time_for_snapshots(random)

@@ -1,21 +1,50 @@
 //! A process that takes over from one that was killed: every write that was acknowledged is there,
-//! flushed or not, because the log of commits has outlived the process.
+//! flushed or not, because the log of commits has outlived the process. Once somebody else has written to
+//! the image nobody may take over.
 
 use std::sync::{Arc, Mutex};
 
 use gaur_engine::{Commit, CommitLog, OpenOptions};
-use gaur_sim::{Scheduler, Trace};
+use gaur_sim::{FileImage, Scheduler, Trace};
 
 use crate::judge::Verdict;
+use crate::machine::TOP;
 use crate::reopen::open;
 use crate::run::{Run, STEPS_MAX};
 
 /// Records in one part that make a pass due.
 const FILLING: usize = 200;
+/// The header's autoclear bits.
+const AUTOCLEAR: u64 = 88;
+/// That of a process that writes.
+pub(crate) const IN_USE: u64 = 1 << 15;
+
+/// The autoclear bits of the top image, which a version 2 header does not have.
+pub(crate) fn autoclear(image: &FileImage) -> u64 {
+    if image.bytes(4, 4) != [0, 0, 0, 3] {
+        return 0;
+    }
+    let bytes = image.bytes(AUTOCLEAR, 8);
+    bytes
+        .first_chunk()
+        .map_or(0, |raw| u64::from_be_bytes(*raw))
+}
 
 /// A log that outlives the process, as memory shared with nobody else would.
-#[derive(Debug, Default)]
-pub(crate) struct KeptLog(Mutex<Parts>);
+#[derive(Debug)]
+pub(crate) struct KeptLog {
+    number: u64,
+    parts: Mutex<Parts>,
+}
+
+/// What a killed process has left and nobody has taken over, although he might have.
+#[derive(Debug)]
+pub(crate) struct StaleLog {
+    number: u64,
+    left: Vec<Commit>,
+    /// The image as it was left; nothing if somebody has written to it.
+    image: Option<FileImage>,
+}
 
 #[derive(Debug, Default)]
 struct Parts {
@@ -26,8 +55,14 @@ struct Parts {
 }
 
 impl KeptLog {
+    /// An empty log.
+    pub(crate) fn new(number: u64) -> KeptLog {
+        let parts = Mutex::default();
+        KeptLog { number, parts }
+    }
+
     fn with<T>(&self, act: impl FnOnce(&mut Parts) -> T) -> T {
-        act(&mut self.0.lock().expect("nobody panics while they hold it"))
+        act(&mut self.parts.lock().expect("nobody panics while they hold it"))
     }
 
     /// What is left; `None` if a pass has failed.
@@ -40,6 +75,10 @@ impl KeptLog {
 }
 
 impl CommitLog for KeptLog {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
     fn committed(&self, commit: Commit) {
         self.with(|parts| parts.newer.push(commit));
     }
@@ -67,15 +106,18 @@ impl CommitLog for KeptLog {
 impl Run<'_> {
     /// The next process adopts what the killed one had committed; now and then it is killed as well,
     /// and another one does. Then all that was acknowledged is there, and durable.
-    pub(crate) fn take_over(&mut self, left: &[Commit]) -> Result<Verdict, String> {
+    pub(crate) fn take_over(&mut self, number: u64, left: &[Commit]) -> Result<Verdict, String> {
         for _ in 0..self.random.below(3) {
             let steps = 1 + self.random.below(200);
-            if self.adopt(left, steps)? {
+            if self.adopt(number, left, steps)?.is_some() {
                 break;
             }
         }
-        if !self.adopt(left, STEPS_MAX)? {
-            return Err("adopting does not end".to_owned());
+        match self.adopt(number, left, STEPS_MAX)? {
+            None => return Err("adopting does not end".to_owned()),
+            // Who was killed before the first change had nothing to leave.
+            Some(false) if !left.is_empty() => return Err("the log is not known".to_owned()),
+            Some(_) => {}
         }
         let files = self
             .host
@@ -83,20 +125,60 @@ impl Run<'_> {
         self.judge(&files, true)
     }
 
-    /// One process adopts for at most so many steps and goes away; whether it was done.
-    fn adopt(&mut self, left: &[Commit], steps: u64) -> Result<bool, String> {
+    /// Nobody takes over: the log stays, and whoever comes next writes without it. It may be another program,
+    /// which clears the bits that it does not know before it changes anything.
+    pub(crate) fn leave_log(&mut self, number: u64, left: Vec<Commit>) -> Result<(), String> {
+        let foreign = self.aside.chance(300);
+        let mut files = self.host.images();
+        if foreign && let Some(image) = files.get_mut(TOP) {
+            image.write(AUTOCLEAR, &[0; 8]);
+            self.replace_files(files.clone());
+        }
+        self.stale = Some(StaleLog {
+            number,
+            left,
+            image: files.remove(TOP).filter(|_| !foreign),
+        });
+        match foreign {
+            true => self.find_stale_log(),
+            false => Ok(()),
+        }
+    }
+
+    /// Somebody finds the log that was left. If others have written to the image since, it must not count.
+    pub(crate) fn find_stale_log(&mut self) -> Result<(), String> {
+        let Some(stale) = self.stale.take() else {
+            return Ok(());
+        };
+        if self.host.images().remove(TOP) == stale.image {
+            return Ok(());
+        }
+        self.stats.stale_logs += 1;
+        match self.adopt(stale.number, &stale.left, STEPS_MAX)? {
+            Some(false) => Ok(()),
+            _ => Err("a log counts although somebody else has written since".to_owned()),
+        }
+    }
+
+    /// One process adopts for at most so many steps and goes away: nothing if it was not done, else whether
+    /// the log counts.
+    fn adopt(&mut self, number: u64, left: &[Commit], steps: u64) -> Result<Option<bool>, String> {
         let mut scheduler = Scheduler::new(self.random.number(), Trace::default());
         self.host = self.host.restarted(&scheduler.handle());
-        let opened = open(&mut scheduler, &self.host, self.engine_options())?;
+        let options = OpenOptions {
+            commit_log: Some(Arc::new(KeptLog::new(number))),
+            ..self.engine_options()
+        };
+        let opened = open(&mut scheduler, &self.host, options)?;
         let (image, files) = opened.map_err(|error| format!("the image is not opened: {error}"))?;
         let queue = image.queue(files);
         let left = left.to_vec();
-        let adopting = async move { queue.adopt(&left).await.map(drop) };
+        let adopting = async move { queue.adopt(&left).await };
         let adopted = scheduler.block_on("adopt", steps, adopting);
         match adopted.map_err(|stuck| stuck.to_string())? {
-            None => Ok(false),
-            Some(Ok(())) => Ok(true),
-            Some(Err(errno)) => Err(format!("adopting fails: {errno:?}")),
+            None => Ok(None),
+            Some(Ok(adopted)) => Ok(Some(adopted.is_some())),
+            Some(Err(error)) => Err(format!("adopting fails: {error:#}")),
         }
     }
 

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use gaur_engine::{CacheOptions, Format, Image, OpenOptions, Queue};
+use gaur_engine::{CacheOptions, CommitLog, Format, Image, OpenOptions, Queue};
 use gaur_sim::{
     FaultKind, Faults, FileImage, Random, Scheduler, SimFile, SimHost, Stop, Survivors, Trace,
 };
 
 use crate::config::{Config, Mishaps};
 use crate::content::{Script, Value};
-use crate::handover::KeptLog;
+use crate::handover::{IN_USE, KeptLog, StaleLog, autoclear};
 use crate::judge::{Expectations, Verdict};
 use crate::load::Load;
 use crate::machine::{Machine, TOP};
@@ -106,6 +106,12 @@ pub(crate) struct Run<'a> {
     tables: (u64, u64),
     /// What the running process has committed, for the next one if it is killed.
     pub(crate) log: Option<Arc<KeptLog>>,
+    /// The log of a killed process that nobody has taken over.
+    pub(crate) stale: Option<StaleLog>,
+    /// What becomes of logs, without a part in what else a seed does.
+    pub(crate) aside: Random,
+    /// The header's autoclear bits when the epoch began.
+    opened_with: u64,
     pub(crate) stats: Stats,
 }
 
@@ -158,6 +164,9 @@ impl<'a> Run<'a> {
             leaks: 0,
             tables: (0, 0),
             log: None,
+            stale: None,
+            aside: Random::new(seed ^ 0x2f80_d6b5_914c_37ea),
+            opened_with: 0,
             stats,
         })
     }
@@ -250,7 +259,10 @@ impl<'a> Run<'a> {
             self.set_backing_faults(faults.read_per_mille);
             self.host.set_faults(TOP, faults);
         }
-        self.log = self.config.keeps_log.then(Arc::default);
+        self.opened_with = self.host.images().get(TOP).map_or(0, autoclear);
+        let keeps_log = self.config.keeps_log && (self.stale.is_none() || self.aside.chance(500));
+        let number = 1 + self.aside.below((1 << 48) - 1);
+        self.log = keeps_log.then(|| Arc::new(KeptLog::new(number)));
         let opened = open(&mut scheduler, &self.host, self.load_options())?;
         let outcome = match opened {
             Ok((image, files)) => self.loaded(&mut scheduler, image, files, mishaps),
@@ -437,6 +449,8 @@ impl<'a> Run<'a> {
         let verdict = self.expectations.judge(&files, model, false);
         let verdict =
             verdict.map_err(|what| format!("power cut at step {steps} ({survivors:?}): {what}"))?;
+        self.judge_leaks(&files, &verdict)
+            .map_err(|what| format!("power cut at step {steps}: {what}"))?;
         self.stats.crash_points += 1;
         if self.random.chance(250) {
             self.reopen(&files, &verdict)
@@ -470,6 +484,9 @@ impl<'a> Run<'a> {
             .map_err(|what| format!("after {end:?}: {what}"))?;
         if end == End::Close {
             self.judge_close(&verdict, struck)?;
+            self.judge_withdrawn(&files)?;
+        } else {
+            self.judge_leaks(&files, &verdict)?;
         }
         self.reopen(&files, &verdict)
             .map_err(|what| format!("after {end:?}, reopened: {what}"))?;
@@ -478,6 +495,11 @@ impl<'a> Run<'a> {
         self.stats.l1_moves += u64::from(self.tables.0 != verdict.tables.0);
         self.stats.reftable_moves += u64::from(self.tables.1 != verdict.tables.1);
         self.tables = verdict.tables;
+        match end {
+            // The log has gone, too.
+            End::PowerCut => self.stale = None,
+            End::Kill | End::Close => self.find_stale_log()?,
+        }
         match end {
             End::Kill => self.go_on_after_kill(verdict)?,
             End::Close | End::PowerCut => self.settle(&verdict),
@@ -490,12 +512,19 @@ impl<'a> Run<'a> {
 
     /// The next process finds what was in the host's cache, and if there is a log more than that.
     fn go_on_after_kill(&mut self, verdict: Verdict) -> Result<(), String> {
-        let left = self.log.as_ref().and_then(|log| log.left());
+        let log = self.log.as_ref();
+        let left = log.and_then(|log| Some((log.number(), log.left()?)));
         // A device of fixed length may have no room for the tables.
         let left = left.filter(|_| self.config.profile.device.is_none());
-        if let Some(left) = left {
+        if let Some((number, left)) = left {
+            if self.aside.chance(200) {
+                self.leave_log(number, left)?;
+                self.model.survived_kill(&verdict.values);
+                self.model.snapshots_survived_kill(verdict.snapshots);
+                return Ok(());
+            }
             let verdict = self
-                .take_over(&left)
+                .take_over(number, &left)
                 .map_err(|what| format!("{} commits taken over: {what}", left.len()))?;
             self.stats.adopted += left.len() as u64;
             self.tables = verdict.tables;
@@ -549,7 +578,28 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn replace_files(&mut self, files: Files) {
+    /// Whoever opens the image has to hear of leaks.
+    fn judge_leaks(&self, files: &Files, verdict: &Verdict) -> Result<(), String> {
+        let told = files.get(TOP).map_or(0, autoclear) & IN_USE != 0;
+        let leaks = verdict.leaks + verdict.leaks_beyond;
+        if self.config.shape.version == 3 && !told && leaks > self.leaks {
+            return Err(format!("nobody is told of {leaks} leaked clusters"));
+        }
+        Ok(())
+    }
+
+    /// After a close nobody writes, and there is no log.
+    fn judge_withdrawn(&self, files: &Files) -> Result<(), String> {
+        let (before, after) = (self.opened_with, files.get(TOP).map_or(0, autoclear));
+        if after == before || after == before & IN_USE {
+            return Ok(());
+        }
+        Err(format!(
+            "the autoclear bits were {before:#x}, and {after:#x} after the close"
+        ))
+    }
+
+    pub(crate) fn replace_files(&mut self, files: Files) {
         let scheduler = Scheduler::new(self.random.number(), Trace::default());
         let host = SimHost::new(&scheduler.handle());
         for (name, image) in files {

@@ -24,6 +24,8 @@ pub struct Stats {
     pub kills: u64,
     /// Commits that a process found in the log of one that was killed.
     pub adopted: u64,
+    /// Logs that had to be left alone, because somebody else had written to the image.
+    pub stale_logs: u64,
     /// Clean closes.
     pub closes: u64,
     /// Faults that struck.
@@ -57,6 +59,7 @@ impl AddAssign for Stats {
         self.qemu += other.qemu;
         self.kills += other.kills;
         self.adopted += other.adopted;
+        self.stale_logs += other.stale_logs;
         self.closes += other.closes;
         self.faults += other.faults;
         self.l1_moves += other.l1_moves;
@@ -75,7 +78,7 @@ impl fmt::Display for Stats {
         write!(
             out,
             "{} seeds, {} crash points ({} reopened by the engine, {} judged by qemu-img), \
-             {} kills ({} commits adopted), {} closes, {} epochs, {} requests, {} faults, {} failed requests, \
+             {} kills ({} commits adopted, {} logs left alone), {} closes, {} epochs, {} requests, {} faults, {} failed requests, \
              {} L1 tables moved, {} refcount tables moved, {} holes, \
              {} changes of snapshots ({} with a state, {} refused, {} crash points inside), {} steps",
             self.seeds,
@@ -84,6 +87,7 @@ impl fmt::Display for Stats {
             self.qemu,
             self.kills,
             self.adopted,
+            self.stale_logs,
             self.closes,
             self.epochs,
             self.requests,

@@ -3,46 +3,62 @@
 //!
 //! Layout, in words of 64 bits: the header below, then two parts of [`CAPACITY`] records. Commits go to
 //! the active part; a writeback pass makes the other one active and empties the first when it is done.
-//! A record is guest cluster, entry, bitmap, and a mark over these and the part's generation, stored
-//! last: what a kill cut short, or was left by an earlier use of the part, does not count.
+//! A record is guest cluster, entry, bitmap, and a mark of the part's generation and a checksum, which is
+//! cleared first and stored last: what a kill cut short has none, and what was left by an earlier use of
+//! the part has that generation's.
+//!
+//! Nothing in a log is believed that does not fit its checksum. Words of the header that change alone stand
+//! twice in themselves, 32 bits each; the others have a checksum.
+//!
+//! The image names its log by number (`gaur_engine::CommitLog::number`).
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use gaur_engine::{Commit, CommitLog, ErrorKind};
+use gaur_engine::{Commit, CommitLog, ErrorKind, Unclosed};
 use gaur_reactor::{BlockingFile, SharedWords, block_on};
 
 use crate::failure::Failure;
 use crate::notice::say;
 use crate::shared_image::SharedImage;
 
-const MAGIC: u64 = 0x6761_7572_6c6f_6701;
+const MAGIC: u64 = 0x6761_7572_6c6f_6702;
+/// Instead of that while the words of the header are written: nothing counts.
+const MAKING: u64 = 0x9d3c_51e8_0b74_a6f3;
 /// Records of a part.
 const CAPACITY: usize = 1 << 17;
 const RECORD_WORDS: usize = 4;
 const PART_WORDS: usize = CAPACITY * RECORD_WORDS;
 const HEADER_WORDS: usize = 64;
+/// What a word that holds a number twice grows by.
+const ONE: u64 = 1 << 32 | 1;
 
 /// Words of the header.
 mod word {
     pub const MAGIC: usize = 0;
+    /// By which the image names the log, and by which it named the one before, that was taken over.
+    pub const NUMBER: usize = 1;
+    pub const BEFORE: usize = 2;
     /// Four words: which start of the machine, and which file (device and number), it is about.
-    pub const OWNER: usize = 1;
-    /// The part that commits go to, 0 or 1.
-    pub const ACTIVE: usize = 5;
+    pub const OWNER: usize = 3;
+    /// Checksum of the four above.
+    pub const SUM: usize = 7;
+    /// The part that commits go to, 0 or 1; this and the following twice.
+    pub const ACTIVE: usize = 8;
     /// Of each part: how many records were begun, and its generation.
-    pub const BEGUN: usize = 6;
-    pub const GENERATION: usize = 8;
+    pub const BEGUN: usize = 9;
+    pub const GENERATION: usize = 11;
     /// Not 0 once a flush has failed.
-    pub const FAILED: usize = 10;
+    pub const FAILED: usize = 13;
 }
 
 /// The log of a server.
 pub struct Handover {
     path: PathBuf,
     words: SharedWords,
+    owner: [u64; 4],
     /// A server before had it and did not close the image.
     is_left: bool,
     /// Commits are noted from the moment on in which what was left has been taken over.
@@ -58,8 +74,12 @@ struct Left {
 }
 
 impl Handover {
-    /// Opens the log at `path` for the image in `image`. What belongs to another image, or to the time
-    /// before this machine was started, is forgotten.
+    /// Opens the log at `path` for the image in `image`. What belongs to the time before this machine was
+    /// started is forgotten.
+    ///
+    /// # Errors
+    /// The file is none of ours, was damaged, or holds what another image's server has left: nothing of it
+    /// is changed then.
     pub fn open(path: &Path, image: impl AsRef<Path>) -> Result<Handover, Failure> {
         let image = image.as_ref();
         let shown = path.display().to_string();
@@ -68,31 +88,53 @@ impl Handover {
             std::io::ErrorKind::WouldBlock => {
                 Failure::about(&shown, "another server uses it").kind(ErrorKind::Locked)
             }
+            std::io::ErrorKind::InvalidData => no_log(path),
             _ => Failure::io(&shown, &error),
         })?;
         let found = std::fs::metadata(image)
             .map_err(|error| Failure::io(&image.to_string_lossy(), &error))?;
-        let identity = [boot()[0], boot()[1], found.dev(), found.ino()];
         let mut log = Handover {
             path: path.to_owned(),
             words,
+            owner: [boot()[0], boot()[1], found.dev(), found.ino()],
             is_left: false,
             is_live: AtomicBool::new(false),
         };
-        log.is_left = log.get(word::MAGIC) == MAGIC
-            && identity
-                .iter()
-                .zip(word::OWNER..)
-                .all(|(id, at)| log.get(at) == *id);
+        log.is_left = log.look()?;
         if !log.is_left {
-            log.set(word::MAGIC, 0);
-            log.empty();
-            for (id, at) in identity.iter().zip(word::OWNER..) {
-                log.set(at, *id);
-            }
-            log.set(word::MAGIC, MAGIC);
+            log.start_anew(0);
         }
         Ok(log)
+    }
+
+    /// Whether this is the log of a server of this image.
+    fn look(&self) -> Result<bool, Failure> {
+        match self.get(word::MAGIC) {
+            MAGIC => {}
+            MAKING => return Ok(false),
+            0 if self
+                .words
+                .iter()
+                .all(|word| word.load(Ordering::Relaxed) == 0) =>
+            {
+                return Ok(false);
+            }
+            _ => return Err(no_log(&self.path)),
+        }
+        if self.get(word::SUM) != self.sum() {
+            return Err(self.damaged());
+        }
+        let owner: Vec<u64> = (0..4).map(|at| self.get(word::OWNER + at)).collect();
+        if owner == self.owner {
+            return Ok(true);
+        }
+        if owner[..2] == self.owner[..2] && !self.left()?.commits.is_empty() {
+            let text = "holds what a killed server of another image has left";
+            let failure = Failure::about(self.path.display().to_string(), text);
+            let failure = failure.kind(ErrorKind::Corrupt);
+            return Err(failure.hint("serve that image with it, or remove it to give that up"));
+        }
+        Ok(false)
     }
 
     /// Whether a server was killed, and some of its requests may be under way yet.
@@ -103,37 +145,57 @@ impl Handover {
     /// Takes over what a server that was killed has left, and notes commits from now on. Nothing else
     /// was done to the image since it was opened.
     pub fn take_over(&self, image: &SharedImage) -> Result<(), Failure> {
-        let left = self.left();
+        let left = self.left()?;
+        let queue = image.queue(BlockingFile::new);
+        let mut adopted = None;
         if left.failed {
             say("the last server could not flush: what it had not flushed is lost");
         } else {
-            let queue = image.queue(BlockingFile::new);
-            let adopted = block_on(queue.adopt(&left.commits));
-            let changed = adopted.map_err(|errno| {
-                Failure::system(image.name(), "cannot take over from the last server", errno)
+            adopted = block_on(queue.adopt(&left.commits)).map_err(|error| {
+                let failure = Failure::image(image.name(), &error);
+                failure.hint(self.ways_out())
             })?;
-            if changed > 0 {
-                say(format_args!(
-                    "{changed} clusters taken over from a server that was killed"
-                ));
-            }
         }
-        if left.overflowed {
-            say("the last server had written more than its log holds: some of it is lost");
+        match adopted {
+            Some(changed) => self.say_adopted(changed, left.overflowed),
+            None if left.failed || left.commits.is_empty() => {}
+            None => say(format_args!(
+                "{}: was written to since its server was killed: what only the log {} knew is lost",
+                image.name(),
+                self.path.display()
+            )),
         }
-        self.empty();
+        if let (Some(unclosed), None) = (image.image().unclosed(), adopted) {
+            let known = [self.number(), self.get(word::BEFORE)];
+            tell(image.name(), unclosed, known.contains(&unclosed.log_number));
+        }
+        self.start_anew(self.number());
+        block_on(queue.log_renamed())
+            .map_err(|errno| Failure::system(image.name(), "cannot name its log", errno))?;
         self.is_live.store(true, Ordering::Release);
         Ok(())
     }
 
+    fn say_adopted(&self, changed: u64, overflowed: bool) {
+        if changed > 0 {
+            say(format_args!(
+                "{changed} clusters taken over from a server that was killed"
+            ));
+        }
+        if overflowed {
+            say("the last server had written more than its log holds: some of it is lost");
+        }
+    }
+
     /// Forgets what a server that was killed has left: who had been told of it is gone, too.
-    pub fn forget(&self) {
-        if !self.left().commits.is_empty() {
+    pub fn forget(&self) -> Result<(), Failure> {
+        if !self.left()?.commits.is_empty() {
             say(
                 "the last server was killed, and whoever used its disk is gone: what was not flushed is lost",
             );
         }
-        self.empty();
+        self.start_anew(self.number());
+        Ok(())
     }
 
     /// The image was closed: there is nothing to hand over.
@@ -142,44 +204,88 @@ impl Handover {
         let _ = std::fs::remove_file(&self.path);
     }
 
-    fn left(&self) -> Left {
-        let active = self.active();
+    /// An empty log with a new number. Whoever is killed in here leaves nothing.
+    fn start_anew(&self, before: u64) {
+        self.set(word::MAGIC, MAKING);
+        self.set(word::BEFORE, before);
+        self.set(word::NUMBER, new_number());
+        for (id, at) in self.owner.iter().zip(word::OWNER..) {
+            self.set(at, *id);
+        }
+        self.set(word::SUM, self.sum());
+        for part in 0..2 {
+            self.empty_part(part);
+        }
+        self.set(word::ACTIVE, 0);
+        self.set(word::FAILED, 0);
+        self.set(word::MAGIC, MAGIC);
+    }
+
+    fn sum(&self) -> u64 {
+        let words: Vec<u64> = (word::NUMBER..word::SUM).map(|at| self.get(at)).collect();
+        u64::from(checksum(&words))
+    }
+
+    fn left(&self) -> Result<Left, Failure> {
+        let twice = |at: usize| twice(self.get(at)).ok_or_else(|| self.damaged());
+        let active = twice(word::ACTIVE)? as usize;
+        if active > 1 {
+            return Err(self.damaged());
+        }
         let mut left = Left {
             commits: Vec::new(),
             overflowed: false,
-            failed: self.get(word::FAILED) != 0,
+            failed: twice(word::FAILED)? != 0,
         };
         for part in [1 - active, active] {
-            let begun = self.get(word::BEGUN + part) as usize;
+            let begun = twice(word::BEGUN + part)? as usize;
+            let generation = twice(word::GENERATION + part)?;
             left.overflowed |= begun > CAPACITY;
-            let records = (0..begun.min(CAPACITY)).filter_map(|index| self.record(part, index));
-            left.commits.extend(records);
+            for index in 0..begun.min(CAPACITY) {
+                left.commits.extend(self.record(part, index, generation)?);
+            }
         }
-        left
+        Ok(left)
     }
 
     /// A record, if it was finished.
-    fn record(&self, part: usize, index: usize) -> Option<Commit> {
+    fn record(
+        &self,
+        part: usize,
+        index: usize,
+        generation: u32,
+    ) -> Result<Option<Commit>, Failure> {
         let at = place(part, index);
         let commit = Commit {
             cluster: self.get(at),
             entry: self.get(at + 1),
             bitmap: self.get(at + 2),
         };
-        let generation = self.get(word::GENERATION + part);
-        (self.get(at + 3) == mark(commit, generation)).then_some(commit)
+        let found = self.get(at + 3);
+        let of = (found >> 32) as u32;
+        if found != 0 && found != mark(at, commit, of) {
+            return Err(self.damaged());
+        }
+        Ok((found != 0 && of == generation).then_some(commit))
     }
 
-    fn empty(&self) {
-        for part in 0..2 {
-            self.empty_part(part);
-        }
-        self.set(word::ACTIVE, 0);
-        self.set(word::FAILED, 0);
+    fn damaged(&self) -> Failure {
+        let failure = Failure::about(self.path.display().to_string(), "the log is damaged");
+        failure.kind(ErrorKind::Corrupt).hint(self.ways_out())
+    }
+
+    fn ways_out(&self) -> String {
+        format!(
+            "'rm {}' gives up what was acknowledged to clients and not flushed",
+            self.path.display()
+        )
     }
 
     fn empty_part(&self, part: usize) {
-        self.words[word::GENERATION + part].fetch_add(1, Ordering::AcqRel);
+        let at = word::GENERATION + part;
+        // Not 0, so that no mark is.
+        let next = (self.get(at) as u32).wrapping_add(1).max(1);
+        self.set(at, u64::from(next) * ONE);
         self.set(word::BEGUN + part, 0);
     }
 
@@ -201,27 +307,32 @@ impl Handover {
 }
 
 impl CommitLog for Handover {
+    fn number(&self) -> u64 {
+        self.get(word::NUMBER)
+    }
+
     fn committed(&self, commit: Commit) {
         if !self.is_live() {
             return;
         }
         let part = self.active();
-        let begun: &AtomicU64 = &self.words[word::BEGUN + part];
-        let index = begun.fetch_add(1, Ordering::AcqRel) as usize;
+        let begun = self.words[word::BEGUN + part].fetch_add(ONE, Ordering::AcqRel);
+        let index = begun as u32 as usize;
         if index >= CAPACITY {
             return;
         }
         let at = place(part, index);
+        let generation = self.get(word::GENERATION + part) as u32;
+        self.set(at + 3, 0);
         self.set(at, commit.cluster);
         self.set(at + 1, commit.entry);
         self.set(at + 2, commit.bitmap);
-        let generation = self.get(word::GENERATION + part);
-        self.set(at + 3, mark(commit, generation));
+        self.set(at + 3, mark(at, commit, generation));
     }
 
     fn pass_starts(&self) {
         if self.is_live() && self.get(word::FAILED) == 0 {
-            self.set(word::ACTIVE, 1 - self.active() as u64);
+            self.set(word::ACTIVE, (1 - self.active() as u64) * ONE);
         }
     }
 
@@ -233,12 +344,12 @@ impl CommitLog for Handover {
 
     fn failed(&self) {
         if self.is_live() {
-            self.set(word::FAILED, 1);
+            self.set(word::FAILED, ONE);
         }
     }
 
     fn is_filling(&self) -> bool {
-        self.is_live() && self.get(word::BEGUN + self.active()) as usize > CAPACITY / 4
+        self.is_live() && self.get(word::BEGUN + self.active()) as u32 as usize > CAPACITY / 4
     }
 }
 
@@ -255,14 +366,63 @@ fn place(part: usize, index: usize) -> usize {
     HEADER_WORDS + part * PART_WORDS + index * RECORD_WORDS
 }
 
-/// What says that a record is whole and of this generation; never 0.
-fn mark(commit: Commit, generation: u64) -> u64 {
-    let mut mixed = generation;
-    for word in [commit.cluster, commit.entry, commit.bitmap] {
-        mixed = (mixed ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        mixed ^= mixed >> 29;
+/// What says that the record at this word is whole, and of which generation it is; never 0.
+fn mark(at: usize, commit: Commit, generation: u32) -> u64 {
+    let words = [
+        at as u64,
+        u64::from(generation),
+        commit.cluster,
+        commit.entry,
+        commit.bitmap,
+    ];
+    u64::from(generation) << 32 | u64::from(checksum(&words))
+}
+
+fn checksum(words: &[u64]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    for word in words {
+        hasher.update(&word.to_ne_bytes());
     }
-    mixed | 1
+    hasher.finalize()
+}
+
+/// The number that a word holds twice.
+fn twice(word: u64) -> Option<u32> {
+    (word >> 32 == word & u64::from(u32::MAX)).then_some(word as u32)
+}
+
+fn no_log(path: &Path) -> Failure {
+    let text = "is no handover log of this version of gaur";
+    let failure = Failure::about(path.display().to_string(), text).kind(ErrorKind::Corrupt);
+    failure.hint("name another file, or remove it")
+}
+
+/// A number for a log: a third stands for the start of the machine, the rest is chance.
+fn new_number() -> u64 {
+    let mut chance = [0; 4];
+    // It only fails before the system has gathered any chance, long before this.
+    let _ = rustix::rand::getrandom(&mut chance[..], rustix::rand::GetRandomFlags::empty());
+    boot_mark() << 32 | u64::from(u32::from_ne_bytes(chance).max(1))
+}
+
+fn boot_mark() -> u64 {
+    u64::from(checksum(&boot())) & 0xffff
+}
+
+/// Says what whoever opens an image for writing has to know of a process that did not close it. `knows`:
+/// what was in its log is dealt with.
+pub fn tell(name: &str, unclosed: Unclosed, knows: bool) {
+    // After a restart of the machine there is no log.
+    if !knows && unclosed.log_number != 0 && unclosed.log_number >> 32 == boot_mark() {
+        say(format_args!(
+            "{name}: a server that was killed left a log of changes (--handover); \
+             without it what was acknowledged and not flushed is lost"
+        ));
+    }
+    say(format_args!(
+        "{name}: the process that wrote to it last was killed or lost its power; clusters may be leaked: \
+         'gaur check {name}' counts them, 'qemu-img check -r leaks {name}' gives them back"
+    ));
 }
 
 /// Which start of the machine this is; zeros where the kernel does not say.
@@ -287,6 +447,7 @@ mod tests {
 
     fn clusters(log: &Handover) -> Vec<u64> {
         log.left()
+            .unwrap_or_else(|failure| panic!("{failure}"))
             .commits
             .iter()
             .map(|commit| commit.cluster)

@@ -12,6 +12,7 @@ use gaur_engine::{AllocationPolicy, CacheOptions, ErrorKind, Format, OpenOptions
 use gaur_reactor::BlockingFile;
 
 use crate::failure::Failure;
+use crate::handover;
 use crate::image_file::ImageFile;
 use crate::key_values::{JSON_PREFIX, KeyValues, Value};
 use crate::notice::say;
@@ -275,6 +276,10 @@ impl ImageSpec {
         }
         if let Some(lost) = opened.image.lost_bitmaps() {
             say(format!("{}: {}", self.shown, lost.describe()));
+        }
+        // Whoever has a log tells when he has looked there.
+        if let (Some(unclosed), None) = (opened.image.unclosed(), &base.commit_log) {
+            handover::tell(&self.shown, unclosed, false);
         }
         Ok(opened)
     }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gaur_block::{Errno, File, FileId};
-use gaur_engine::{CommitLog, Image, OpenOptions, Opened, Queue};
+use gaur_engine::{CommitLog, ErrorKind, Format, Image, OpenOptions, Opened, Queue};
+use gaur_format::Version;
 use gaur_reactor::{BlockingFile, OpenFile};
 
 use crate::failure::Failure;
@@ -36,6 +37,24 @@ fn open_patiently(
             opened => return opened,
         }
     }
+}
+
+/// Why an image cannot have a log, if it cannot: version 2 has no place for the log's number.
+pub fn refuses_log(spec: &ImageSpec, base: &OpenOptions) -> Option<Failure> {
+    let look = OpenOptions {
+        read_only: true,
+        lock: false,
+        ..base.clone()
+    };
+    if spec.open_options(&look).ok()?.format == Some(Format::Raw) {
+        return None;
+    }
+    let header = spec.open_file(&look).ok()?.header().ok()?;
+    (header.version == Version::V2).then(|| {
+        let text = "a version 2 image cannot name a handover log";
+        let hint = "'qemu-img amend -f qcow2 -o compat=1.1' makes it version 3";
+        Failure::about(spec.path(), text).hint(hint)
+    })
 }
 
 /// An open image and its files.
@@ -70,8 +89,14 @@ impl SharedImage {
         base: &OpenOptions,
         path: &Path,
     ) -> Result<SharedImage, Failure> {
+        if let Some(failure) = refuses_log(spec, base) {
+            return Err(failure);
+        }
         let handover = Handover::open(path, spec.file_path());
-        let handover = handover.map_err(|failure| SharedImage::explain(spec, base, failure));
+        let handover = handover.map_err(|failure| match failure.is_locked() {
+            true => SharedImage::explain(spec, base, failure),
+            false => failure,
+        });
         SharedImage::open_after(spec, base, handover?, || true)
     }
 
@@ -86,6 +111,9 @@ impl SharedImage {
             Ok(handover) => SharedImage::open_after(spec, base, handover, || kept.is_used()),
             // Its server may be on its way out, and what it leaves will count.
             Err(locked) if locked.is_locked() => Err(SharedImage::explain(spec, base, locked)),
+            Err(damaged) if damaged.engine_kind() == Some(ErrorKind::Corrupt) && kept.is_used() => {
+                Err(damaged)
+            }
             Err(failure) => {
                 let image = SharedImage::open(spec, base)?;
                 say(format_args!(
@@ -121,7 +149,7 @@ impl SharedImage {
         let mut image = open_patiently(spec, &options, patience)?;
         // A server that was killed had the image's lock to its very end.
         if handover.is_left() && !counts() {
-            handover.forget();
+            handover.forget()?;
         }
         handover.take_over(&image)?;
         image.handover = Some(handover);

@@ -4,6 +4,10 @@
 //! none of them is given to anybody; then the mappings are committed as those of writes are, and
 //! what they replace is given back by the pass that makes them durable. Every step may be repeated,
 //! so a second process can take over from one that was killed in here.
+//!
+//! A log counts only while the header names it, and only if what it says can be true ([`evidence`]).
+
+mod evidence;
 
 use std::collections::BTreeMap;
 
@@ -12,6 +16,7 @@ use gaur_format::addr::GuestOffset;
 use gaur_format::l2::L2Entry;
 
 use crate::commit_log::Commit;
+use crate::error::ImageError;
 use crate::image::{Qcow2, Writer};
 use crate::metadata::alloc::AllocError;
 use crate::metadata::maps::Located;
@@ -20,28 +25,50 @@ use crate::write::{Need, reference_of};
 
 impl<F: File> Queue<F> {
     /// Takes over what a process that was killed has committed and not written back, oldest first,
-    /// and makes it durable, with whatever that process left in the host's cache. To be called before anything else is done to the image; nobody else
-    /// may have written to it since. Returns how many clusters it changed.
+    /// and makes it durable, with whatever that process left in the host's cache. To be called before
+    /// anything else is done to the image, which was opened with that process' log. Returns how many clusters
+    /// it changed, or `None` when the image does not name the log: somebody else has written to it
+    /// since, and nothing was done. Afterwards the log may be emptied and get another number
+    /// ([`Queue::log_renamed`]).
     ///
     /// # Errors
-    /// `EIO` when the log does not fit the image; then the image refuses writes.
-    pub async fn adopt(&self, commits: &[Commit]) -> Result<u64, Errno> {
+    /// [`ErrorKind::Corrupt`] when the log does not fit the image: then nothing was changed. Those of the
+    /// host; then the image refuses writes.
+    pub async fn adopt(&self, commits: &[Commit]) -> Result<Option<u64>, ImageError> {
+        let fail = |errno| ImageError::io(errno, "cannot take over from a process that was killed");
         if self.image.is_read_only() {
-            return Err(Errno::EROFS);
+            return Err(fail(Errno::EROFS));
         }
-        let (Some((qcow2, writer)), false) = (self.top(), commits.is_empty()) else {
-            self.flush_all().await?;
-            return Ok(0);
+        let Some((qcow2, writer)) = self.top() else {
+            self.flush_all().await.map_err(fail)?;
+            return Ok(Some(0));
         };
-        let last = last_entries(qcow2, commits, self.image.size_bytes());
-        let last = last.ok_or_else(|| self.image.contradiction())?;
+        let number = self.log_number();
+        if number == 0 || writer.opened_with.log_number() != number {
+            return Ok(None);
+        }
+        let last = evidence::last_entries(qcow2, commits, self.image.size_bytes())?;
+        self.check_evidence(qcow2, writer, &last).await?;
+        let adopted = self.adopt_entries(qcow2, writer, &last).await;
+        adopted.map(Some).map_err(fail)
+    }
+
+    async fn adopt_entries(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        last: &BTreeMap<u64, L2Entry>,
+    ) -> Result<u64, Errno> {
+        if last.is_empty() {
+            return self.flush_all().await.map(|()| 0);
+        }
         self.announce(writer).await?;
         for entry in last.values() {
             self.count_adopted(qcow2, writer, *entry).await?;
             self.relieve().await?;
         }
         let mut changed = 0;
-        for (&cluster, &entry) in &last {
+        for (&cluster, &entry) in last {
             let guest = cluster << qcow2.geometry.cluster_bits();
             changed += u64::from(self.adopt_entry(qcow2, writer, guest, entry).await?);
             self.relieve().await?;
@@ -60,9 +87,6 @@ impl<F: File> Queue<F> {
         let Some(reference) = reference_of(entry, &qcow2.geometry) else {
             return Ok(());
         };
-        if qcow2.maps.metadata.contains(reference.start) {
-            return Err(self.image.contradiction());
-        }
         loop {
             let counted = writer.alloc.lock().adopt(reference.start);
             match counted {
@@ -132,29 +156,6 @@ impl<F: File> Queue<F> {
         }
         Ok(Ok(true))
     }
-}
-
-/// The last entry of every cluster; `None` if a record cannot be right.
-fn last_entries(
-    qcow2: &Qcow2,
-    commits: &[Commit],
-    size_bytes: u64,
-) -> Option<BTreeMap<u64, L2Entry>> {
-    let geometry = &qcow2.geometry;
-    let clusters = geometry.clusters_for(size_bytes);
-    let mut last = BTreeMap::new();
-    for commit in commits {
-        let entry = L2Entry::decode(commit.entry, commit.bitmap, geometry).ok()?;
-        if matches!(entry, L2Entry::Compressed(_)) {
-            // Nobody commits such entries.
-            return None;
-        }
-        // What a shrunken image has lost stays lost.
-        if commit.cluster < clusters {
-            last.insert(commit.cluster, entry);
-        }
-    }
-    Some(last)
 }
 
 /// An entry as it is when no snapshot shares its cluster.

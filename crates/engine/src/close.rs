@@ -41,7 +41,9 @@ impl<F: File> Queue<F> {
             let text = "some freed clusters could not be given back; they are leaked";
             return Err(ImageError::new(ErrorKind::Io, text));
         }
-        self.trim(writer).await
+        self.trim(writer).await?;
+        let withdrawn = self.withdraw(writer).await;
+        withdrawn.map_err(|errno| ImageError::io(errno, "cannot say that the image is closed"))
     }
 
     /// Cuts a raw file back to the size of the disk: where only whole blocks can be written, the

@@ -10,6 +10,10 @@
 //! starts a new part of the log before it copies anything that is dirty, and drops the older part once
 //! what it copied is durable. So for every cluster the last record is at least as new as what the file
 //! says. The log says nothing about durability: after a power cut it must be gone.
+//!
+//! It is worthless once anybody else has written to the image. So the image names it: the autoclear bits
+//! of the header hold its number ([`gaur_format::feature::Autoclear`]), and whoever writes without it,
+//! QEMU and other programs too, clears them before the first change.
 
 use std::fmt::Debug;
 
@@ -26,6 +30,8 @@ pub struct Commit {
 
 /// Where commits are noted. Nothing here may block: it is called under locks.
 pub trait CommitLog: Debug + Send + Sync {
+    /// The number by which the image names it: 1 to 2^48 - 1, drawn at random.
+    fn number(&self) -> u64;
     /// A cluster is about to get this entry.
     fn committed(&self, commit: Commit);
     /// What was noted before this call is about to be made durable.

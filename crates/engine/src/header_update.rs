@@ -3,6 +3,7 @@
 
 use gaur_block::{Errno, File, Source, Target};
 use gaur_format::extension;
+use gaur_format::feature::Autoclear;
 use gaur_format::geometry::Version;
 use gaur_format::header::{Header, field};
 
@@ -19,9 +20,7 @@ impl<F: File> Queue<F> {
     /// Replaces `bytes` at byte `at` of the header and flushes. What the new value refers to has
     /// been flushed before. The structure lock is held.
     pub(crate) async fn switch_header(&self, at: u64, bytes: &[u8]) -> Result<(), Errno> {
-        let result = self.write_header(at, bytes).await;
-        result.inspect_err(|errno| self.image.poison(*errno))?;
-        self.barrier().await
+        self.step(&[(at, bytes)]).await
     }
 
     async fn write_header(&self, at: u64, bytes: &[u8]) -> Result<(), Errno> {
@@ -45,8 +44,9 @@ impl<F: File> Queue<F> {
 
     /// Before the first change: flushes, because whoever had the image before may have been killed before
     /// he could, and what is free by the tables that were read must be free by those on the disk (O3).
-    /// And clears the autoclear bits, because this engine does not keep what they stand for (persistent
-    /// bitmaps) up to date (O6); the bitmaps go with them.
+    /// And switches the autoclear bits to those of a process that writes, with the number of its log. This
+    /// engine does not keep what the others stand for (persistent bitmaps) up to date (O6); the bitmaps
+    /// go with them.
     pub(crate) async fn announce(&self, writer: &Writer) -> Result<(), Errno> {
         if writer.announced.load(Ordering::Acquire) {
             return Ok(());
@@ -59,7 +59,7 @@ impl<F: File> Queue<F> {
         if let Some(header) = self.header()
             && header.version == Version::V3
         {
-            self.clear_features(header).await?;
+            self.switch_features(header).await?;
         }
         if let Some(lost) = &writer.lost_bitmaps {
             let frees = lost.frees.iter().copied();
@@ -69,25 +69,75 @@ impl<F: File> Queue<F> {
         Ok(())
     }
 
-    /// Clears the autoclear bits and hides the extension that leads to bitmaps: in one step where both lie in
-    /// one sector. Otherwise the extension goes first. What a power cut leaves in between has the bit and
-    /// no bitmaps, and is the same to us; QEMU 10 does not write to it before a check. The other way
-    /// round its repair of leaks would delete the snapshots.
-    async fn clear_features(&self, header: &Header) -> Result<(), Errno> {
+    /// The log has another number now, and holds nothing: what the one before knew is durable.
+    ///
+    /// # Errors
+    /// Those of the host; then the image refuses writes.
+    pub async fn log_renamed(&self) -> Result<(), Errno> {
+        match self.top() {
+            Some((_, writer)) if writer.announced.load(Ordering::Acquire) => {
+                let bits = Autoclear::in_use(self.log_number());
+                self.switch_autoclear(writer, bits).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The last change: nobody writes any more, and there is no log. What a process before this one may have
+    /// leaked stays to be told until somebody repairs it, which clears the bits.
+    pub(crate) async fn withdraw(&self, writer: &Writer) -> Result<(), Errno> {
+        if !writer.announced.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let leaked = writer.opened_with.0 & Autoclear::IN_USE.0;
+        self.switch_autoclear(writer, Autoclear(leaked)).await
+    }
+
+    async fn switch_autoclear(&self, writer: &Writer, bits: Autoclear) -> Result<(), Errno> {
+        match self.header() {
+            Some(header) if header.version == Version::V3 => {
+                let _held = writer.structure.lock().await;
+                let bytes = bits.0.to_be_bytes();
+                self.switch_header(field::AUTOCLEAR, &bytes).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The number of the log that commits are noted in, 0 if there is none.
+    pub(crate) fn log_number(&self) -> u64 {
+        let log = self.top().and_then(|(qcow2, _)| qcow2.maps.log.as_deref());
+        log.map_or(0, |log| log.number()) & Autoclear::LOG_MAX
+    }
+
+    /// Sets the autoclear bits and hides the extension that leads to bitmaps: in one step where both lie in
+    /// one sector. Otherwise the extension goes before the bit of the bitmaps. What a power cut leaves in
+    /// between has the bit and no bitmaps, and is the same to us; QEMU 10 does not write to it before a
+    /// check. The other way round its repair of leaks would delete the snapshots.
+    async fn switch_features(&self, header: &Header) -> Result<(), Errno> {
         let removed = extension::REMOVED.to_be_bytes();
         let extension = header.extension_at(extension::BITMAPS);
         let hide = extension.map(|at| (at, &removed[..]));
-        let none = 0_u64.to_be_bytes();
-        let clear = (header.autoclear.0 != 0).then_some((field::AUTOCLEAR, &none[..]));
-        let together: Vec<(u64, &[u8])> = hide.into_iter().chain(clear).collect();
+        let wanted = Autoclear::in_use(self.log_number());
+        let bitmaps = header.autoclear.0 & Autoclear::BITMAPS.0;
+        let bits = [wanted.0 | bitmaps, wanted.0].map(u64::to_be_bytes);
+        let [first, last] = bits.each_ref().map(|bits| (field::AUTOCLEAR, &bits[..]));
         let sector = |at: u64| at / SECTOR_BYTES;
-        let steps = together.chunk_by(|one, other| sector(one.0) == sector(other.0));
-        for step in steps {
-            let written = self.write_fields(step).await;
-            written.inspect_err(|errno| self.image.poison(*errno))?;
-            self.barrier().await?;
+        match hide {
+            None => self.step(&[last]).await,
+            Some(hide) if sector(hide.0) == sector(last.0) => self.step(&[hide, last]).await,
+            Some(hide) => {
+                self.step(&[first]).await?;
+                self.step(&[hide]).await?;
+                self.step(&[last]).await
+            }
         }
-        Ok(())
+    }
+
+    async fn step(&self, fields: &[(u64, &[u8])]) -> Result<(), Errno> {
+        let written = self.write_fields(fields).await;
+        written.inspect_err(|errno| self.image.poison(*errno))?;
+        self.barrier().await
     }
 
     /// Corruption was found: says so in the header, so that nobody writes before a check. Best

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gaur_block::{Errno, File, FileId, FileLimits};
-use gaur_format::geometry::Geometry;
+use gaur_format::feature::Autoclear;
+use gaur_format::geometry::{Geometry, Version};
 use gaur_format::header::{CompressionType, Header};
 use gaur_format::{AllocationPolicy, Corruption, limit, refcount};
 
@@ -94,11 +95,20 @@ pub(crate) struct Writer {
     pub(crate) pressed: AtomicBool,
     /// The header says what it must say while somebody writes who does not maintain bitmaps.
     pub(crate) announced: AtomicBool,
+    /// Autoclear bits when the image was opened.
+    pub(crate) opened_with: Autoclear,
     pub(crate) limits: FileLimits,
     pub(crate) allocation: AllocationPolicy,
     pub(crate) snapshots: Mutex<SnapshotList>,
     /// What the first change removes.
     pub(crate) lost_bitmaps: Option<LostBitmaps>,
+}
+
+/// A process has written to the image and did not close it: it was killed, or the power went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unclosed {
+    /// The number of its log of commits, which knows more than the image; 0 if there was none.
+    pub log_number: u64,
 }
 
 impl Layer {
@@ -155,6 +165,11 @@ impl Image {
             } else {
                 CacheOptions::default()
             };
+            let version = part.header.as_ref().map(|header| header.version);
+            if writable && options.commit_log.is_some() && version == Some(Version::V2) {
+                let text = "a version 2 image cannot name the log of the process that writes to it";
+                return Err(ImageError::new(ErrorKind::Unsupported, text));
+            }
             let (mut layer, made) = assemble_layer(part, cache, writable)?;
             if let (true, Some(qcow2)) = (writable, &mut layer.qcow2) {
                 qcow2.maps.log.clone_from(&options.commit_log);
@@ -227,6 +242,15 @@ impl Image {
     /// The persistent bitmaps that the first change to the image removes; `None` if it has none.
     pub fn lost_bitmaps(&self) -> Option<&LostBitmaps> {
         self.writer.as_ref()?.lost_bitmaps.as_ref()
+    }
+
+    /// What the header said, when the image was opened for writing, of a process that wrote to it and did
+    /// not close it. `None` also in version 2, where nothing is said.
+    pub fn unclosed(&self) -> Option<Unclosed> {
+        let bits = self.writer.as_ref()?.opened_with;
+        bits.has(Autoclear::IN_USE).then_some(Unclosed {
+            log_number: bits.log_number(),
+        })
     }
 
     /// What was given back to the host inside clusters since the image was opened.
@@ -372,6 +396,7 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         fresh: RwLock::new(fresh),
         pressed: AtomicBool::new(false),
         announced: AtomicBool::new(false),
+        opened_with: header.autoclear,
         limits: part.limits,
         allocation: header.allocation().unwrap_or_default(),
         snapshots: Mutex::new(SnapshotList::new(

@@ -68,7 +68,7 @@ pub use commit_log::{Commit, CommitLog};
 pub use create::create;
 pub use error::{ErrorKind, ImageError};
 pub use gaur_format::{AllocationPolicy, ImageFormat};
-pub use image::{Image, Layer};
+pub use image::{Image, Layer, Unclosed};
 pub use job::Job;
 pub use layer::probe;
 pub use map::MapExtent;

@@ -17,7 +17,7 @@ mod deltas;
 mod failure;
 mod list;
 mod plan;
-mod references;
+pub(crate) mod references;
 mod rename;
 mod select;
 mod switch;

@@ -31,7 +31,8 @@ impl FeatureSet {
 }
 
 macro_rules! features {
-    ($(#[$doc:meta])* $name:ident: $($(#[$bit_doc:meta])* $bit:ident = $number:literal;)*) => {
+    ($(#[$doc:meta])* $name:ident $(and $more:literal)?:
+     $($(#[$bit_doc:meta])* $bit:ident = $number:literal;)*) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
         pub struct $name(pub u64);
@@ -40,7 +41,7 @@ macro_rules! features {
             $($(#[$bit_doc])* pub const $bit: $name = $name(1 << $number);)*
 
             /// Every bit this crate knows.
-            pub const KNOWN: $name = $name(0 $(| 1 << $number)*);
+            pub const KNOWN: $name = $name(0 $(| $more)? $(| 1 << $number)*);
 
             /// Whether all bits of `bits` are set.
             #[inline]
@@ -93,11 +94,34 @@ features! {
 
 features! {
     /// Bits a writer clears unless it keeps what they promise.
-    Autoclear:
+    Autoclear and 0xffff_ffff_ffff_0000:
     /// The dirty bitmaps are up to date with the data.
     BITMAPS = 0;
     /// The data file is a raw image of the disk.
     RAW_DATA_FILE = 1;
+    /// Gaur's own: a process writes to the image, or was killed while it did.
+    IN_USE = 15;
+}
+
+impl Autoclear {
+    /// The bits from here on are Gaur's own as well: the number of the log of commits that the process
+    /// which writes keeps, 0 for none.
+    pub const LOG_SHIFT: u32 = 16;
+    /// Largest number of a log.
+    pub const LOG_MAX: u64 = u64::MAX >> Self::LOG_SHIFT;
+
+    /// The number of the log that knows more than the image; 0 for none.
+    pub const fn log_number(self) -> u64 {
+        match self.has(Autoclear::IN_USE) {
+            true => self.0 >> Self::LOG_SHIFT,
+            false => 0,
+        }
+    }
+
+    /// What a process sets that writes and keeps the log of this number.
+    pub const fn in_use(log_number: u64) -> Autoclear {
+        Autoclear(Autoclear::IN_USE.0 | log_number << Self::LOG_SHIFT)
+    }
 }
 
 /// Bytes of one entry of the feature name table.

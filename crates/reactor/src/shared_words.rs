@@ -29,7 +29,8 @@ impl SharedWords {
     /// more). Its space is taken at once, so that no store can fail for want of it.
     ///
     /// # Errors
-    /// Those of the system; `WouldBlock` when another process has it.
+    /// Those of the system; `WouldBlock` when another process has it, `InvalidData` when it is something else
+    /// than a file of this length: then it stays as it is.
     pub fn open(path: &Path, count: usize) -> io::Result<SharedWords> {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false);
@@ -39,6 +40,10 @@ impl SharedWords {
         let len_bytes = count.checked_mul(size_of::<AtomicU64>());
         let len_bytes = len_bytes.filter(|len| *len > 0).ok_or_else(too_long)?;
         let len = libc::off_t::try_from(len_bytes).map_err(|_| too_long())?;
+        let found = file.metadata()?;
+        if !found.is_file() || (found.len() != 0 && found.len() != len_bytes as u64) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         // SAFETY: the descriptor is open; no memory is involved.
         match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len) } {
             0 => {}

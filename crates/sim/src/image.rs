@@ -10,7 +10,7 @@ use crate::random::spread;
 const CHUNK_BYTES: u64 = 16 * 1024;
 
 /// Content and length of a file, sparse. Absent parts read as zeros, or as garbage on a device.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileImage {
     len_bytes: u64,
     /// Seed of the garbage in parts never written; `None` for zeros.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use gaur_engine::OpenOptions;
 use gaur_export::ublk::Added;
 
 use super::{AddExport, NewExport};
@@ -12,6 +13,7 @@ use crate::fronts::Request;
 use crate::kept::Kept;
 use crate::notice::say;
 use crate::serve;
+use crate::shared_image::refuses_log;
 use crate::ublk::state::{self, State};
 
 /// What a block device has acknowledged has to be there for its next server, so it has a log of commits
@@ -25,8 +27,20 @@ pub fn with_log(mut new: NewExport) -> NewExport {
     if new.image.handover.is_some() || !new.image.writes_file(&new.spec) {
         return new;
     }
+    if let Request::Ublk(request) = front
+        && (request.recover || request.unprivileged)
+    {
+        return new;
+    }
+    let base = OpenOptions {
+        format: new.image.format,
+        ..OpenOptions::default()
+    };
+    if let Some(failure) = refuses_log(&new.spec, &base) {
+        say(format!("nothing is kept for another server: {failure}"));
+        return new;
+    }
     let kept = match front {
-        Request::Ublk(request) if request.recover || request.unprivileged => Ok(()),
         Request::Ublk(_) => new_log().map(|path| new.image.handover = Some(path)),
         front => Kept::for_front(front).map(|kept| new.image.kept = kept.map(Box::new)),
     };

@@ -262,17 +262,25 @@ impl Alloc {
         }
     }
 
-    /// Sees to it that a cluster which was taken by a process that is gone has a count.
-    pub(crate) fn adopt(&mut self, cluster: u64) -> Result<(), AllocError> {
+    /// The count of a cluster that was taken by a process that is gone.
+    pub(crate) fn count_of(&self, cluster: u64) -> Result<u64, AllocError> {
+        let (slice, within) = self.counted_at(cluster)?;
+        match self.blocks.get(slice) {
+            Some(bytes) => Ok(refcount::get(bytes, self.geometry.refcount_order(), within)),
+            None => Err(AllocError::Need(AllocNeed::Slice(slice))),
+        }
+    }
+
+    fn counted_at(&self, cluster: u64) -> Result<(u64, u64), AllocError> {
         let place = self.slice_of(cluster).filter(|_| cluster < self.bump);
-        let Some((slice, within)) = place else {
-            return Err(AllocError::Corrupt(cluster));
-        };
+        place.ok_or(AllocError::Corrupt(cluster))
+    }
+
+    /// Sees to it that such a cluster has a count.
+    pub(crate) fn adopt(&mut self, cluster: u64) -> Result<(), AllocError> {
+        let (slice, within) = self.counted_at(cluster)?;
         let order = self.geometry.refcount_order();
-        let Some(bytes) = self.blocks.get(slice) else {
-            return Err(AllocError::Need(AllocNeed::Slice(slice)));
-        };
-        if refcount::get(bytes, order, within) == 0
+        if self.count_of(cluster)? == 0
             && let Some(bytes) = self.blocks.get_dirty(slice)
         {
             let set = refcount::set(bytes, order, within, 1);

@@ -8,7 +8,7 @@ use gaur_format::{CompressedDescriptor, Corruption};
 const COMPRESSED: u64 = 1 << 62;
 
 /// What one entry refers to.
-enum Reference {
+pub(crate) enum Reference {
     Nothing,
     /// A cluster that may carry the flag.
     Cluster(u64),
@@ -16,7 +16,8 @@ enum Reference {
     Compressed(u64, u64),
 }
 
-fn reference(raw: u64, geometry: &Geometry) -> Result<Reference, Corruption> {
+/// What an entry refers to.
+pub(crate) fn reference(raw: u64, geometry: &Geometry) -> Result<Reference, Corruption> {
     if raw & COMPRESSED != 0 {
         let descriptor = CompressedDescriptor::decode(raw, geometry)?;
         let (first, count) = descriptor.clusters(geometry);

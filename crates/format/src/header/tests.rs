@@ -173,13 +173,13 @@ fn unknown_fields_and_extensions_survive() {
     header.extensions.insert(0, unknown.clone());
     header.extensions.push(unknown);
     header.compatible = Compatible(1 << 63);
-    header.autoclear = Autoclear(1 << 62);
+    header.autoclear = Autoclear(1 << 12);
     let bytes = header.encode().unwrap();
     assert_eq!(Header::parse(&bytes), Ok(header.clone()));
     assert_eq!(header.header_length(), 128);
     assert_eq!(
         (header.compatible.unknown(), header.autoclear.unknown()),
-        (1 << 63, 1 << 62)
+        (1 << 63, 1 << 12)
     );
 }
 

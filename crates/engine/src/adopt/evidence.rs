@@ -1,0 +1,249 @@
+//! Whether what a log of commits says of an image can be true, found out before anything is changed.
+//!
+//! A host cluster that was given to the guest and not written back lies in the file, holds no metadata and
+//! belongs to that guest cluster alone. Most have no count or only that of a reservation. Of those with a
+//! count the tables say who refers to them: each L2 table is read once, and only if there are any.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gaur_block::{File, Target};
+use gaur_format::geometry::Geometry;
+use gaur_format::l1;
+use gaur_format::l2::L2Entry;
+
+use crate::align;
+use crate::commit_log::Commit;
+use crate::error::{ErrorKind, ImageError};
+use crate::image::{Qcow2, Writer};
+use crate::metadata::alloc::AllocError;
+use crate::queue::Queue;
+use crate::snapshot::references::{Reference, reference};
+use crate::write::reference_of;
+
+/// Bytes of an L1 table read at once.
+const PIECE_BYTES: u64 = 1 << 20;
+
+fn refusal(text: String) -> ImageError {
+    let text = format!("the log of a process that was killed does not fit the image: {text}");
+    ImageError::new(ErrorKind::Corrupt, text)
+}
+
+/// The last entry of every cluster.
+pub(super) fn last_entries(
+    qcow2: &Qcow2,
+    commits: &[Commit],
+    size_bytes: u64,
+) -> Result<BTreeMap<u64, L2Entry>, ImageError> {
+    let geometry = &qcow2.geometry;
+    let clusters = geometry.clusters_for(size_bytes);
+    let mut last = BTreeMap::new();
+    for commit in commits {
+        let wrong = || refusal(format!("its entry for cluster {} is wrong", commit.cluster));
+        let entry = L2Entry::decode(commit.entry, commit.bitmap, geometry).map_err(|_| wrong())?;
+        if matches!(entry, L2Entry::Compressed(_)) {
+            // Nobody commits such entries.
+            return Err(wrong());
+        }
+        // What a shrunken image has lost stays lost.
+        if commit.cluster < clusters {
+            last.insert(commit.cluster, entry);
+        }
+    }
+    Ok(last)
+}
+
+/// Who refers to host clusters that the log names and that have a count.
+struct Suspects {
+    geometry: Geometry,
+    /// The guest cluster that the log gives each to.
+    guests: BTreeMap<u64, u64>,
+    /// Those that the active image maps there already, and those that a snapshot does.
+    active: BTreeSet<u64>,
+    snapshot: BTreeSet<u64>,
+}
+
+/// Which disks an L2 table belongs to.
+#[derive(Clone, Copy, Default)]
+struct Owners {
+    active: bool,
+    snapshot: bool,
+}
+
+impl<F: File> Queue<F> {
+    /// Refuses a log that names a host cluster which belongs to somebody else.
+    pub(super) async fn check_evidence(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        last: &BTreeMap<u64, L2Entry>,
+    ) -> Result<(), ImageError> {
+        let mut suspects = self.suspects(qcow2, writer, last).await?;
+        if suspects.guests.is_empty() {
+            return Ok(());
+        }
+        if let Some(lost) = &writer.lost_bitmaps {
+            for free in &lost.frees {
+                suspects.see_other(free.start, free.len, "a bitmap")?;
+            }
+        }
+        let tables = self.tables_of_all(qcow2, writer, &suspects).await?;
+        let size = qcow2.geometry.cluster_size();
+        let mut bytes = self.pool.take(self.top_file(), size as usize);
+        for ((index, table), owners) in tables {
+            self.read_evidence(table, &mut bytes).await?;
+            suspects.see_table(index, &bytes, owners)?;
+        }
+        suspects.judge()
+    }
+
+    /// The host clusters of a log that have a count; an error if one of them cannot be the guest's.
+    async fn suspects(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        last: &BTreeMap<u64, L2Entry>,
+    ) -> Result<Suspects, ImageError> {
+        let geometry = qcow2.geometry;
+        let mut seen = BTreeSet::new();
+        let mut guests = BTreeMap::new();
+        for (guest, entry) in last {
+            let Some(reference) = reference_of(*entry, &geometry) else {
+                continue;
+            };
+            let host = reference.start;
+            let text = |what: &str| refusal(format!("host cluster {host} {what}"));
+            if qcow2.maps.metadata.contains(host) {
+                return Err(text("holds metadata"));
+            }
+            if !seen.insert(host) {
+                return Err(text("is named twice"));
+            }
+            let count = loop {
+                let count = writer.alloc.lock().count_of(host);
+                match count {
+                    Ok(count) => break count,
+                    Err(AllocError::Need(need)) => {
+                        let done = self.resolve_alloc(qcow2, writer, need).await;
+                        done.map_err(|errno| ImageError::io(errno, "cannot read refcounts"))?;
+                    }
+                    Err(_) => return Err(text("lies beyond the end of the file")),
+                }
+            };
+            if count > 0 {
+                guests.insert(host, *guest);
+            }
+        }
+        Ok(Suspects {
+            geometry,
+            guests,
+            active: BTreeSet::new(),
+            snapshot: BTreeSet::new(),
+        })
+    }
+
+    /// Every L2 table of the active image and its snapshots, by L1 index and host offset.
+    async fn tables_of_all(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        suspects: &Suspects,
+    ) -> Result<BTreeMap<(u64, u64), Owners>, ImageError> {
+        let mut tables: BTreeMap<(u64, u64), Owners> = BTreeMap::new();
+        for (index, raw) in (0..).zip(qcow2.maps.l1.entries()) {
+            if let Some(table) = suspects.table(raw)? {
+                tables.entry((index, table)).or_default().active = true;
+            }
+        }
+        let snapshots = writer.snapshots.lock().all().to_vec();
+        for snapshot in &snapshots {
+            let len = u64::from(snapshot.l1_size) * 8;
+            for done in (0..len).step_by(PIECE_BYTES as usize) {
+                let mut bytes = vec![0; (len - done).min(PIECE_BYTES) as usize];
+                self.read_evidence(snapshot.l1_table_offset.0 + done, &mut bytes)
+                    .await?;
+                for (index, raw) in (done / 8..).zip(bytes.as_chunks().0) {
+                    if let Some(table) = suspects.table(u64::from_be_bytes(*raw))? {
+                        tables.entry((index, table)).or_default().snapshot = true;
+                    }
+                }
+            }
+        }
+        Ok(tables)
+    }
+
+    /// Nothing was changed yet, so what the file says counts.
+    async fn read_evidence(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ImageError> {
+        let target = Target::Memory(bytes);
+        let read = align::read(self.top_file(), &self.pool, offset, target).await;
+        read.map_err(|errno| ImageError::io(errno, format!("cannot read the table at {offset}")))
+    }
+}
+
+impl Suspects {
+    /// The table that an L1 entry leads to.
+    fn table(&self, raw: u64) -> Result<Option<u64>, ImageError> {
+        let table = l1::decode(raw, &self.geometry);
+        let table = table.map_err(|what| ImageError::corrupt(what, "an l1 table is damaged"))?;
+        let Some(table) = table.map(|table| table.offset.0) else {
+            return Ok(None);
+        };
+        self.see_other(table / self.geometry.cluster_size(), 1, "an l2 table")?;
+        Ok(Some(table))
+    }
+
+    /// Somebody who cannot share it refers to these clusters.
+    fn see_other(&self, start: u64, len: u64, whose: &str) -> Result<(), ImageError> {
+        match self.guests.range(start..start.saturating_add(len)).next() {
+            Some((host, _)) => Err(refusal(format!("host cluster {host} belongs to {whose}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn see_table(&mut self, index: u64, bytes: &[u8], owners: Owners) -> Result<(), ImageError> {
+        let entry_bytes = self.geometry.l2_entry_size() as usize;
+        let first = index * self.geometry.l2_entries();
+        for (guest, entry) in (first..).zip(bytes.chunks_exact(entry_bytes)) {
+            let raw = entry
+                .first_chunk()
+                .map_or(0, |raw| u64::from_be_bytes(*raw));
+            let host = match reference(raw, &self.geometry) {
+                Ok(Reference::Nothing) => continue,
+                Ok(Reference::Cluster(host)) => host,
+                Ok(Reference::Compressed(start, len)) => {
+                    self.see_other(start, len, "compressed data")?;
+                    continue;
+                }
+                Err(what) => return Err(ImageError::corrupt(what, "an l2 table is damaged")),
+            };
+            match self.guests.get(&host) {
+                None => {}
+                Some(named) if *named == guest => {
+                    if owners.active {
+                        self.active.insert(host);
+                    }
+                    if owners.snapshot {
+                        self.snapshot.insert(host);
+                    }
+                }
+                Some(_) => {
+                    let text = format!("host cluster {host} belongs to guest cluster {guest}");
+                    return Err(refusal(text));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a snapshot has as well, the active image had when the snapshot was made.
+    fn judge(&self) -> Result<(), ImageError> {
+        match self.snapshot.difference(&self.active).next() {
+            Some(host) => Err(refusal(format!(
+                "host cluster {host} belongs to a snapshot alone"
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
