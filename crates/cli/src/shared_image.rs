@@ -20,17 +20,15 @@ use crate::notice::say;
 /// How long the kernel may take to finish the requests of a process that was killed. Until then they
 /// hold the image's lock, rightly: what they write must not land on what the next server writes.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// The same where nobody knows whether a process was killed: locks may well be held by one that lives.
+const PATIENCE_UNTOLD: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Opens an image, and waits for its lock if it has to.
-fn open_patiently(
-    spec: &ImageSpec,
-    options: &OpenOptions,
-    patience: Duration,
-) -> Result<SharedImage, Failure> {
+/// Opens something, and waits for its lock if it has to.
+fn patiently<T>(patience: Duration, open: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
     let start = Instant::now();
     loop {
-        match SharedImage::open(spec, options) {
+        match open() {
             Err(failure) if failure.is_locked() && start.elapsed() < patience => {
                 std::thread::sleep(PAUSE);
             }
@@ -72,6 +70,11 @@ impl SharedImage {
         Ok(SharedImage::new(spec.path(), spec.open(base)?))
     }
 
+    /// The same for a server, which may be the next after one that was killed.
+    pub fn open_to_serve(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure> {
+        patiently(PATIENCE_UNTOLD, || SharedImage::open(spec, base))
+    }
+
     /// Around an image that was opened, to be called `name`.
     pub fn new(name: &str, opened: Opened<BlockingFile>) -> SharedImage {
         let files = opened.files.iter();
@@ -92,7 +95,7 @@ impl SharedImage {
         if let Some(failure) = refuses_log(spec, base) {
             return Err(failure);
         }
-        let handover = Handover::open(path, spec.file_path());
+        let handover = patiently(PATIENCE_UNTOLD, || Handover::open(path, spec.file_path()));
         let handover = handover.map_err(|failure| match failure.is_locked() {
             true => SharedImage::explain(spec, base, failure),
             false => failure,
@@ -107,7 +110,8 @@ impl SharedImage {
         base: &OpenOptions,
         kept: &Kept,
     ) -> Result<SharedImage, Failure> {
-        match Handover::open(&kept.log, spec.file_path()) {
+        let open = || Handover::open(&kept.log, spec.file_path());
+        match patiently(PATIENCE_UNTOLD, open) {
             Ok(handover) => SharedImage::open_after(spec, base, handover, || kept.is_used()),
             // Its server may be on its way out, and what it leaves will count.
             Err(locked) if locked.is_locked() => Err(SharedImage::explain(spec, base, locked)),
@@ -115,7 +119,7 @@ impl SharedImage {
                 Err(damaged)
             }
             Err(failure) => {
-                let image = SharedImage::open(spec, base)?;
+                let image = SharedImage::open_to_serve(spec, base)?;
                 say(format_args!(
                     "nothing is kept for another server: {failure}"
                 ));
@@ -138,7 +142,7 @@ impl SharedImage {
     ) -> Result<SharedImage, Failure> {
         let patience = match handover.is_left() {
             true => PATIENCE,
-            false => Duration::ZERO,
+            false => PATIENCE_UNTOLD,
         };
         let handover = Arc::new(handover);
         let log: Arc<dyn CommitLog> = handover.clone();
@@ -146,7 +150,7 @@ impl SharedImage {
             commit_log: Some(log),
             ..base.clone()
         };
-        let mut image = open_patiently(spec, &options, patience)?;
+        let mut image = patiently(patience, || SharedImage::open(spec, &options))?;
         // A server that was killed had the image's lock to its very end.
         if handover.is_left() && !counts() {
             handover.forget()?;

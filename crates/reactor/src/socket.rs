@@ -9,8 +9,10 @@
 use std::io::IoSlice;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use gaur_block::Errno;
 use io_uring::{opcode, types};
@@ -92,6 +94,10 @@ fn returned(count: isize) -> Result<usize, Errno> {
     usize::try_from(count).map_err(|_| syscall::last_errno())
 }
 
+/// How long an address may be taken before that counts.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// A socket that accepts connections.
 #[derive(Debug)]
 pub struct Listener {
@@ -101,12 +107,31 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at an address. A socket file that nobody listens on any more is replaced.
+    /// Listens at an address. A socket file that nobody listens on any more is replaced. Blocks for up to
+    /// [`PATIENCE`] while the address is taken: the ring of a process that was killed holds its sockets
+    /// for a moment longer.
     ///
     /// # Errors
     /// What `bind(2)` says: `EADDRINUSE` when somebody else listens there, or the path is something
     /// other than a socket.
     pub fn bind(address: &Address) -> Result<Listener, Errno> {
+        let start = Instant::now();
+        let in_the_way = |path: &PathBuf| {
+            let found = std::fs::symlink_metadata(path);
+            found.is_ok_and(|found| !FileTypeExt::is_socket(&found.file_type()))
+        };
+        let hopeless = matches!(address, Address::Unix(path) if in_the_way(path));
+        loop {
+            match Listener::try_bind(address) {
+                Err(Errno::EADDRINUSE) if !hopeless && start.elapsed() < PATIENCE => {
+                    std::thread::sleep(PAUSE);
+                }
+                bound => return bound,
+            }
+        }
+    }
+
+    fn try_bind(address: &Address) -> Result<Listener, Errno> {
         let raw = RawAddress::new(address)?;
         let fd = socket(raw.family())?;
         let bind = || {

@@ -99,7 +99,7 @@ impl ImageOptions {
             (true, ..) => temporary::open(spec, &options),
             (_, Some(path), _) => SharedImage::open_with_handover(spec, &options, path),
             (_, None, Some(kept)) => SharedImage::open_with_kept(spec, &options, kept),
-            (_, None, None) => SharedImage::open(spec, &options),
+            (_, None, None) => SharedImage::open_to_serve(spec, &options),
         };
         image.map_err(|failure| match failure.engine_kind() {
             Some(ErrorKind::FormatNotTold) => {
