@@ -445,13 +445,12 @@ mod tests {
         }
     }
 
+    fn clusters_of(left: &Left) -> Vec<u64> {
+        left.commits.iter().map(|commit| commit.cluster).collect()
+    }
+
     fn clusters(log: &Handover) -> Vec<u64> {
-        log.left()
-            .unwrap_or_else(|failure| panic!("{failure}"))
-            .commits
-            .iter()
-            .map(|commit| commit.cluster)
-            .collect()
+        clusters_of(&log.left().unwrap_or_else(|failure| panic!("{failure}")))
     }
 
     fn live(path: &Path, image: &str) -> Handover {
@@ -482,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_another_image_is_forgotten() {
+    fn what_belongs_to_another_image_is_left_alone_while_it_is_worth_something() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("log");
         let images = ["one", "two"].map(|name| folder.path().join(name).display().to_string());
@@ -492,6 +491,11 @@ mod tests {
         let log = live(&path, &images[0]);
         log.committed(commit(1));
         assert!(Handover::open(&path, &images[0]).is_err(), "it is in use");
+        drop(log);
+        assert!(Handover::open(&path, &images[1]).is_err());
+        let log = live(&path, &images[0]);
+        assert_eq!(clusters(&log), [1]);
+        log.start_anew(0);
         drop(log);
         assert!(clusters(&live(&path, &images[1])).is_empty());
     }
@@ -504,7 +508,75 @@ mod tests {
         let log = live(&path, &image);
         log.committed(commit(1));
         log.committed(commit(2));
-        log.set(place(0, 0) + 1, 99);
-        assert_eq!(clusters(&log), [2]);
+        log.committed(commit(3));
+        // Killed before the last store, after the mark was cleared.
+        log.set(place(0, 0) + 3, 0);
+        assert_eq!(clusters(&log), [2, 3]);
+        // Killed before the first store: what is there is from an earlier use of the part.
+        log.pass_starts();
+        log.pass_ends();
+        log.pass_starts();
+        log.words[word::BEGUN].fetch_add(ONE, Ordering::AcqRel);
+        log.set(place(0, 0) + 3, mark(place(0, 0), commit(1), 1));
+        assert!(clusters(&log).is_empty());
+    }
+
+    #[test]
+    fn who_is_killed_while_a_log_begins_anew_leaves_an_empty_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("log");
+        let image = folder.path().display().to_string();
+        let log = live(&path, &image);
+        log.committed(commit(1));
+        let before = log.number();
+        log.set(word::MAGIC, MAKING);
+        log.set(word::NUMBER, 77);
+        drop(log);
+        let log = live(&path, &image);
+        assert!(!log.is_left() && clusters(&log).is_empty());
+        assert!(log.number() != before && log.number() >> 48 == 0);
+    }
+
+    /// A log with wrong bytes was followed wherever it led.
+    #[test]
+    fn whatever_byte_is_wrong_the_log_is_refused_or_says_the_same() {
+        use std::os::unix::fs::FileExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("log");
+        let image = folder.path().display().to_string();
+        let log = live(&path, &image);
+        log.committed(commit(1));
+        log.pass_starts();
+        log.committed(commit(2));
+        log.committed(commit(3));
+        let number = log.number();
+        drop(log);
+        let file = std::fs::File::options().read(true).write(true).open(&path);
+        let file = file.expect("the log opens");
+        let parts = [0, 1].map(|part| place(part, 0) as u64 * 8);
+        let (first, second) = (parts[0]..parts[0] + 32, parts[1]..parts[1] + 64);
+        let mut refused = 0;
+        let used = |at: u64| at < 14 * 8 || first.contains(&at) || second.contains(&at);
+        for at in (0..parts[0] + 100).chain(second.clone()) {
+            for wrong in [0x01, 0x80, 0xff] {
+                let mut byte = [0];
+                file.read_exact_at(&mut byte, at).expect("it can be read");
+                file.write_all_at(&[byte[0] ^ wrong], at)
+                    .expect("it can be written");
+                let left = Handover::open(&path, &image).and_then(|log| {
+                    assert!(log.is_left(), "byte {at}: it is taken for a new one");
+                    Ok((log.number(), clusters_of(&log.left()?)))
+                });
+                file.write_all_at(&byte, at).expect("it can be written");
+                match left {
+                    Ok(left) => assert_eq!(left, (number, vec![1, 2, 3]), "byte {at}"),
+                    Err(failure) => {
+                        assert!(used(at), "byte {at}: {failure}");
+                        refused += 1;
+                    }
+                }
+            }
+        }
+        assert_eq!(refused, 3 * (14 * 8 + 3 * 32), "every byte that counts");
     }
 }
