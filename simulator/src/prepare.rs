@@ -233,7 +233,9 @@ impl Builder<'_> {
         let clusters = self.wanted.guest_bytes.div_ceil(self.cluster_bytes());
         let last = disk.l1.last().copied().flatten();
         if let (true, Some(table)) = (own, last) {
-            for index in clusters % entries..entries {
+            // A table of large clusters maps more than the machine has memory.
+            let most = (BEYOND_BYTES_MAX / self.cluster_bytes()) as usize;
+            for index in (clusters % entries..entries).take(most) {
                 if !clusters.is_multiple_of(entries) && self.random.chance(300) {
                     self.tables[table].cells[index as usize] = self.garbage_cell();
                 }
@@ -753,6 +755,8 @@ pub const BITMAPS_EXTENSION: u32 = 0x2385_2875;
 
 const FEATURE_NAMES_EXTENSION: u32 = 0x6803_f857;
 
+/// Most bytes behind the end of a disk that may be mapped.
+const BEYOND_BYTES_MAX: u64 = 1 << 30;
 /// Most clusters that a crowded image leaks.
 const CROWD_MAX: u64 = 1 << 15;
 
