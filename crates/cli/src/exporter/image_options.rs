@@ -60,7 +60,8 @@ pub struct ImageOptions {
     #[arg(long)]
     pub drop_bitmaps: bool,
     /// Keep in FILE (in /run, or where else a reboot forgets it) what clients have been told is written
-    /// and the image does not say yet; what a server that was killed left there is taken over
+    /// and the image does not say yet; what a server that was killed left there is taken over, unless
+    /// somebody else has written to the image since
     #[arg(long, value_name = "FILE", conflicts_with_all = ["read_only", "snapshot", "temporary"])]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handover: Option<PathBuf>,
