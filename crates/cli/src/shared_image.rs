@@ -115,8 +115,12 @@ impl SharedImage {
             Ok(handover) => SharedImage::open_after(spec, base, handover, || kept.is_used()),
             // Its server may be on its way out, and what it leaves will count.
             Err(locked) if locked.is_locked() => Err(SharedImage::explain(spec, base, locked)),
-            Err(damaged) if damaged.engine_kind() == Some(ErrorKind::Corrupt) && kept.is_used() => {
-                Err(damaged)
+            Err(damaged) if damaged.engine_kind() == Some(ErrorKind::Corrupt) => {
+                // It is ours to remove where nobody counts on it.
+                match !kept.is_used() && std::fs::remove_file(&kept.log).is_ok() {
+                    true => SharedImage::open_with_kept(spec, base, kept),
+                    false => Err(damaged),
+                }
             }
             Err(failure) => {
                 let image = SharedImage::open_to_serve(spec, base)?;
