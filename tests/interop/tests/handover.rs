@@ -174,6 +174,22 @@ fn a_log_counts_for_the_next_server_and_the_one_after_that() {
     assert!(!said.contains("log"), "{said}");
 }
 
+/// A server was killed with nothing left to hand over, the next one had nothing to do, and from then on everybody
+/// was told of a log that had been removed.
+#[test]
+fn a_log_that_is_done_with_is_not_told_of() {
+    let disk = Disk::new("done");
+    let server = disk.serve_with_log();
+    drop(write(&server, "write -P 1 0 8M"));
+    let uri = server.uri();
+    run("qemu-io", &["-f", "raw", "-c", "flush", &uri]).ok();
+    server.kill();
+    end(disk.serve_with_log());
+    assert!(!std::path::Path::new(&disk.log).exists());
+    let said = end(disk.serve());
+    assert!(said.contains(LEAKED) && !said.contains(NO_LOG), "{said}");
+}
+
 /// A log with a wrong byte was followed wherever it led.
 #[test]
 fn a_damaged_log_is_refused_and_nothing_is_written() {
