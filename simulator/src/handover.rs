@@ -150,7 +150,10 @@ impl Run<'_> {
         let Some(stale) = self.stale.take() else {
             return Ok(());
         };
-        if self.host.images().remove(TOP) == stale.image {
+        let image = self.host.images().remove(TOP);
+        // With snapshots the header does not name logs.
+        let named = image.as_ref().is_some_and(|now| now.bytes(60, 4) == [0; 4]);
+        if image == stale.image || !named {
             return Ok(());
         }
         self.stats.stale_logs += 1;

@@ -28,7 +28,7 @@ impl<F: File> Queue<F> {
     /// and makes it durable, with whatever that process left in the host's cache. To be called before
     /// anything else is done to the image, which was opened with that process' log. Returns how many clusters
     /// it changed, or `None` when the image does not name the log: somebody else has written to it
-    /// since, and nothing was done. Afterwards the log may be emptied and get another number
+    /// since, and nothing was changed. Afterwards the log may be emptied and get another number
     /// ([`Queue::log_renamed`]).
     ///
     /// # Errors
@@ -44,7 +44,11 @@ impl<F: File> Queue<F> {
             return Ok(Some(0));
         };
         let number = self.log_number();
-        if number == 0 || writer.opened_with.log_number() != number {
+        let named = writer.opened_with.log_number();
+        // With snapshots nobody names his log; then the rest of the evidence decides.
+        let unnamed = writer.opened_with.0 == 0 && !writer.snapshots.lock().all().is_empty();
+        if number == 0 || (named != number && !unnamed) {
+            self.flush_all().await.map_err(fail)?;
             return Ok(None);
         }
         let last = evidence::last_entries(qcow2, commits, self.image.size_bytes())?;

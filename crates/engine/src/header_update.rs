@@ -59,7 +59,8 @@ impl<F: File> Queue<F> {
         if let Some(header) = self.header()
             && header.version == Version::V3
         {
-            self.switch_features(header).await?;
+            self.switch_features(header, self.bits_of_writer(writer))
+                .await?;
         }
         if let Some(lost) = &writer.lost_bitmaps {
             let frees = lost.frees.iter().copied();
@@ -76,8 +77,8 @@ impl<F: File> Queue<F> {
     pub async fn log_renamed(&self) -> Result<(), Errno> {
         match self.top() {
             Some((_, writer)) if writer.announced.load(Ordering::Acquire) => {
-                let bits = Autoclear::in_use(self.log_number());
-                self.switch_autoclear(writer, bits).await
+                self.switch_autoclear(writer, self.bits_of_writer(writer))
+                    .await
             }
             _ => Ok(()),
         }
@@ -89,7 +90,10 @@ impl<F: File> Queue<F> {
         if !writer.announced.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        let leaked = writer.opened_with.0 & Autoclear::IN_USE.0;
+        let leaked = match writer.snapshots.lock().all().is_empty() {
+            true => writer.opened_with.0 & Autoclear::IN_USE.0,
+            false => 0,
+        };
         self.switch_autoclear(writer, Autoclear(leaked)).await
     }
 
@@ -104,6 +108,20 @@ impl<F: File> Queue<F> {
         }
     }
 
+    fn bits_of_writer(&self, writer: &Writer) -> Autoclear {
+        let snapshots = writer.snapshots.lock().all().len();
+        self.bits_with(snapshots)
+    }
+
+    /// The autoclear bits of a process that writes to an image with so many snapshots. With any there are
+    /// none: QEMU 10 deletes all internal snapshots when it repairs an image with bits that it does not know.
+    pub(crate) fn bits_with(&self, snapshots: usize) -> Autoclear {
+        match snapshots {
+            0 => Autoclear::in_use(self.log_number()),
+            _ => Autoclear(0),
+        }
+    }
+
     /// The number of the log that commits are noted in, 0 if there is none.
     pub(crate) fn log_number(&self) -> u64 {
         let log = self.top().and_then(|(qcow2, _)| qcow2.maps.log.as_deref());
@@ -114,11 +132,10 @@ impl<F: File> Queue<F> {
     /// one sector. Otherwise the extension goes before the bit of the bitmaps. What a power cut leaves in
     /// between has the bit and no bitmaps, and is the same to us; QEMU 10 does not write to it before a
     /// check. The other way round its repair of leaks would delete the snapshots.
-    async fn switch_features(&self, header: &Header) -> Result<(), Errno> {
+    async fn switch_features(&self, header: &Header, wanted: Autoclear) -> Result<(), Errno> {
         let removed = extension::REMOVED.to_be_bytes();
         let extension = header.extension_at(extension::BITMAPS);
         let hide = extension.map(|at| (at, &removed[..]));
-        let wanted = Autoclear::in_use(self.log_number());
         let bitmaps = header.autoclear.0 & Autoclear::BITMAPS.0;
         let bits = [wanted.0 | bitmaps, wanted.0].map(u64::to_be_bytes);
         let [first, last] = bits.each_ref().map(|bits| (field::AUTOCLEAR, &bits[..]));
@@ -134,7 +151,8 @@ impl<F: File> Queue<F> {
         }
     }
 
-    async fn step(&self, fields: &[(u64, &[u8])]) -> Result<(), Errno> {
+    /// Replaces bytes at several places of one sector of the header and flushes.
+    pub(crate) async fn step(&self, fields: &[(u64, &[u8])]) -> Result<(), Errno> {
         let written = self.write_fields(fields).await;
         written.inspect_err(|errno| self.image.poison(*errno))?;
         self.barrier().await
@@ -165,7 +183,7 @@ impl<F: File> Queue<F> {
         }
     }
 
-    fn header(&self) -> Option<&Header> {
+    pub(crate) fn header(&self) -> Option<&Header> {
         self.image.layers.first()?.header()
     }
 }

@@ -281,6 +281,35 @@ fn leaks_of_a_killed_server_are_told_until_they_are_repaired() {
     assert_eq!(said, "");
 }
 
+/// A server was killed, and its image repaired with the command that Gaur had named. QEMU 10 deletes every
+/// internal snapshot of an image with autoclear bits that it does not know.
+#[test]
+fn a_repair_after_a_kill_leaves_the_snapshots() {
+    for online in [false, true] {
+        let disk = Disk::new("repair");
+        let control = disk.scratch.path("control");
+        if !online {
+            gaur(&["snapshot", "create", &disk.image, "one"]).ok();
+        }
+        let more = ["--handover", &disk.log, "--control", &control];
+        let server = serve_with(&disk.image, &disk.socket, &more);
+        let client = write(&server, "write -P 1 0 1M");
+        assert_eq!(disk.bits() != 0, online);
+        if online {
+            gaur(&["snapshot", "create", "--control", &control, "one"]).ok();
+        }
+        assert_eq!(disk.bits(), 0);
+        server.kill();
+        drop(client);
+        let check = ["check", "-r", "leaks", &disk.image];
+        while qemu_img(&check).stderr.contains("lock") {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let list = qemu_img(&["snapshot", "-l", &disk.image]).ok();
+        assert!(list.stdout.contains("one"), "{list}");
+    }
+}
+
 #[test]
 fn an_image_that_was_closed_says_nothing() {
     let disk = Disk::new("closed");

@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 
 use futures_util::future::try_join_all;
 use gaur_block::{Errno, File, Source, Target};
+use gaur_format::geometry::Version;
 use gaur_format::header::field;
 use gaur_format::snapshot::Snapshot;
 
@@ -489,8 +490,14 @@ impl<'a, F: File> Switch<'a, F> {
         );
         put(field::NB_SNAPSHOTS, &(all.len() as u32).to_be_bytes());
         put(field::SNAPSHOTS_OFFSET, &list_area.offset.to_be_bytes());
+        let bits = self.queue.bits_with(all.len()).0.to_be_bytes();
+        let both = [(field::SIZE, &fields[..]), (field::AUTOCLEAR, &bits[..])];
+        let count = match geometry.version() {
+            Version::V2 => 1,
+            Version::V3 => 2,
+        };
         let _held = self.writer.structure.lock().await;
-        self.queue.switch_header(field::SIZE, &fields).await
+        self.queue.step(&both[..count]).await
     }
 
     /// Slices of tables that the new L1 table does not lead to are not to be written any more.

@@ -49,8 +49,8 @@ impl CommitLog for Log {
     }
 }
 
-/// An image whose process was killed: guest cluster 0 is on the disk, 1 and 2 are in the log only, and 8 is in
-/// a snapshot only.
+/// An image whose process was killed: guest cluster 0 is on the disk, 1 and 2 are in the log only, and what 8
+/// held first is in a snapshot, if there is one.
 struct Killed {
     host: TestHost,
     file: TestFile,
@@ -68,7 +68,7 @@ fn write(queue: &Queue<TestFile>, cluster: u64, byte: u8) {
 }
 
 impl Killed {
-    fn new() -> Killed {
+    fn new(with_snapshot: bool) -> Killed {
         let options = CreateOptions {
             size_bytes: 1 << 20,
             ..CreateOptions::default()
@@ -84,7 +84,9 @@ impl Killed {
             name: "one".to_owned(),
             ..NewSnapshot::default()
         };
-        block_on(queue.create_snapshot(&new, &Job::default())).unwrap();
+        if with_snapshot {
+            block_on(queue.create_snapshot(&new, &Job::default())).unwrap();
+        }
         write(&queue, 8, 9);
         write(&queue, 0, 1);
         block_on(queue.submit(Tag(0), Request::Flush, Payload::None)).unwrap();
@@ -142,14 +144,16 @@ fn queue(host: &TestHost, log: &Arc<Log>) -> Queue<TestFile> {
 
 #[test]
 fn a_log_that_can_be_true_is_adopted_as_often_as_it_is_found() {
-    let disk = Killed::new();
-    assert_eq!(disk.adopt(5, &disk.left), Ok(Some(2)));
-    assert_eq!(disk.adopt(5, &disk.left), Ok(Some(0)));
+    for with_snapshot in [false, true] {
+        let disk = Killed::new(with_snapshot);
+        assert_eq!(disk.adopt(5, &disk.left), Ok(Some(2)));
+        assert_eq!(disk.adopt(5, &disk.left), Ok(Some(0)));
+    }
 }
 
 #[test]
 fn a_log_that_the_image_does_not_name_changes_nothing() {
-    let disk = Killed::new();
+    let disk = Killed::new(false);
     let before = disk.file.bytes();
     assert_eq!(disk.adopt(6, &disk.left), Ok(None));
     assert!(disk.file.bytes() == before);
@@ -157,7 +161,7 @@ fn a_log_that_the_image_does_not_name_changes_nothing() {
 
 #[test]
 fn host_clusters_that_belong_to_others_are_refused() {
-    let disk = Killed::new();
+    let disk = Killed::new(true);
     // The L1 table.
     let header = disk.file.bytes();
     let l1 = u64::from_be_bytes(*header[40..].first_chunk().unwrap());
@@ -173,7 +177,7 @@ fn host_clusters_that_belong_to_others_are_refused() {
 /// Guest cluster 8 is in a snapshot and was written since: the old place is the snapshot's alone.
 #[test]
 fn what_a_snapshot_has_alone_is_refused() {
-    let disk = Killed::new();
+    let disk = Killed::new(true);
     let mut left = disk.left.clone();
     left[1] = Commit {
         cluster: 8,
