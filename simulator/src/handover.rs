@@ -131,7 +131,8 @@ impl Run<'_> {
         let foreign = self.aside.chance(300);
         let mut files = self.host.images();
         if foreign && let Some(image) = files.get_mut(TOP) {
-            image.write(AUTOCLEAR, &[0; 8]);
+            let known = autoclear(image) & (IN_USE - 1);
+            image.write(AUTOCLEAR, &known.to_be_bytes());
             self.replace_files(files.clone());
         }
         self.stale = Some(StaleLog {
