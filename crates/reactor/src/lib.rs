@@ -41,6 +41,7 @@ mod syscall;
 mod task;
 mod threads;
 mod timer;
+mod trim;
 mod whole;
 
 pub use address::{Address, SOCKET_PATH_MAX};
@@ -60,6 +61,7 @@ pub use stop::Stop;
 pub use task::JoinHandle;
 pub use threads::{Threads, ThreadsConfig};
 pub use timer::sleep;
+pub use trim::{freed_memory, keep_trimmed, trim_heap, trim_memory};
 
 /// io_uring on this machine.
 pub mod uring {

@@ -3,8 +3,8 @@
 //! A [`Pool`] belongs to a reactor. It takes memory from the system in chunks, which its ring
 //! registers if it may, and hands out blocks of 2^n pages, which come back into a free list of their
 //! size. Memory is taken at start and kept, so the lists are short and the
-//! lock is rarely contended. Buffers outside any reactor, and those that do not fit the pool, come
-//! straight from the system.
+//! lock is rarely contended; [`Pool::trim`] gives chunks back that nobody uses any more. Buffers
+//! outside any reactor, and those that do not fit the pool, come straight from the system.
 //!
 //! Invariant: a block is in exactly one place, a [`Buffer`] or a free list. A chunk lives as long as
 //! its pool or any buffer from it.
@@ -13,6 +13,8 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::trim::freed_memory;
 
 /// Every buffer starts at a multiple of this, in bytes: enough for O_DIRECT on any known disk.
 pub(crate) const PAGE: usize = 4096;
@@ -113,12 +115,27 @@ fn take_from_system(len_bytes: usize) -> NonNull<u8> {
 
 fn give_to_system(start: NonNull<u8>, len_bytes: usize) {
     if len_bytes < MAPPED_MIN {
+        freed_memory();
         // SAFETY: the memory came from `take_from_system` with the same length.
         unsafe { dealloc(start.as_ptr(), layout(len_bytes)) }
     } else {
         // SAFETY: as above.
         unsafe { libc::munmap(start.as_ptr().cast(), len_bytes) };
     }
+}
+
+/// Has the kernel take the pages of a chunk, which reads as zeros afterwards; `false` when they are
+/// locked in memory.
+fn discard(chunk: Chunk) -> bool {
+    // SAFETY: whole pages of the pool's own memory, of which nothing is in use.
+    let result = unsafe {
+        libc::madvise(
+            chunk.start.as_ptr().cast(),
+            chunk.len_bytes,
+            libc::MADV_DONTNEED,
+        )
+    };
+    result == 0
 }
 
 /// A run of memory of a pool; its number in the pool is its number in the ring's table.
@@ -128,10 +145,27 @@ pub(crate) struct Chunk {
     pub(crate) len_bytes: usize,
 }
 
-struct State {
-    chunks: Vec<Chunk>,
-    /// First unused byte of the last chunk.
+/// A chunk and the blocks cut from it.
+struct Cut {
+    chunk: Chunk,
+    /// First byte that is in no block. The ring knows the chunk from the first block on.
     used_bytes: usize,
+}
+
+impl Cut {
+    fn holds(&self, block: NonNull<u8>) -> bool {
+        let offset = block
+            .addr()
+            .get()
+            .wrapping_sub(self.chunk.start.addr().get());
+        offset < self.chunk.len_bytes
+    }
+}
+
+struct State {
+    chunks: Vec<Cut>,
+    /// A block was taken since the last trim.
+    active: bool,
     free: [Vec<NonNull<u8>>; CLASSES],
     /// Blocks that exist of each class, here or outside.
     blocks: [usize; CLASSES],
@@ -154,7 +188,7 @@ impl Pool {
     pub(crate) fn new(limit_bytes: usize, limit_chunks: usize) -> Arc<Pool> {
         let state = State {
             chunks: Vec::new(),
-            used_bytes: 0,
+            active: false,
             free: [const { Vec::new() }; CLASSES],
             blocks: [0; CLASSES],
         };
@@ -195,21 +229,23 @@ impl Pool {
         register: impl FnOnce(usize, Chunk),
     ) -> Option<(NonNull<u8>, bool)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.active = true;
         if let Some(start) = state.free[class].pop() {
             return Some((start, true));
         }
         let need_bytes = PAGE << class;
-        let room = state
-            .chunks
-            .last()
-            .map_or(0, |chunk| chunk.len_bytes - state.used_bytes);
-        if room < need_bytes {
-            self.grow(&mut state, need_bytes, register)?;
+        let has_room = |cut: &Cut| cut.chunk.len_bytes - cut.used_bytes >= need_bytes;
+        let index = match state.chunks.iter().position(has_room) {
+            Some(index) => index,
+            None => self.grow(&mut state, need_bytes)?,
+        };
+        let cut = state.chunks.get_mut(index)?;
+        if cut.used_bytes == 0 {
+            register(index, cut.chunk);
         }
-        let chunk = state.chunks.last()?;
         // SAFETY: `used_bytes + need_bytes` is at most the length of the chunk.
-        let start = unsafe { chunk.start.add(state.used_bytes) };
-        state.used_bytes += need_bytes;
+        let start = unsafe { cut.chunk.start.add(cut.used_bytes) };
+        cut.used_bytes += need_bytes;
         // Room for every block's return, so that giving one back never allocates.
         state.blocks[class] += 1;
         let blocks = state.blocks[class];
@@ -217,13 +253,9 @@ impl Pool {
         Some((start, false))
     }
 
-    fn grow(
-        &self,
-        state: &mut State,
-        need_bytes: usize,
-        register: impl FnOnce(usize, Chunk),
-    ) -> Option<()> {
-        let held: usize = state.chunks.iter().map(|chunk| chunk.len_bytes).sum();
+    /// Adds a chunk; its number.
+    fn grow(&self, state: &mut State, need_bytes: usize) -> Option<usize> {
+        let held: usize = state.chunks.iter().map(|cut| cut.chunk.len_bytes).sum();
         let len_bytes = need_bytes.max(CHUNK.min(self.limit_bytes.saturating_sub(held)));
         if held + len_bytes > self.limit_bytes || state.chunks.len() >= self.limit_chunks {
             return None;
@@ -232,10 +264,46 @@ impl Pool {
             start: take_from_system(len_bytes),
             len_bytes,
         };
-        register(state.chunks.len(), chunk);
-        state.chunks.push(chunk);
-        state.used_bytes = 0;
-        Some(())
+        state.chunks.push(Cut {
+            chunk,
+            used_bytes: 0,
+        });
+        Some(state.chunks.len() - 1)
+    }
+
+    /// Gives the memory of chunks back of which nothing is in use, unless a block was taken since the
+    /// last call. They keep their addresses and start anew. `unregister` has the ring forget a chunk;
+    /// where it cannot, the chunk stays as it is.
+    pub(crate) fn trim(&self, mut unregister: impl FnMut(usize) -> bool) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::take(&mut state.active) {
+            return;
+        }
+        let State {
+            chunks,
+            free,
+            blocks,
+            ..
+        } = &mut *state;
+        for (index, cut) in chunks.iter_mut().enumerate() {
+            let unused = |(class, list): (usize, &Vec<NonNull<u8>>)| {
+                list.iter().filter(|block| cut.holds(**block)).count() * (PAGE << class)
+            };
+            let unused_bytes: usize = free.iter().enumerate().map(unused).sum();
+            if cut.used_bytes == 0
+                || unused_bytes < cut.used_bytes
+                || !unregister(index)
+                || !discard(cut.chunk)
+            {
+                continue;
+            }
+            for (list, blocks) in free.iter_mut().zip(blocks.iter_mut()) {
+                let before = list.len();
+                list.retain(|block| !cut.holds(*block));
+                *blocks -= before - list.len();
+            }
+            cut.used_bytes = 0;
+        }
     }
 
     fn give_back(&self, class: usize, start: NonNull<u8>) {
@@ -247,7 +315,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for chunk in state.chunks.drain(..) {
+        for Cut { chunk, .. } in state.chunks.drain(..) {
             give_to_system(chunk.start, chunk.len_bytes);
         }
     }
@@ -288,6 +356,39 @@ mod tests {
         assert!(whole.home.is_some());
         let more = pool.buffer(PAGE, |_, _| panic!("the pool is at its limit"));
         assert!(more.home.is_none());
+    }
+
+    #[test]
+    fn a_trim_gives_back_chunks_that_nobody_uses_and_only_those() {
+        let pool = Pool::new(4 * CHUNK, 4);
+        let mut registered = Vec::new();
+        let mut buffer = |len| pool.buffer(len, |index, _| registered.push(index));
+        let (mut small, kept) = (buffer(CHUNK), buffer(PAGE));
+        small.fill(7);
+        let start = small.as_ptr();
+        drop(small);
+        let mut asked = Vec::new();
+        for _ in 0..2 {
+            pool.trim(|index| {
+                asked.push(index);
+                true
+            });
+        }
+        assert_eq!(asked, [0], "not at once, and not what is in use");
+        let again = pool.buffer(CHUNK, |index, _| registered.push(index));
+        assert_eq!(again.as_ptr(), start);
+        assert!(again.iter().all(|byte| *byte == 0));
+        assert_eq!(registered, [0, 1, 0]);
+        drop(kept);
+    }
+
+    #[test]
+    fn a_chunk_that_the_ring_does_not_forget_stays() {
+        let pool = Pool::new(CHUNK, 4);
+        drop(pool.buffer(PAGE, |_, _| ()));
+        pool.trim(|_| false);
+        pool.trim(|_| false);
+        drop(pool.buffer(PAGE, |_, _| panic!("the chunk is registered still")));
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::ring::{self, Ring};
 use crate::syscall;
 use crate::task::{self, JoinHandle, Tasks};
 use crate::timer::Timers;
+use crate::trim;
 
 /// How a reactor waits for files and sockets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,11 +100,14 @@ pub(crate) struct Core {
     /// `/dev/zero`, for memory that only the kernel can fill.
     zeros: OnceCell<OwnedFd>,
     messages: RefCell<VecDeque<Message>>,
+    /// Called when memory is to be given back; `false` when there is nothing left to give.
+    trims: RefCell<Vec<Box<dyn Fn() -> bool>>>,
 }
 
 impl Core {
     fn new(config: &Config) -> Result<Core, Errno> {
         let inbox = Inbox::new()?;
+        trim::list(&inbox);
         let ring = match config.driver {
             Driver::Fallback => None,
             Driver::Ring => Some(Ring::new(config.entries)?),
@@ -121,6 +125,7 @@ impl Core {
             crowded: Cell::new(false),
             zeros: OnceCell::new(),
             messages: RefCell::default(),
+            trims: RefCell::default(),
         })
     }
 
@@ -153,6 +158,22 @@ impl Core {
                 ring.register_chunk(index, chunk);
             }
         })
+    }
+
+    pub(crate) fn keep_trimmed(&self, trim: Box<dyn Fn() -> bool>) {
+        let mut trims = self.trims.borrow_mut();
+        // Before the list grows, those go that are over.
+        if trims.len() == trims.capacity() {
+            trims.retain(|trim| trim());
+        }
+        trims.push(trim);
+    }
+
+    /// Gives back what was not used since the last call.
+    pub(crate) fn trim(&self) {
+        self.trims.borrow_mut().retain(|trim| trim());
+        let unregister = |index| self.ring().is_none_or(|ring| ring.unregister_chunk(index));
+        self.pool.trim(unregister);
     }
 
     /// Counts a transfer that is done inline, a long one for several, and steps aside when there were

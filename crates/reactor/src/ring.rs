@@ -39,6 +39,10 @@ pub const EXPORT_BUFFER_FIRST: u16 = POOL_SLOTS as u16;
 /// How many such numbers there are.
 pub const EXPORT_BUFFERS: u16 = BUFFER_SLOTS as u16 - EXPORT_BUFFER_FIRST;
 
+/// Most kernel threads that a ring's operations on anything but files and disks may block in. None
+/// has to; a peer that sends byte by byte would otherwise get one for each of its connections.
+const SOCKET_WORKERS: u32 = 4;
+
 /// Completions taken at a time.
 const REAP_BATCH: usize = 64;
 
@@ -87,6 +91,8 @@ impl Ring {
             0
         };
         let has_buffer_table = submitter.register_buffers_sparse(BUFFER_SLOTS).is_ok();
+        // 0 leaves the number for files as it is. Linux before 5.15 has no limit.
+        let _ = submitter.register_iowq_max_workers(&mut [0, SOCKET_WORKERS]);
         let mut probe = io_uring::Probe::new();
         let probed = submitter.register_probe(&mut probe).is_ok();
         let ftruncate = probed && probe.is_supported(opcode::Ftruncate::CODE);
@@ -144,16 +150,41 @@ impl Ring {
         };
         let registered = self.has_buffer_table && index < POOL_SLOTS && result.is_ok();
         let mut chunks = self.chunks.borrow_mut();
-        assert_eq!(index, chunks.len(), "the pool's chunks come in order");
+        assert!(index <= chunks.len(), "the pool's chunks come in order");
         // One without length holds nobody's memory.
-        chunks.push(if registered {
+        let chunk = if registered {
             chunk
         } else {
             Chunk {
                 len_bytes: 0,
                 ..chunk
             }
-        });
+        };
+        match chunks.get_mut(index) {
+            Some(place) => *place = chunk,
+            None => chunks.push(chunk),
+        }
+    }
+
+    /// Takes the registration of a chunk back, of which nothing is in use; `false` when the kernel
+    /// still knows it.
+    pub(crate) fn unregister_chunk(&self, index: usize) -> bool {
+        let mut chunks = self.chunks.borrow_mut();
+        let Some(chunk) = chunks.get_mut(index).filter(|chunk| chunk.len_bytes > 0) else {
+            return true;
+        };
+        let nothing = [libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        }];
+        let uring = self.uring.borrow();
+        let submitter = uring.submitter();
+        // SAFETY: an empty entry holds no memory.
+        let result = unsafe { submitter.register_buffers_update(index as u32, &nothing, None) };
+        if result.is_ok() {
+            chunk.len_bytes = 0;
+        }
+        result.is_ok()
     }
 
     /// The number of the registered buffer that holds all of this memory.

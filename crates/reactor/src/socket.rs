@@ -26,6 +26,19 @@ use crate::syscall::{self, IOV_MAX, RW_MAX};
 /// Connections that wait to be accepted.
 const BACKLOG: libc::c_int = 128;
 
+/// Up to so many bytes the kernel is asked to move all in one operation. An operation that has to wait
+/// more than 128 times in the ring is moved to a kernel thread and blocks there, so a longer one ends
+/// with what there is and is asked again.
+const WHOLE_MAX: usize = 128 << 10;
+
+/// The flag for a transfer of `len_bytes`.
+fn whole(len_bytes: usize) -> libc::c_int {
+    match len_bytes <= WHOLE_MAX {
+        true => libc::MSG_WAITALL,
+        false => 0,
+    }
+}
+
 fn socket(family: libc::c_int) -> Result<OwnedFd, Errno> {
     // SAFETY: no memory is passed; a descriptor that comes back is new and ours alone.
     unsafe {
@@ -341,10 +354,9 @@ impl Stream {
     pub async fn recv_exact(&self, into: &mut [u8]) -> Result<usize, Errno> {
         let mut done = 0;
         while done < into.len() {
-            match self
-                .recv_flags(&mut into[done..], libc::MSG_WAITALL)
-                .await?
-            {
+            let rest = &mut into[done..];
+            let flags = whole(rest.len());
+            match self.recv_flags(rest, flags).await? {
                 0 => break,
                 count => done += count,
             }
@@ -429,7 +441,7 @@ impl Stream {
         match core.engine() {
             Engine::Ring(ring) => loop {
                 let entry = opcode::Send::new(types::Fd(fd), bytes.as_ptr(), len as u32)
-                    .flags(libc::MSG_NOSIGNAL | libc::MSG_WAITALL)
+                    .flags(libc::MSG_NOSIGNAL | whole(len))
                     .build();
                 // SAFETY: the memory is borrowed while this future exists.
                 match unsafe { Op::new(ring, entry) }.await {
@@ -465,8 +477,9 @@ impl Stream {
         };
         match core.engine() {
             Engine::Ring(ring) => loop {
+                let flags = libc::MSG_NOSIGNAL | whole(parts.iter().map(|part| part.len()).sum());
                 let entry = opcode::SendMsg::new(types::Fd(fd), &raw const message.0)
-                    .flags((libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32)
+                    .flags(flags as u32)
                     .build();
                 // SAFETY: the message lives in this future, which the operation does not outlive,
                 // and the parts and their memory are borrowed while it exists.

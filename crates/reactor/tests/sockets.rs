@@ -273,3 +273,51 @@ fn thousands_of_receives_wait_at_once_on_one_ring() {
         }
     });
 }
+
+/// Threads of this process that the kernel made for operations of rings.
+fn kernel_workers() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("tasks are listed");
+    let names = tasks.flatten().map(|task| task.path().join("comm"));
+    let names = names.filter_map(|name| std::fs::read_to_string(name).ok());
+    names.filter(|name| name.starts_with("iou-wrk")).count()
+}
+
+/// A hundred clients that sent most of a payload and no more held a thread of the server each, for as
+/// long as they liked: a receive that had waited 128 times blocked in a thread of the kernel's.
+#[test]
+fn peers_that_stall_hold_no_threads() {
+    const PEERS: usize = 12;
+    const PARTS: usize = 300;
+    run(Place::Ring, async {
+        let pairs: Vec<_> = (0..PEERS).map(|_| Stream::pair().unwrap()).collect();
+        let (far, near): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        let received: Vec<_> = near
+            .into_iter()
+            .enumerate()
+            .map(|(peer, stream)| {
+                // A long payload in parts, and a short one byte by byte.
+                let part = if peer % 2 == 0 { 1000 } else { 1 };
+                spawn(async move {
+                    let mut memory = vec![0; PARTS * part + 1];
+                    stream.recv_exact(&mut memory).await
+                })
+            })
+            .collect();
+        for _ in 0..PARTS {
+            for (peer, stream) in far.iter().enumerate() {
+                let part = if peer % 2 == 0 { 1000 } else { 1 };
+                stream.send(&vec![7; part]).await.unwrap();
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+        let workers = kernel_workers();
+        assert!(workers <= 4, "{workers} threads for {PEERS} peers");
+        for stream in &far {
+            stream.send(&[8]).await.unwrap();
+        }
+        for (peer, received) in received.into_iter().enumerate() {
+            let part = if peer % 2 == 0 { 1000 } else { 1 };
+            assert_eq!(received.await, Ok(PARTS * part + 1));
+        }
+    });
+}
