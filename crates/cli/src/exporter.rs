@@ -182,6 +182,11 @@ impl Exporter {
         })
     }
 
+    /// Whether its memory is pinned, and so to be kept.
+    pub fn is_pinned(&self) -> bool {
+        self.pin.is_locked()
+    }
+
     /// How files are reached.
     pub fn host(&self) -> HostKind {
         self.host
@@ -303,6 +308,7 @@ impl Exporter {
         if export.kind == Kind::Ublk {
             device_state::forget_if_gone(&export.place);
         }
+        gaur_reactor::freed_memory();
         let outcome = outcome.and(released);
         let mut table = lock(&self.table);
         table.exports.retain(|other| !Arc::ptr_eq(other, export));

@@ -57,6 +57,7 @@ mod socket_path;
 mod state_pipe;
 mod table;
 mod temporary;
+mod trimmer;
 mod ublk;
 mod usage;
 mod vm_state;

@@ -128,6 +128,11 @@ impl Pin {
         Ok(())
     }
 
+    /// Whether memory is locked.
+    pub fn is_locked(&self) -> bool {
+        *self.lock() == Some(true)
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<bool>> {
         let locked = self.locked.lock();
         locked.unwrap_or_else(std::sync::PoisonError::into_inner)

@@ -25,7 +25,7 @@ use crate::notice::say;
 use crate::options::OptionList;
 use crate::pin::{PinArgs, Prospect};
 use crate::size::parse_size;
-use crate::{background, control, socket_path};
+use crate::{background, control, socket_path, trimmer};
 
 mod announce;
 mod end;
@@ -90,6 +90,10 @@ pub struct Args {
     /// Seconds the images have after that to be flushed and closed; then the server ends without
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     close_limit: u32,
+    /// Most memory for what NBD clients read and write at this moment, all together; 256 KiB for each
+    /// come on top
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256M")]
+    request_memory: u64,
     /// Go on in the background once the server is ready
     #[arg(long)]
     fork: bool,
@@ -260,6 +264,7 @@ fn start(
         say(format!("the limit of open files stays as it is: {errno}"));
     }
     let exporter = Exporter::new(host, pin, args.log(), args.limits());
+    trimmer::start(&exporter);
     // First, while the process has one thread.
     let control = args.control.as_deref().map(control::server::bind);
     let control = control.transpose()?;
@@ -363,6 +368,7 @@ fn nbd_options(args: &Args) -> nbd::Options {
         .map_or(processors, |count| usize::from(count.get()));
     options.handshake_timeout = Duration::from_secs(u64::from(args.handshake_limit));
     options.drain_timeout = args.limits().drain;
+    options.buffers_bytes = usize::try_from(args.request_memory).unwrap_or(usize::MAX);
     options.log = args.log();
     options
 }

@@ -3,11 +3,12 @@
 //! A queue allocates while it warms up and then runs on what it kept: a server whose memory the
 //! kernel is reclaiming through it must not ask the kernel for more. Buffers come in sizes that are
 //! powers of two; a request gets the smallest that holds it. What is kept is bounded per size, so a
-//! burst is given back to the system.
+//! burst is given back to the system; and so is a size that was not asked for between two calls of
+//! a [`Pool::trimmer`].
 //!
 //! One thread only, and nothing is borrowed while a caller holds a buffer.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 
@@ -31,6 +32,8 @@ pub(crate) struct Pool<F: File> {
 
 struct Kept<F: File> {
     classes: [RefCell<Vec<F::Buffer>>; CLASSES],
+    /// A bit for each size that was asked for since the last trim.
+    active: Cell<u32>,
 }
 
 impl<F: File> Pool<F> {
@@ -39,6 +42,7 @@ impl<F: File> Pool<F> {
         Pool {
             kept: Rc::new(Kept {
                 classes: std::array::from_fn(|_| RefCell::default()),
+                active: Cell::new(0),
             }),
         }
     }
@@ -55,6 +59,7 @@ impl<F: File> Pool<F> {
                 class: None,
             };
         };
+        self.kept.active.set(self.kept.active.get() | 1 << class);
         let alignment = file.limits().memory_alignment.max(1) as usize;
         let kept = self.kept.classes[class].borrow_mut().pop();
         let buffer = match kept {
@@ -66,6 +71,26 @@ impl<F: File> Pool<F> {
             buffer: Some(buffer),
             len_bytes,
             class: Some(class),
+        }
+    }
+}
+
+impl<F: File + 'static> Pool<F> {
+    /// Drops the buffers of sizes that were not asked for since it was called last; `false` when the
+    /// pool is gone.
+    pub(crate) fn trimmer(&self) -> impl Fn() -> bool + 'static {
+        let kept = Rc::downgrade(&self.kept);
+        move || {
+            let Some(kept) = kept.upgrade() else {
+                return false;
+            };
+            let active = kept.active.take();
+            for (class, buffers) in kept.classes.iter().enumerate() {
+                if active & 1 << class == 0 {
+                    buffers.take();
+                }
+            }
+            true
         }
     }
 }
@@ -163,6 +188,22 @@ mod tests {
             pool.kept.classes[class_of(2 << 20).unwrap()].borrow().len(),
             8
         );
+    }
+
+    #[test]
+    fn a_trim_drops_what_was_not_asked_for_since_the_last() {
+        let file = TestFile::new(Vec::new(), cached_limits());
+        let pool = Pool::new();
+        let trim = pool.trimmer();
+        drop((pool.take(&file, 4096), pool.take(&file, 65536)));
+        let kept = |len| pool.kept.classes[class_of(len).unwrap()].borrow().len();
+        assert!(trim());
+        assert_eq!((kept(4096), kept(65536)), (1, 1));
+        drop(pool.take(&file, 4096));
+        assert!(trim());
+        assert_eq!((kept(4096), kept(65536)), (1, 0));
+        drop(pool);
+        assert!(!trim());
     }
 
     #[test]

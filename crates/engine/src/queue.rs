@@ -54,6 +54,15 @@ impl<F: File> Queue<F> {
         }
     }
 
+    /// A function that gives the memory back for which no request had a use since it was called last,
+    /// to be called on this thread; `false` when the queue is gone.
+    pub fn trimmer(&self) -> impl Fn() -> bool + 'static
+    where
+        F: 'static,
+    {
+        self.pool.trimmer()
+    }
+
     /// The image this queue serves.
     pub fn image(&self) -> &Arc<Image> {
         &self.image

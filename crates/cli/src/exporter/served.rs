@@ -79,6 +79,7 @@ impl Served {
     /// A queue of the image for the calling thread, which runs a reactor.
     pub fn device(&self) -> Disk {
         let queue = self.shared().queue(ReactorFile::new);
+        gaur_reactor::keep_trimmed(queue.trimmer());
         CachedDevice::new(queue, self.policy).watched(&self.health)
     }
 }

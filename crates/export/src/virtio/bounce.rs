@@ -22,6 +22,8 @@ pub(super) struct Bounce {
     budget_bytes: usize,
     held_bytes: Cell<usize>,
     kept: RefCell<[Vec<Buffer>; CLASSES]>,
+    /// A bit for each size that was asked for since the last trim.
+    active: Cell<u32>,
     room: Notify,
     /// Whoever is next has it; the others wait for that, so that nobody overtakes them.
     turn: Mutex<()>,
@@ -34,6 +36,7 @@ impl Bounce {
             budget_bytes: budget_bytes.max(PIECE_MAX),
             held_bytes: Cell::new(0),
             kept: RefCell::new([const { Vec::new() }; CLASSES]),
+            active: Cell::new(0),
             room: Notify::new(),
             turn: Mutex::new(()),
         }
@@ -52,6 +55,7 @@ impl Bounce {
 
     fn try_take(&self, len: usize) -> Option<Buffer> {
         let class = class_of(len);
+        self.active.set(self.active.get() | 1 << class);
         let mut kept = self.kept.borrow_mut();
         if let Some(piece) = kept[class].pop() {
             return Some(piece);
@@ -63,6 +67,17 @@ impl Bounce {
         }
         self.held_bytes.set(self.held_bytes.get() + bytes);
         Some(gaur_reactor::buffer(bytes))
+    }
+
+    /// Drops pieces of sizes that were not asked for since the last call.
+    pub(super) fn trim(&self) {
+        let active = self.active.take();
+        for (class, pieces) in self.kept.borrow_mut().iter_mut().enumerate() {
+            if active & 1 << class == 0 {
+                let bytes: usize = pieces.drain(..).map(|piece| piece.len()).sum();
+                self.held_bytes.set(self.held_bytes.get() - bytes);
+            }
+        }
     }
 
     /// Takes a piece back.

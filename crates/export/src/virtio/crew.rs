@@ -113,6 +113,11 @@ fn settle<D: Device + 'static>(
         options.bounce_bytes,
         options.log.clone(),
     ));
+    let trimmed = Rc::downgrade(&station);
+    gaur_reactor::keep_trimmed(move || {
+        let station = trimmed.upgrade();
+        station.map(|station| station.bounce.trim()).is_some()
+    });
     for (ring, orders) in rings {
         gaur_reactor::spawn(queue::run(station.clone(), ring, orders));
     }

@@ -23,7 +23,7 @@ use super::device::{self, Received};
 use super::execute::{self, Answer};
 use super::file::File;
 use super::keeper::Line;
-use super::slot::Slot;
+use super::slot::{Pages, Slot};
 use crate::fuse::proto::{self, Refusal, Reply, Request};
 
 /// Requests that are answered in a row before others of the thread have their turn.
@@ -32,6 +32,10 @@ const ROW: u32 = 32;
 /// Where a worker rests.
 struct Desk {
     bell: Notify,
+    /// The memory of its slot, which holds nothing while it rests.
+    pages: Pages,
+    /// It has worked since the last trim.
+    active: Cell<bool>,
 }
 
 pub(super) struct Post<D> {
@@ -93,12 +97,24 @@ impl<D: Device + 'static> Post<D> {
         self.kernel.take();
     }
 
+    /// Gives back the memory of workers that have rested since the last call.
+    fn trim(&self) {
+        for desk in self.idle.borrow().iter() {
+            if !desk.active.replace(false) {
+                // SAFETY: a worker at rest has its slot and nothing in it, and is of this thread.
+                unsafe { desk.pages.give_back() };
+            }
+        }
+    }
+
     /// Serves until there are no more requests and the last is answered.
     ///
     /// # Errors
     /// When memory is short, or the kernel's device fails.
     pub(super) async fn run(self: &Rc<Self>, depth: u32) -> Result<(), Errno> {
         let slots: Result<Vec<Slot>, Errno> = (0..depth).map(|_| Slot::new()).collect();
+        let trimmed = Rc::downgrade(self);
+        gaur_reactor::keep_trimmed(move || trimmed.upgrade().map(|post| post.trim()).is_some());
         for (number, slot) in slots?.into_iter().enumerate() {
             self.workers.set(self.workers.get() + 1);
             let leads = number == 0;
@@ -114,6 +130,8 @@ impl<D: Device + 'static> Post<D> {
         let _present = Present(&self);
         let desk = Rc::new(Desk {
             bell: Notify::new(),
+            pages: slot.pages(),
+            active: Cell::new(true),
         });
         let mut leads = leads;
         let mut row = 0;
@@ -122,6 +140,7 @@ impl<D: Device + 'static> Post<D> {
                 return;
             }
             leads = true;
+            desk.active.set(true);
             let Some(request) = self.next(&mut slot, &mut row).await else {
                 return;
             };

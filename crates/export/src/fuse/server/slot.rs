@@ -42,6 +42,11 @@ impl Slot {
             .ok_or(Errno::ENOMEM)
     }
 
+    /// Where its memory is.
+    pub(super) fn pages(&self) -> Pages {
+        Pages(self.start)
+    }
+
     fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is this long, zeroed by the kernel, and this value's alone.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), SLOT_LEN) }
@@ -64,6 +69,21 @@ impl Slot {
         let bytes = self.bytes();
         bytes[start..PAGE_LEN].copy_from_slice(header);
         &bytes[start..PAGE_LEN + len]
+    }
+}
+
+/// The memory of a slot, for whoever gives it back while the slot holds nothing.
+pub(super) struct Pages(NonNull<u8>);
+
+impl Pages {
+    /// Has the kernel take the memory until it is touched again.
+    ///
+    /// # Safety
+    /// The slot is there, and nobody looks for what it held.
+    pub(super) unsafe fn give_back(&self) {
+        // It stays when memory is locked.
+        // SAFETY: the mapping of the slot, of which nothing is in use.
+        unsafe { libc::madvise(self.0.as_ptr().cast(), SLOT_LEN, libc::MADV_DONTNEED) };
     }
 }
 

@@ -11,8 +11,9 @@ use gaur_reactor::{Either, race};
 use super::client::{Client, Presence};
 use super::execute;
 use super::exports::Stand;
-use super::hub::Hub;
+use super::hub::{Hub, Open};
 use super::inflow::Inflow;
+use super::pieces;
 use super::shelf::Shelf;
 use crate::nbd::proto::{
     Command, Event, Exports, Handshake, Kind, Parser, Refusal, Session, Step, Violation,
@@ -22,7 +23,7 @@ use crate::nbd::proto::{
 const ANSWERS_BYTES: usize = 16 << 10;
 
 /// Why a connection ended.
-enum End {
+pub(super) enum End {
     Goodbye,
     PeerClosed,
     Failed(Errno),
@@ -65,6 +66,7 @@ pub(super) async fn serve<D: Device + 'static>(shelf: &Rc<Shelf<D>>, presence: &
         Either::Right(()) => End::Stopped,
     };
     client.hang_up();
+    gaur_reactor::freed_memory();
     shelf.options.say(&format!("client {number}: {end}"));
 }
 
@@ -133,6 +135,7 @@ async fn transmission<D: Device + 'static>(
     inflow: &mut Inflow,
 ) -> End {
     let hub = Hub::start(shelf, client, Rc::clone(stand), session);
+    let _open = Open(&hub);
     gaur_reactor::spawn(watch_for_drain(hub.clone(), client.clone()));
     let end = Reader {
         hub: &hub,
@@ -152,9 +155,9 @@ async fn watch_for_drain<D: Device + 'static>(hub: Rc<Hub<D>>, client: Arc<Clien
     hub.drain();
 }
 
-struct Reader<'a, D> {
-    hub: &'a Rc<Hub<D>>,
-    client: &'a Client,
+pub(super) struct Reader<'a, D> {
+    pub(super) hub: &'a Rc<Hub<D>>,
+    pub(super) client: &'a Client,
     inflow: &'a mut Inflow,
     parser: Parser,
 }
@@ -187,6 +190,9 @@ impl<D: Device + 'static> Reader<'_, D> {
             .hub
             .take_job(command, execute::payload_bytes(&command))
             .await;
+        if pieces::needed(&mut job) {
+            return self.serve_in_pieces(job).await;
+        }
         if command.kind == Kind::Write
             && let Err(end) = self
                 .receive(&mut job.payload()[..command.len_bytes as usize])
@@ -200,7 +206,7 @@ impl<D: Device + 'static> Reader<'_, D> {
     }
 
     /// Fills `payload` with what has arrived already and then straight from the socket.
-    async fn receive(&mut self, payload: &mut [u8]) -> Result<(), End> {
+    pub(super) async fn receive(&mut self, payload: &mut [u8]) -> Result<(), End> {
         let arrived = self.inflow.bytes();
         let mut filled = arrived.len().min(payload.len());
         payload[..filled].copy_from_slice(&arrived[..filled]);

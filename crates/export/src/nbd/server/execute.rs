@@ -21,6 +21,8 @@ const RUNS_MAX: usize = PARTS_MAX / 2;
 const HOLE_MIN_BYTES: u64 = 4096;
 /// Most extents of one block status reply.
 const EXTENTS_MAX: u32 = 2048;
+/// The memory that such a reply takes.
+const STATUS_BYTES_MAX: usize = 64 << 10;
 /// Most questions to the device for one block status request.
 const LOOKUPS_MAX: u32 = 4096;
 /// Reading ahead goes in pieces of this length.
@@ -33,7 +35,10 @@ pub(super) fn payload_bytes(command: &Command) -> usize {
     match command.kind {
         Kind::Read { .. } | Kind::Write => command.len_bytes as usize,
         Kind::Cache => command.len_bytes.min(CACHE_PIECE_BYTES) as usize,
-        Kind::Flush | Kind::Trim | Kind::WriteZeroes { .. } | Kind::BlockStatus { .. } => 0,
+        // Room in the budget for the head, which grows to that at most.
+        Kind::BlockStatus { one: false } => STATUS_BYTES_MAX,
+        Kind::BlockStatus { one: true } => 0,
+        Kind::Flush | Kind::Trim | Kind::WriteZeroes { .. } => 0,
     }
 }
 
@@ -75,7 +80,7 @@ pub(super) async fn run<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) ->
     Ok(())
 }
 
-async fn submit<D: Device + 'static>(
+pub(super) async fn submit<D: Device + 'static>(
     hub: &Rc<Hub<D>>,
     job: &Job,
     request: Request,
@@ -169,7 +174,7 @@ async fn cache<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(
         ..
     } = job.command;
     let end = offset_bytes + len_bytes.min(CACHE_MAX_BYTES);
-    let piece_bytes = CACHE_PIECE_BYTES.min(hub.max_transfer as u64);
+    let piece_bytes = job.payload().len().min(hub.max_transfer) as u64;
     while offset_bytes < end && !hub.draining() {
         let len = piece_bytes.min(end - offset_bytes);
         let tag = job.tag;

@@ -3,7 +3,8 @@
 //! A job goes round: free, taken by the reader, to an idle worker, into the outbox, sent, free. All
 //! tasks are of one thread and every step is sync, so there is no lock; what crosses an await is
 //! owned by the task that awaits. Bounds: `depth` jobs and as many workers, made when first needed;
-//! payloads by [`Pool`]. A reply that cannot be sent is dropped, the job still comes back, and so
+//! payloads by [`Pool`], and a request that gets no memory for all of its payload is served by the
+//! reader, piece by piece. A reply that cannot be sent is dropped, the job still comes back, and so
 //! the connection always comes to rest.
 
 use std::cell::{Cell, RefCell};
@@ -12,13 +13,14 @@ use std::io::IoSlice;
 use std::rc::Rc;
 
 use gaur_block::{Device, Errno};
+use gaur_reactor::Buffer;
 use gaur_reactor::local::Notify;
 
 use super::client::Client;
 use super::execute;
 use super::exports::Stand;
 use super::job::{Job, PARTS_MAX};
-use super::pool::Pool;
+use super::pool::{OWN_BYTES, Pool};
 use super::shelf::Shelf;
 use crate::nbd::proto::{Command, Session};
 
@@ -78,7 +80,7 @@ impl<D: Device + 'static> Hub<D> {
             max_transfer: stand.device.limits().max_transfer.max(1) as usize,
             stand,
             session,
-            pool: RefCell::new(Pool::new(shelf.options.buffer_bytes)),
+            pool: RefCell::new(Pool::new(shelf.options.buffer_bytes, &shelf.budget)),
             free: RefCell::default(),
             jobs: Cell::new(0),
             room: Notify::default(),
@@ -94,6 +96,11 @@ impl<D: Device + 'static> Hub<D> {
             closing: Cell::new(false),
         });
         gaur_reactor::spawn(hub.clone().send());
+        let trimmed = Rc::downgrade(&hub);
+        gaur_reactor::keep_trimmed(move || {
+            let hub = trimmed.upgrade();
+            hub.map(|hub| hub.pool.borrow_mut().trim()).is_some()
+        });
         hub
     }
 
@@ -109,7 +116,8 @@ impl<D: Device + 'static> Hub<D> {
         self.check_rest();
     }
 
-    /// A job for `command`, with `payload_bytes` of memory; waits for both.
+    /// A job for `command`, with `payload_bytes` of memory; waits for both. When there is less memory,
+    /// and nothing else of the connection is under way, the job has a piece of [`OWN_BYTES`].
     pub(super) async fn take_job(&self, command: Command, payload_bytes: usize) -> Box<Job> {
         let mut job = loop {
             match self.try_take_job() {
@@ -120,15 +128,23 @@ impl<D: Device + 'static> Hub<D> {
         job.begin(self.session.style, command);
         if payload_bytes > 0 {
             loop {
-                let taken = self.pool.borrow_mut().take(payload_bytes);
-                if taken.is_some() {
-                    job.buffer = taken;
+                job.buffer = self.try_take_memory(payload_bytes);
+                if job.buffer.is_some() {
                     break;
                 }
                 self.room.notified().await;
             }
         }
         job
+    }
+
+    fn try_take_memory(&self, payload_bytes: usize) -> Option<Buffer> {
+        let mut pool = self.pool.borrow_mut();
+        let all = pool.take(payload_bytes);
+        if all.is_none() && self.in_flight.get() == 0 {
+            return pool.take(OWN_BYTES);
+        }
+        all
     }
 
     fn try_take_job(&self) -> Option<Box<Job>> {
@@ -144,21 +160,33 @@ impl<D: Device + 'static> Hub<D> {
 
     /// Gives a job back that was not put to work.
     pub(super) fn release(&self, mut job: Box<Job>) {
-        if let Some(buffer) = job.buffer.take() {
+        if let Some(buffer) = job.end() {
             self.pool.borrow_mut().give(buffer);
         }
         self.free.borrow_mut().push(job);
         self.room.notify_one();
     }
 
-    /// Puts a job to work.
-    pub(super) fn dispatch(self: &Rc<Self>, mut job: Box<Job>) {
+    /// Counts a job as one that is being worked on.
+    pub(super) fn begin(&self, job: &mut Job) {
         self.in_flight.set(self.in_flight.get() + 1);
         self.owed.set(self.owed.get() + 1);
         job.worked = true;
         if job.command.kind.changes() {
             self.stand.written.set(true);
         }
+    }
+
+    /// Ends a job that was begun and whose reply was sent, or will not be.
+    pub(super) fn end(&self, job: Box<Job>) {
+        self.settle(job.worked);
+        self.release(job);
+        self.check_rest();
+    }
+
+    /// Puts a job to work.
+    pub(super) fn dispatch(self: &Rc<Self>, mut job: Box<Job>) {
+        self.begin(&mut job);
         let idle = self.idle.borrow_mut().pop();
         let desk = idle.unwrap_or_else(|| self.hire());
         desk.job.set(Some(job));
@@ -178,7 +206,8 @@ impl<D: Device + 'static> Hub<D> {
         self.post(job);
     }
 
-    fn post(&self, job: Box<Job>) {
+    /// Sends the reply of a job that was begun.
+    pub(super) fn post(&self, job: Box<Job>) {
         let mut outbox = self.outbox.borrow_mut();
         outbox.push_back(job);
         if outbox.len() == 1 {
@@ -278,6 +307,11 @@ impl<D: Device + 'static> Hub<D> {
         while self.in_flight.get() > 0 {
             self.rest.notified().await;
         }
+        self.shut();
+    }
+
+    /// Ends workers and sender as soon as they have nothing to do.
+    fn shut(&self) {
         self.closing.set(true);
         self.outgoing.notify_one();
         // Their desks hold them and they hold the hub: both end here.
@@ -288,6 +322,15 @@ impl<D: Device + 'static> Hub<D> {
         for job in self.free.take() {
             self.shelf.tags().give(job.tag);
         }
+    }
+}
+
+/// Held by the reader, so that the others end with it even when it panics.
+pub(super) struct Open<'a, D: Device + 'static>(pub(super) &'a Rc<Hub<D>>);
+
+impl<D: Device + 'static> Drop for Open<'_, D> {
+    fn drop(&mut self) {
+        self.0.shut();
     }
 }
 

@@ -23,6 +23,9 @@ enum Part {
 /// Most parts of one reply; a reply is sent in one go.
 pub(super) const PARTS_MAX: usize = 64;
 
+/// Most memory that a job keeps for heads.
+const HEAD_BYTES: usize = 4096;
+
 pub(super) struct Job {
     pub(super) tag: Tag,
     pub(super) command: Command,
@@ -79,8 +82,14 @@ impl Job {
         };
         self.command = command;
         self.worked = false;
-        self.head.clear();
-        self.parts.clear();
+        self.restart();
+    }
+
+    /// Takes the payload's memory, and lets go of an unusual head's.
+    pub(super) fn end(&mut self) -> Option<Buffer> {
+        self.restart();
+        self.head.shrink_to(HEAD_BYTES);
+        self.buffer.take()
     }
 
     /// The payload's bytes.

@@ -15,6 +15,7 @@ mod inflow;
 mod job;
 mod listen;
 mod options;
+mod pieces;
 mod pool;
 mod shelf;
 mod stations;

@@ -52,6 +52,9 @@ pub struct Options {
     /// Most memory for the payloads of one connection in bytes, at least 32 MiB, the longest
     /// payload there is. Requests beyond it wait in the socket.
     pub buffer_bytes: usize,
+    /// Most memory for the payloads of all connections in bytes; 256 KiB for each come on top. Where
+    /// that is short, long requests are served in pieces.
+    pub buffers_bytes: usize,
     /// A client that has not chosen an export by then is hung up on; zero for no limit.
     pub handshake_timeout: Duration,
     /// How long a stop waits for clients that do not take their replies.
@@ -61,8 +64,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// One client at a time, one thread, 128 requests of up to 64 MiB together per connection, 10 s
-    /// for a handshake, 30 s for a stop, and an end when the client has left.
+    /// One client at a time, one thread, 128 requests of up to 64 MiB together per connection and
+    /// 256 MiB for all, 10 s for a handshake, 30 s for a stop, and an end when the client has left.
     pub fn new(exports: Vec<Export>) -> Options {
         Options {
             exports,
@@ -73,6 +76,7 @@ impl Options {
             reactor: gaur_reactor::Config::default(),
             depth: 128,
             buffer_bytes: 64 << 20,
+            buffers_bytes: 256 << 20,
             handshake_timeout: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(30),
             log: None,

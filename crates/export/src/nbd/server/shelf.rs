@@ -10,6 +10,7 @@ use gaur_block::{Device, Payload, Request, Tag};
 use super::client::Client;
 use super::exports::{Exports, GONE, Stand};
 use super::options::Options;
+use super::pool::Budget;
 use crate::error::ServeError;
 use crate::nbd::proto::{self, ExportInfo};
 
@@ -17,6 +18,7 @@ use crate::nbd::proto::{self, ExportInfo};
 pub(super) struct Shelf<D> {
     pub(super) options: Arc<Options>,
     pub(super) exports: Exports<D>,
+    pub(super) budget: Arc<Budget>,
     thread: usize,
     /// The devices that connections of this thread use, by the number of their export.
     devices: RefCell<HashMap<usize, Weak<Stand<D>>>>,
@@ -24,10 +26,16 @@ pub(super) struct Shelf<D> {
 }
 
 impl<D: Device> Shelf<D> {
-    pub(super) fn new(options: Arc<Options>, exports: Exports<D>, thread: usize) -> Shelf<D> {
+    pub(super) fn new(
+        options: Arc<Options>,
+        exports: Exports<D>,
+        budget: Arc<Budget>,
+        thread: usize,
+    ) -> Shelf<D> {
         Shelf {
             options,
             exports,
+            budget,
             thread,
             devices: RefCell::default(),
             tags: Tags::default(),

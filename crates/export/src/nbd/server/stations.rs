@@ -17,6 +17,7 @@ use super::control::{self, Stations};
 use super::exports::Exports;
 use super::listen::Listener;
 use super::options::{Options, Outcome, Place};
+use super::pool::Budget;
 use super::shelf::Shelf;
 use super::stop::Stop;
 use crate::error::ServeError;
@@ -97,6 +98,7 @@ impl<D: Device + 'static> Exports<D> {
         let options = Arc::new(options);
         let solos = Solos {
             options: options.clone(),
+            budget: Budget::new(options.buffers_bytes),
             exports: self.clone(),
         };
         on_control_reactor(listener, &options, stop, &solos)
@@ -221,14 +223,16 @@ impl<D: Device + 'static> Crew<D> {
             ends: RefCell::default(),
             exports: exports.clone(),
         };
+        let budget = Budget::new(options.buffers_bytes);
         let (ready, readiness) = mpsc::channel();
         for (thread, handle) in crew.threads.handles().iter().enumerate() {
             let inbox = Arc::new(Inbox::default());
             crew.inboxes.push(inbox.clone());
             let (options, exports, ready) = (options.clone(), exports.clone(), ready.clone());
+            let budget = budget.clone();
             let end = handle
                 .spawn(move || {
-                    let shelf = Rc::new(Shelf::new(options, exports, thread));
+                    let shelf = Rc::new(Shelf::new(options, exports, budget, thread));
                     let tried = if try_first { shelf.try_all() } else { Ok(()) };
                     // Nobody listens when the server gave up on another thread's account.
                     let _ = ready.send(tried);
@@ -301,12 +305,14 @@ async fn station<D: Device + 'static>(shelf: Rc<Shelf<D>>, inbox: Arc<Inbox>) {
 /// A thread per connection.
 struct Solos<D> {
     options: Arc<Options>,
+    budget: Arc<Budget>,
     exports: Exports<D>,
 }
 
 impl<D: Device + 'static> Stations for Solos<D> {
     fn serve(&self, presence: Presence) -> Result<(), ServeError> {
         let (options, exports) = (self.options.clone(), self.exports.clone());
+        let budget = self.budget.clone();
         let run = move || {
             // Moved here first and so dropped last: the client is gone only when its devices are.
             let presence = presence;
@@ -323,7 +329,7 @@ impl<D: Device + 'static> Stations for Solos<D> {
                     return;
                 }
             };
-            let shelf = Rc::new(Shelf::new(options, exports, thread));
+            let shelf = Rc::new(Shelf::new(options, exports, budget, thread));
             reactor.block_on(connection::serve(&shelf, &presence));
         };
         std::thread::Builder::new()

@@ -1,0 +1,129 @@
+//! Requests for whose payload there is no memory at once: the reader of a connection serves them piece
+//! by piece, in the piece it has, while nothing else of the connection is under way.
+
+use std::io::IoSlice;
+
+use gaur_block::{Device, Errno, Payload, Request, Source, Target};
+
+use super::connection::{End, Reader};
+use super::execute;
+use super::job::Job;
+use crate::nbd::proto::{Command, Kind, Style, reply};
+
+/// Whether a job has less memory than its payload is long, and cannot do with that.
+pub(super) fn needed(job: &mut Job) -> bool {
+    let Command {
+        kind, len_bytes, ..
+    } = job.command;
+    let moves = matches!(kind, Kind::Read { .. } | Kind::Write);
+    moves && (job.payload().len() as u64) < len_bytes
+}
+
+impl<D: Device + 'static> Reader<'_, D> {
+    pub(super) async fn serve_in_pieces(&mut self, mut job: Box<Job>) -> Result<(), End> {
+        self.hub.begin(&mut job);
+        let done = match job.command.kind {
+            Kind::Write => self.write_in_pieces(&mut job).await,
+            _ => self.read_in_pieces(&mut job).await,
+        };
+        match done {
+            // The reply is still to be sent.
+            Ok(true) => self.hub.post(job),
+            Ok(false) => self.hub.end(job),
+            Err(end) => {
+                self.hub.end(job);
+                return Err(end);
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_in_pieces(&mut self, job: &mut Job) -> Result<bool, End> {
+        let Command {
+            mut offset_bytes,
+            len_bytes,
+            fua,
+            ..
+        } = job.command;
+        let tag = job.tag;
+        let mut done = Ok(());
+        let end = offset_bytes + len_bytes;
+        while offset_bytes < end {
+            let len = self.piece_bytes(job).min(end - offset_bytes);
+            let piece = &mut job.payload()[..len as usize];
+            self.receive(piece).await?;
+            // After an error the rest is received and forgotten.
+            if done.is_ok() {
+                let payload = Payload::Write(Source::Memory(piece));
+                let fua = false;
+                let request = Request::Write { offset_bytes, fua };
+                let device = &self.hub.stand.device;
+                done = device.submit(tag, request, payload).await;
+            }
+            offset_bytes += len;
+        }
+        if fua && done.is_ok() {
+            done = execute::submit(self.hub, job, Request::Flush).await;
+        }
+        match done {
+            Ok(()) => job.succeed(),
+            Err(errno) => job.fail(errno, errno.text()),
+        }
+        Ok(true)
+    }
+
+    /// Whether there is something left to send.
+    async fn read_in_pieces(&mut self, job: &mut Job) -> Result<bool, End> {
+        let Command {
+            kind,
+            mut offset_bytes,
+            len_bytes,
+            ..
+        } = job.command;
+        let in_one = self.hub.session.style == Style::Simple
+            || matches!(kind, Kind::Read { unfragmented: true });
+        let (start, end) = (offset_bytes, offset_bytes + len_bytes);
+        while offset_bytes < end {
+            let len = self.piece_bytes(job).min(end - offset_bytes);
+            let asked = job.asked;
+            let done = offset_bytes + len == end;
+            let read = self.read_piece(job, offset_bytes, len as usize).await;
+            if let Err(errno) = read {
+                // Of data that was announced in one piece nothing but all of it can be sent.
+                if in_one && offset_bytes > start {
+                    return Err(End::Failed(errno));
+                }
+                job.fail(errno, errno.text());
+                return Ok(true);
+            }
+            let header = match in_one {
+                true => reply::read(&asked, len_bytes as u32),
+                false => reply::data(&asked, offset_bytes, len as u32, done),
+            };
+            let header = match in_one && offset_bytes > start {
+                true => &[],
+                false => &*header,
+            };
+            let parts = [
+                IoSlice::new(header),
+                IoSlice::new(&job.payload()[..len as usize]),
+            ];
+            let sent = self.client.stream.send_vectored(&parts).await;
+            sent.map_err(End::Failed)?;
+            offset_bytes += len;
+        }
+        Ok(false)
+    }
+
+    async fn read_piece(&self, job: &mut Job, offset_bytes: u64, len: usize) -> Result<(), Errno> {
+        let tag = job.tag;
+        let payload = Payload::Read(Target::Memory(&mut job.payload()[..len]));
+        let device = &self.hub.stand.device;
+        let request = Request::Read { offset_bytes };
+        device.submit(tag, request, payload).await
+    }
+
+    fn piece_bytes(&self, job: &mut Job) -> u64 {
+        job.payload().len().min(self.hub.max_transfer) as u64
+    }
+}
