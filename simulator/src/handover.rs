@@ -14,20 +14,63 @@ use crate::run::{Run, STEPS_MAX};
 
 /// Records in one part that make a pass due.
 const FILLING: usize = 200;
-/// The header's autoclear bits.
+/// The header's autoclear bits, and the compatible ones.
 const AUTOCLEAR: u64 = 88;
+const COMPATIBLE: u64 = 80;
 /// That of a process that writes.
-pub(crate) const IN_USE: u64 = 1 << 15;
+const IN_USE: u64 = 1 << 15;
 
-/// The autoclear bits of the top image, which a version 2 header does not have.
-pub(crate) fn autoclear(image: &FileImage) -> u64 {
+/// Feature bits of the top image, which a version 2 header does not have.
+fn bits(image: &FileImage, at: u64) -> u64 {
     if image.bytes(4, 4) != [0, 0, 0, 3] {
         return 0;
     }
-    let bytes = image.bytes(AUTOCLEAR, 8);
+    let bytes = image.bytes(at, 8);
     bytes
         .first_chunk()
         .map_or(0, |raw| u64::from_be_bytes(*raw))
+}
+
+/// What the feature bits of an image say of who writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Marks {
+    /// All autoclear bits.
+    autoclear: u64,
+    /// The compatible bits that are the engine's own.
+    compatible: u64,
+    has_snapshots: bool,
+}
+
+impl Marks {
+    pub(crate) fn of(image: &FileImage) -> Marks {
+        Marks {
+            autoclear: bits(image, AUTOCLEAR),
+            compatible: bits(image, COMPATIBLE) & !(IN_USE - 1),
+            has_snapshots: image.bytes(60, 4) != [0; 4],
+        }
+    }
+
+    /// Whether a process writes, or was killed while it did.
+    pub(crate) fn is_in_use(self) -> bool {
+        let bits = match self.has_snapshots {
+            true => self.compatible,
+            false => self.autoclear,
+        };
+        bits & IN_USE != 0
+    }
+
+    /// Whether QEMU's repair would delete the snapshots.
+    pub(crate) fn endangers_snapshots(self) -> bool {
+        self.has_snapshots && self.autoclear >= IN_USE
+    }
+
+    /// Whether these are right after a process has closed an image that had those when it came: nobody writes, and
+    /// there is no log.
+    pub(crate) fn follow(self, before: Marks) -> bool {
+        let unchanged = [before.autoclear, before.compatible] == [self.autoclear, self.compatible];
+        let leaked = if before.is_in_use() { IN_USE } else { 0 };
+        unchanged || (self.compatible == 0 && [leaked, 0].contains(&self.autoclear))
+    }
 }
 
 /// A log that outlives the process, as memory shared with nobody else would.
@@ -131,7 +174,7 @@ impl Run<'_> {
         let foreign = self.aside.chance(300);
         let mut files = self.host.images();
         if foreign && let Some(image) = files.get_mut(TOP) {
-            let known = autoclear(image) & (IN_USE - 1);
+            let known = bits(image, AUTOCLEAR) & (IN_USE - 1);
             image.write(AUTOCLEAR, &known.to_be_bytes());
             self.replace_files(files.clone());
         }
@@ -152,9 +195,11 @@ impl Run<'_> {
             return Ok(());
         };
         let image = self.host.images().remove(TOP);
-        // With snapshots the header does not name logs.
-        let named = image.as_ref().is_some_and(|now| now.bytes(60, 4) == [0; 4]);
-        if image == stale.image || !named {
+        // With snapshots other programs leave the bits alone.
+        let has_snapshots = image
+            .as_ref()
+            .is_none_or(|now| Marks::of(now).has_snapshots);
+        if image == stale.image || (stale.image.is_none() && has_snapshots) {
             return Ok(());
         }
         self.stats.stale_logs += 1;

@@ -11,7 +11,7 @@ use gaur_sim::{
 
 use crate::config::{Config, Mishaps};
 use crate::content::{Script, Value};
-use crate::handover::{IN_USE, KeptLog, StaleLog, autoclear};
+use crate::handover::{KeptLog, Marks, StaleLog};
 use crate::judge::{Expectations, Verdict};
 use crate::load::Load;
 use crate::machine::{Machine, TOP};
@@ -110,8 +110,8 @@ pub(crate) struct Run<'a> {
     pub(crate) stale: Option<StaleLog>,
     /// What becomes of logs, without a part in what else a seed does.
     pub(crate) aside: Random,
-    /// The header's autoclear bits when the epoch began.
-    opened_with: u64,
+    /// What the header said when the epoch began.
+    opened_with: Marks,
     pub(crate) stats: Stats,
 }
 
@@ -166,7 +166,7 @@ impl<'a> Run<'a> {
             log: None,
             stale: None,
             aside: Random::new(seed ^ 0x2f80_d6b5_914c_37ea),
-            opened_with: 0,
+            opened_with: Marks::default(),
             stats,
         })
     }
@@ -259,7 +259,8 @@ impl<'a> Run<'a> {
             self.set_backing_faults(faults.read_per_mille);
             self.host.set_faults(TOP, faults);
         }
-        self.opened_with = self.host.images().get(TOP).map_or(0, autoclear);
+        let marks = self.host.images().get(TOP).map(Marks::of);
+        self.opened_with = marks.unwrap_or_default();
         let keeps_log = self.config.keeps_log && (self.stale.is_none() || self.aside.chance(500));
         let number = 1 + self.aside.below((1 << 48) - 1);
         self.log = keeps_log.then(|| Arc::new(KeptLog::new(number)));
@@ -580,11 +581,14 @@ impl<'a> Run<'a> {
 
     /// Whoever opens the image has to hear of leaks.
     fn judge_leaks(&self, files: &Files, verdict: &Verdict) -> Result<(), String> {
-        let told = files.get(TOP).map_or(0, autoclear) & IN_USE != 0;
+        let marks = files.get(TOP).map(Marks::of).unwrap_or_default();
+        if marks.endangers_snapshots() {
+            return Err(format!(
+                "a repair by QEMU deletes the snapshots: {marks:x?}"
+            ));
+        }
         let leaks = verdict.leaks + verdict.leaks_beyond;
-        // With snapshots the header cannot say it.
-        let may_say = self.config.shape.version == 3 && verdict.snapshots.is_empty();
-        if may_say && !told && leaks > self.leaks {
+        if self.config.shape.version == 3 && !marks.is_in_use() && leaks > self.leaks {
             return Err(format!("nobody is told of {leaks} leaked clusters"));
         }
         Ok(())
@@ -592,13 +596,12 @@ impl<'a> Run<'a> {
 
     /// After a close nobody writes, and there is no log.
     fn judge_withdrawn(&self, files: &Files) -> Result<(), String> {
-        let (before, after) = (self.opened_with, files.get(TOP).map_or(0, autoclear));
-        if [before, before & IN_USE, 0].contains(&after) {
-            return Ok(());
+        let before = self.opened_with;
+        let after = files.get(TOP).map(Marks::of).unwrap_or_default();
+        match after.follow(before) {
+            true => Ok(()),
+            false => Err(format!("{before:x?} became {after:x?} after the close")),
         }
-        Err(format!(
-            "the autoclear bits were {before:#x}, and {after:#x} after the close"
-        ))
     }
 
     pub(crate) fn replace_files(&mut self, files: Files) {

@@ -44,10 +44,8 @@ impl<F: File> Queue<F> {
             return Ok(Some(0));
         };
         let number = self.log_number();
-        let named = writer.opened_with.log_number();
-        // With snapshots nobody names his log; then the rest of the evidence decides.
-        let unnamed = writer.opened_with.0 == 0 && !writer.snapshots.lock().all().is_empty();
-        if number == 0 || (named != number && !unnamed) {
+        let named = self.image.unclosed().map(|unclosed| unclosed.log_number);
+        if number == 0 || named != Some(number) {
             self.flush_all().await.map_err(fail)?;
             return Ok(None);
         }

@@ -3,7 +3,7 @@
 
 use gaur_block::{Errno, File, Source, Target};
 use gaur_format::extension;
-use gaur_format::feature::Autoclear;
+use gaur_format::feature::{Autoclear, Compatible};
 use gaur_format::geometry::Version;
 use gaur_format::header::{Header, field};
 
@@ -15,6 +15,17 @@ use crate::sync::atomic::Ordering;
 
 /// Incompatible feature bit of a corrupt image.
 const CORRUPT: u64 = 1 << 1;
+
+/// The feature bits that say that a process writes, and which log it keeps.
+#[derive(Clone, Copy)]
+pub(crate) struct Marks(Compatible, Autoclear);
+
+impl Marks {
+    /// The bytes at [`field::COMPATIBLE`], with those of the autoclear bits behind them.
+    pub(crate) fn encode(self) -> [u8; 16] {
+        (u128::from(self.0.0) << 64 | u128::from(self.1.0)).to_be_bytes()
+    }
+}
 
 impl<F: File> Queue<F> {
     /// Replaces `bytes` at byte `at` of the header and flushes. What the new value refers to has
@@ -44,9 +55,9 @@ impl<F: File> Queue<F> {
 
     /// Before the first change: flushes, because whoever had the image before may have been killed before
     /// he could, and what is free by the tables that were read must be free by those on the disk (O3).
-    /// And switches the autoclear bits to those of a process that writes, with the number of its log. This
-    /// engine does not keep what the others stand for (persistent bitmaps) up to date (O6); the bitmaps
-    /// go with them.
+    /// And switches the header's features to those of a process that writes, with the number of its log. This
+    /// engine does not keep what other autoclear bits stand for (persistent bitmaps) up to date (O6); the
+    /// bitmaps go with them.
     pub(crate) async fn announce(&self, writer: &Writer) -> Result<(), Errno> {
         if writer.announced.load(Ordering::Acquire) {
             return Ok(());
@@ -59,7 +70,7 @@ impl<F: File> Queue<F> {
         if let Some(header) = self.header()
             && header.version == Version::V3
         {
-            self.switch_features(header, self.bits_of_writer(writer))
+            self.switch_features(header, self.marks_of_writer(writer))
                 .await?;
         }
         if let Some(lost) = &writer.lost_bitmaps {
@@ -77,7 +88,7 @@ impl<F: File> Queue<F> {
     pub async fn log_renamed(&self) -> Result<(), Errno> {
         match self.top() {
             Some((_, writer)) if writer.announced.load(Ordering::Acquire) => {
-                self.switch_autoclear(writer, self.bits_of_writer(writer))
+                self.switch_marks(writer, self.marks_of_writer(writer))
                     .await
             }
             _ => Ok(()),
@@ -85,41 +96,51 @@ impl<F: File> Queue<F> {
     }
 
     /// The last change: nobody writes any more, and there is no log. What a process before this one may have
-    /// leaked stays to be told until somebody repairs it, which clears the bits.
+    /// leaked stays to be told until somebody repairs it, which clears the bits; with snapshots, whose bits no
+    /// other program clears, it was told once.
     pub(crate) async fn withdraw(&self, writer: &Writer) -> Result<(), Errno> {
         if !writer.announced.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
+        let has_leaked = self.image.unclosed().is_some();
         let leaked = match writer.snapshots.lock().all().is_empty() {
-            true => writer.opened_with.0 & Autoclear::IN_USE.0,
-            false => 0,
+            true if has_leaked => Autoclear::IN_USE,
+            _ => Autoclear(0),
         };
-        self.switch_autoclear(writer, Autoclear(leaked)).await
+        let none = self.compatible().with_own(Autoclear(0));
+        self.switch_marks(writer, Marks(none, leaked)).await
     }
 
-    async fn switch_autoclear(&self, writer: &Writer, bits: Autoclear) -> Result<(), Errno> {
+    async fn switch_marks(&self, writer: &Writer, marks: Marks) -> Result<(), Errno> {
         match self.header() {
             Some(header) if header.version == Version::V3 => {
                 let _held = writer.structure.lock().await;
-                let bytes = bits.0.to_be_bytes();
-                self.switch_header(field::AUTOCLEAR, &bytes).await
+                self.switch_header(field::COMPATIBLE, &marks.encode()).await
             }
             _ => Ok(()),
         }
     }
 
-    fn bits_of_writer(&self, writer: &Writer) -> Autoclear {
+    fn marks_of_writer(&self, writer: &Writer) -> Marks {
         let snapshots = writer.snapshots.lock().all().len();
-        self.bits_with(snapshots)
+        self.marks_with(snapshots)
     }
 
-    /// The autoclear bits of a process that writes to an image with so many snapshots. With any there are
-    /// none: QEMU 10 deletes all internal snapshots when it repairs an image with bits that it does not know.
-    pub(crate) fn bits_with(&self, snapshots: usize) -> Autoclear {
+    /// The feature bits of a process that writes to an image with so many snapshots. With any there are no
+    /// autoclear bits: QEMU 10 deletes all internal snapshots when it repairs an image with such bits that it
+    /// does not know. Then compatible ones say the same, to nobody but this engine.
+    pub(crate) fn marks_with(&self, snapshots: usize) -> Marks {
+        let own = Autoclear::in_use(self.log_number());
+        let none = Autoclear(0);
         match snapshots {
-            0 => Autoclear::in_use(self.log_number()),
-            _ => Autoclear(0),
+            0 => Marks(self.compatible().with_own(none), own),
+            _ => Marks(self.compatible().with_own(own), none),
         }
+    }
+
+    fn compatible(&self) -> Compatible {
+        let header = self.header();
+        header.map_or(Compatible::default(), |header| header.compatible)
     }
 
     /// The number of the log that commits are noted in, 0 if there is none.
@@ -128,17 +149,18 @@ impl<F: File> Queue<F> {
         log.map_or(0, |log| log.number()) & Autoclear::LOG_MAX
     }
 
-    /// Sets the autoclear bits and hides the extension that leads to bitmaps: in one step where both lie in
+    /// Sets the feature bits and hides the extension that leads to bitmaps: in one step where both lie in
     /// one sector. Otherwise the extension goes before the bit of the bitmaps. What a power cut leaves in
     /// between has the bit and no bitmaps, and is the same to us; QEMU 10 does not write to it before a
     /// check. The other way round its repair of leaks would delete the snapshots.
-    async fn switch_features(&self, header: &Header, wanted: Autoclear) -> Result<(), Errno> {
+    async fn switch_features(&self, header: &Header, wanted: Marks) -> Result<(), Errno> {
         let removed = extension::REMOVED.to_be_bytes();
         let extension = header.extension_at(extension::BITMAPS);
         let hide = extension.map(|at| (at, &removed[..]));
         let bitmaps = header.autoclear.0 & Autoclear::BITMAPS.0;
-        let bits = [wanted.0 | bitmaps, wanted.0].map(u64::to_be_bytes);
-        let [first, last] = bits.each_ref().map(|bits| (field::AUTOCLEAR, &bits[..]));
+        let first = Marks(wanted.0, Autoclear(wanted.1.0 | bitmaps)).encode();
+        let last = wanted.encode();
+        let [first, last] = [&first, &last].map(|bytes| (field::COMPATIBLE, &bytes[..]));
         let sector = |at: u64| at / SECTOR_BYTES;
         match hide {
             None => self.step(&[last]).await,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gaur_block::{Errno, File, FileId, FileLimits};
-use gaur_format::feature::Autoclear;
+use gaur_format::feature::{Autoclear, Compatible};
 use gaur_format::geometry::{Geometry, Version};
 use gaur_format::header::{CompressionType, Header};
 use gaur_format::{AllocationPolicy, Corruption, limit, refcount};
@@ -97,6 +97,8 @@ pub(crate) struct Writer {
     pub(crate) announced: AtomicBool,
     /// Autoclear bits when the image was opened.
     pub(crate) opened_with: Autoclear,
+    /// Compatible bits then; none if there were no snapshots.
+    pub(crate) snapshot_marks: Compatible,
     pub(crate) limits: FileLimits,
     pub(crate) allocation: AllocationPolicy,
     pub(crate) snapshots: Mutex<SnapshotList>,
@@ -247,7 +249,12 @@ impl Image {
     /// What the header said, when the image was opened for writing, of a process that wrote to it and did
     /// not close it. `None` also in version 2, where nothing is said.
     pub fn unclosed(&self) -> Option<Unclosed> {
-        let bits = self.writer.as_ref()?.opened_with;
+        let writer = self.writer.as_ref()?;
+        let mut bits = writer.opened_with;
+        // With snapshots the compatible bits say it. QEMU keeps those, also when it deletes the last snapshot.
+        if writer.snapshot_marks.has(Compatible::IN_USE) {
+            bits = Autoclear(writer.snapshot_marks.0);
+        }
         bits.has(Autoclear::IN_USE).then_some(Unclosed {
             log_number: bits.log_number(),
         })
@@ -397,6 +404,10 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         pressed: AtomicBool::new(false),
         announced: AtomicBool::new(false),
         opened_with: header.autoclear,
+        snapshot_marks: match header.nb_snapshots {
+            0 => Compatible::default(),
+            _ => header.compatible,
+        },
         limits: part.limits,
         allocation: header.allocation().unwrap_or_default(),
         snapshots: Mutex::new(SnapshotList::new(

@@ -87,9 +87,25 @@ features! {
 
 features! {
     /// Bits a reader may ignore.
-    Compatible:
+    Compatible and 0xffff_ffff_ffff_0000:
     /// Refcount updates may be postponed, with the dirty bit set meanwhile.
     LAZY_REFCOUNTS = 0;
+    /// Gaur's own, where an image has internal snapshots: as [`Autoclear::IN_USE`].
+    IN_USE = 15;
+}
+
+impl Compatible {
+    const OWN: u64 = u64::MAX << Compatible::IN_USE.0.trailing_zeros();
+
+    /// The same as [`Autoclear::log_number`].
+    pub const fn log_number(self) -> u64 {
+        Autoclear(self.0).log_number()
+    }
+
+    /// These bits with Gaur's own as in `own`.
+    pub const fn with_own(self, own: Autoclear) -> Compatible {
+        Compatible(self.0 & !Self::OWN | own.0 & Self::OWN)
+    }
 }
 
 features! {

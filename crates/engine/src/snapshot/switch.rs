@@ -490,8 +490,8 @@ impl<'a, F: File> Switch<'a, F> {
         );
         put(field::NB_SNAPSHOTS, &(all.len() as u32).to_be_bytes());
         put(field::SNAPSHOTS_OFFSET, &list_area.offset.to_be_bytes());
-        let bits = self.queue.bits_with(all.len()).0.to_be_bytes();
-        let both = [(field::SIZE, &fields[..]), (field::AUTOCLEAR, &bits[..])];
+        let marks = self.queue.marks_with(all.len()).encode();
+        let both = [(field::SIZE, &fields[..]), (field::COMPATIBLE, &marks[..])];
         let count = match geometry.version() {
             Version::V2 => 1,
             Version::V3 => 2,

@@ -172,14 +172,14 @@ fn unknown_fields_and_extensions_survive() {
     };
     header.extensions.insert(0, unknown.clone());
     header.extensions.push(unknown);
-    header.compatible = Compatible(1 << 63);
+    header.compatible = Compatible(1 << 13);
     header.autoclear = Autoclear(1 << 12);
     let bytes = header.encode().unwrap();
     assert_eq!(Header::parse(&bytes), Ok(header.clone()));
     assert_eq!(header.header_length(), 128);
     assert_eq!(
         (header.compatible.unknown(), header.autoclear.unknown()),
-        (1 << 63, 1 << 12)
+        (1 << 13, 1 << 12)
     );
 }
 
