@@ -222,7 +222,7 @@ impl Run<'_> {
         let (image, files) = opened.map_err(|error| format!("the image is not opened: {error}"))?;
         let queue = image.queue(files);
         let left = left.to_vec();
-        let adopting = async move { queue.adopt(&left).await };
+        let adopting = async move { queue.adopt(&left, true).await };
         let adopted = scheduler.block_on("adopt", steps, adopting);
         match adopted.map_err(|stuck| stuck.to_string())? {
             None => Ok(None),

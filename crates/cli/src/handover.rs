@@ -3,7 +3,7 @@
 //!
 //! Layout, in words of 64 bits: the header below, then two parts of [`CAPACITY`] records. Commits go to
 //! the active part; a writeback pass makes the other one active and empties the first when it is done.
-//! A record is guest cluster, entry, bitmap, and a mark of the part's generation and a checksum, which is
+//! A record is guest cluster, entry, bitmap, entry and bitmap before, and a mark of the part's generation and a checksum, which is
 //! cleared first and stored last: what a kill cut short has none, and what was left by an earlier use of
 //! the part has that generation's.
 //!
@@ -24,12 +24,14 @@ use crate::failure::Failure;
 use crate::notice::say;
 use crate::shared_image::SharedImage;
 
-const MAGIC: u64 = 0x6761_7572_6c6f_6702;
+const MAGIC: u64 = 0x6761_7572_6c6f_6703;
 /// Instead of that while the words of the header are written: nothing counts.
 const MAKING: u64 = 0x9d3c_51e8_0b74_a6f3;
 /// Records of a part.
-const CAPACITY: usize = 1 << 17;
-const RECORD_WORDS: usize = 4;
+const CAPACITY: usize = 87_000;
+const RECORD_WORDS: usize = 6;
+/// The last word of a record.
+const MARK: usize = RECORD_WORDS - 1;
 const PART_WORDS: usize = CAPACITY * RECORD_WORDS;
 const HEADER_WORDS: usize = 64;
 /// What a word that holds a number twice grows by.
@@ -151,7 +153,7 @@ impl Handover {
         if left.failed {
             say("the last server could not flush: what it had not flushed is lost");
         } else {
-            adopted = block_on(queue.adopt(&left.commits)).map_err(|error| {
+            adopted = block_on(queue.adopt(&left.commits, !left.overflowed)).map_err(|error| {
                 let failure = Failure::image(image.name(), &error);
                 failure.hint(self.ways_out())
             })?;
@@ -260,8 +262,9 @@ impl Handover {
             cluster: self.get(at),
             entry: self.get(at + 1),
             bitmap: self.get(at + 2),
+            before: (self.get(at + 3), self.get(at + 4)),
         };
-        let found = self.get(at + 3);
+        let found = self.get(at + MARK);
         let of = (found >> 32) as u32;
         if found != 0 && found != mark(at, commit, of) {
             return Err(self.damaged());
@@ -323,11 +326,13 @@ impl CommitLog for Handover {
         }
         let at = place(part, index);
         let generation = self.get(word::GENERATION + part) as u32;
-        self.set(at + 3, 0);
+        self.set(at + MARK, 0);
         self.set(at, commit.cluster);
         self.set(at + 1, commit.entry);
         self.set(at + 2, commit.bitmap);
-        self.set(at + 3, mark(at, commit, generation));
+        self.set(at + 3, commit.before.0);
+        self.set(at + 4, commit.before.1);
+        self.set(at + MARK, mark(at, commit, generation));
     }
 
     fn pass_starts(&self) {
@@ -374,6 +379,8 @@ fn mark(at: usize, commit: Commit, generation: u32) -> u64 {
         commit.cluster,
         commit.entry,
         commit.bitmap,
+        commit.before.0,
+        commit.before.1,
     ];
     u64::from(generation) << 32 | u64::from(checksum(&words))
 }
@@ -442,6 +449,7 @@ mod tests {
             cluster,
             entry: cluster << 16,
             bitmap: 0,
+            before: (0, 0),
         }
     }
 
@@ -510,14 +518,14 @@ mod tests {
         log.committed(commit(2));
         log.committed(commit(3));
         // Killed before the last store, after the mark was cleared.
-        log.set(place(0, 0) + 3, 0);
+        log.set(place(0, 0) + MARK, 0);
         assert_eq!(clusters(&log), [2, 3]);
         // Killed before the first store: what is there is from an earlier use of the part.
         log.pass_starts();
         log.pass_ends();
         log.pass_starts();
         log.words[word::BEGUN].fetch_add(ONE, Ordering::AcqRel);
-        log.set(place(0, 0) + 3, mark(place(0, 0), commit(1), 1));
+        log.set(place(0, 0) + MARK, mark(place(0, 0), commit(1), 1));
         assert!(clusters(&log).is_empty());
     }
 
@@ -554,7 +562,7 @@ mod tests {
         let file = std::fs::File::options().read(true).write(true).open(&path);
         let file = file.expect("the log opens");
         let parts = [0, 1].map(|part| place(part, 0) as u64 * 8);
-        let (first, second) = (parts[0]..parts[0] + 32, parts[1]..parts[1] + 64);
+        let (first, second) = (parts[0]..parts[0] + 48, parts[1]..parts[1] + 96);
         let mut refused = 0;
         let used = |at: u64| at < 14 * 8 || first.contains(&at) || second.contains(&at);
         for at in (0..parts[0] + 100).chain(second.clone()) {
@@ -577,6 +585,6 @@ mod tests {
                 }
             }
         }
-        assert_eq!(refused, 3 * (14 * 8 + 3 * 32), "every byte that counts");
+        assert_eq!(refused, 3 * (14 * 8 + 3 * 48), "every byte that counts");
     }
 }

@@ -29,12 +29,16 @@ impl<F: File> Queue<F> {
     /// anything else is done to the image, which was opened with that process' log. Returns how many clusters
     /// it changed, or `None` when the image does not name the log: somebody else has written to it
     /// since, and nothing was changed. Afterwards the log may be emptied and get another number
-    /// ([`Queue::log_renamed`]).
+    /// ([`Queue::log_renamed`]). `is_whole`: the log had room for all that was committed.
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] when the log does not fit the image: then nothing was changed. Those of the
     /// host; then the image refuses writes.
-    pub async fn adopt(&self, commits: &[Commit]) -> Result<Option<u64>, ImageError> {
+    pub async fn adopt(
+        &self,
+        commits: &[Commit],
+        is_whole: bool,
+    ) -> Result<Option<u64>, ImageError> {
         let fail = |errno| ImageError::io(errno, "cannot take over from a process that was killed");
         if self.image.is_read_only() {
             return Err(fail(Errno::EROFS));
@@ -51,6 +55,9 @@ impl<F: File> Queue<F> {
         }
         let last = evidence::last_entries(qcow2, commits, self.image.size_bytes())?;
         self.check_evidence(qcow2, writer, &last).await?;
+        if is_whole {
+            self.check_entries(qcow2, writer, &last, commits).await?;
+        }
         let adopted = self.adopt_entries(qcow2, writer, &last).await;
         adopted.map(Some).map_err(fail)
     }

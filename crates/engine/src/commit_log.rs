@@ -26,6 +26,8 @@ pub struct Commit {
     pub entry: u64,
     /// The bitmap of an extended entry, else 0.
     pub bitmap: u64,
+    /// The entry and the bitmap that it had.
+    pub before: (u64, u64),
 }
 
 /// Where commits are noted. Nothing here may block: it is called under locks.

@@ -11,14 +11,16 @@ use gaur_format::geometry::Geometry;
 use gaur_format::l1;
 use gaur_format::l2::L2Entry;
 
+use super::unshared;
 use crate::align;
 use crate::commit_log::Commit;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Qcow2, Writer};
 use crate::metadata::alloc::AllocError;
+use crate::metadata::maps::Located;
 use crate::queue::Queue;
 use crate::snapshot::references::{Reference, reference};
-use crate::write::reference_of;
+use crate::write::{Need, reference_of};
 
 /// Bytes of an L1 table read at once.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -94,6 +96,58 @@ impl<F: File> Queue<F> {
             suspects.see_table(index, &bytes, owners)?;
         }
         suspects.judge()
+    }
+
+    /// Refuses a log of guest clusters that somebody else has mapped since: each has the entry that the log
+    /// found there, or one of those that it was given.
+    pub(super) async fn check_entries(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        last: &BTreeMap<u64, L2Entry>,
+        commits: &[Commit],
+    ) -> Result<(), ImageError> {
+        let mut known: BTreeMap<u64, Vec<(u64, u64)>> = BTreeMap::new();
+        for commit in commits {
+            let entries = known.entry(commit.cluster);
+            let entries = entries.or_insert_with(|| vec![commit.before]);
+            entries.push((commit.entry, commit.bitmap));
+        }
+        for cluster in last.keys() {
+            let found = unshared(self.entry_of(qcow2, writer, *cluster).await?);
+            let is_found = |&(entry, bitmap): &(u64, u64)| {
+                let entry = L2Entry::decode(entry, bitmap, &qcow2.geometry);
+                entry.is_ok_and(|entry| unshared(entry) == found)
+            };
+            if !known
+                .get(cluster)
+                .is_some_and(|all| all.iter().any(is_found))
+            {
+                let text = format!("somebody else has written to cluster {cluster} since");
+                return Err(refusal(text));
+            }
+        }
+        Ok(())
+    }
+
+    async fn entry_of(
+        &self,
+        qcow2: &Qcow2,
+        writer: &Writer,
+        cluster: u64,
+    ) -> Result<L2Entry, ImageError> {
+        let fail = |errno| ImageError::io(errno, "cannot read an l2 table");
+        loop {
+            let located = qcow2.maps.locate(cluster << qcow2.geometry.cluster_bits());
+            match located.map_err(|what| ImageError::corrupt(what, "an l2 table is damaged"))? {
+                Located::Entry { entry, .. } => return Ok(entry),
+                Located::NoTable => return Ok(L2Entry::UNALLOCATED),
+                Located::Miss(slice) => {
+                    let need = Need::Slice(slice);
+                    self.resolve(qcow2, writer, need).await.map_err(fail)?;
+                }
+            }
+        }
     }
 
     /// The host clusters of a log that have a count; an error if one of them cannot be the guest's.

@@ -222,7 +222,7 @@ impl Maps {
             .update(slice, index, |old| match self.decode(old) {
                 Ok(entry) => {
                     let new = change(entry).encode(&self.geometry);
-                    self.note(offset, new);
+                    self.note(offset, old, new);
                     new
                 }
                 // It was sound when the change was planned, and nobody else may change it.
@@ -236,13 +236,14 @@ impl Maps {
 
     /// Notes a change before it is visible; the slice's lock is held.
     #[inline]
-    fn note(&self, guest: GuestOffset, (entry, bitmap): Entry) {
+    fn note(&self, guest: GuestOffset, before: Entry, (entry, bitmap): Entry) {
         if let Some(log) = &self.log {
             let cluster = guest.0 >> self.geometry.cluster_bits();
             log.committed(Commit {
                 cluster,
                 entry,
                 bitmap,
+                before,
             });
         }
     }

@@ -101,7 +101,7 @@ impl Killed {
     /// What comes of a log of this number.
     fn adopt(&self, number: u64, left: &[Commit]) -> Result<Option<u64>, String> {
         let queue = queue(&self.host, &Log::new(number));
-        let adopted = block_on(queue.adopt(left));
+        let adopted = block_on(queue.adopt(left, true));
         adopted.map_err(|error| {
             assert_eq!(error.kind(), ErrorKind::Corrupt);
             error.to_string()
@@ -182,8 +182,23 @@ fn what_a_snapshot_has_alone_is_refused() {
     left[1] = Commit {
         cluster: 8,
         entry: disk.place_of(8) | COPIED,
-        bitmap: 0,
+        ..left[1]
     };
     let said = disk.adopt(5, &left).expect_err("it is refused");
     assert!(said.contains("snapshot alone"), "{said}");
+}
+
+/// A program that does not change the header's bits has given a cluster of the log another place.
+#[test]
+fn what_somebody_else_has_mapped_since_is_refused() {
+    for with_snapshot in [false, true] {
+        let disk = Killed::new(with_snapshot);
+        let mut left = disk.left.clone();
+        let at = left.iter().position(|commit| commit.cluster == 1);
+        left[at.unwrap()].before = (disk.place_of(0) | COPIED, 0);
+        let before = disk.file.bytes();
+        let said = disk.adopt(5, &left).expect_err("it is refused");
+        assert!(said.contains("written to cluster 1 since"), "{said}");
+        assert!(disk.file.bytes() == before);
+    }
 }
