@@ -61,7 +61,7 @@ impl Marks {
 
     /// Whether QEMU's repair would delete the snapshots.
     pub(crate) fn endangers_snapshots(self) -> bool {
-        self.has_snapshots && self.autoclear >= IN_USE
+        self.has_snapshots && self.autoclear & IN_USE != 0
     }
 
     /// Whether these are right after a process has closed an image that had those when it came: nobody writes, and
