@@ -117,8 +117,8 @@ fn a_verb_of_snapshot_that_is_none_is_told() {
 fn a_comparison_that_cannot_be_told_does_not_say_different() {
     let dir = dir();
     let run = |line: &str| {
-        let line = format!("{GAUR} {line} >/dev/full");
-        let output = dir.command("bash", &["-c", &line]).output();
+        let line = format!("\"$0\" {line} >/dev/full");
+        let output = dir.command("bash", &["-c", &line, GAUR]).output();
         let output = output.expect("bash runs");
         assert!(
             output
@@ -167,9 +167,9 @@ fn a_folder_that_cannot_be_written_to_is_the_reason_that_is_told() {
 #[test]
 fn a_limit_of_file_sizes_is_told_and_no_crash() {
     let dir = dir();
-    let line = format!("ulimit -f 1; {GAUR} create -q big.qcow2 1G");
+    let line = "ulimit -f 1; \"$0\" create -q big.qcow2 1G";
     let output = dir
-        .command("bash", &["-c", &line])
+        .command("bash", &["-c", line, GAUR])
         .output()
         .expect("bash runs");
     let said = String::from_utf8_lossy(&output.stderr);
