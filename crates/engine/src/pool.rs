@@ -6,13 +6,15 @@
 //! burst is given back to the system; and so is a size that was not asked for between two calls of
 //! a [`Pool::trimmer`].
 //!
-//! One thread only, and nothing is borrowed while a caller holds a buffer.
+//! One thread at a time uses it: the lock is never waited for. It is there so that a queue of the blocking
+//! host can move to another thread.
 
-use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use gaur_block::File;
+
+use crate::sync::Mutex;
 
 /// Smallest size, as a power of two: a page, and the largest request alignment in common use.
 const MIN_BITS: u32 = 12;
@@ -27,23 +29,23 @@ const KEPT_MIN: usize = 8;
 /// The buffers of one queue. They may serve all files of the queue: a kept buffer that is not
 /// aligned enough for a file is replaced.
 pub(crate) struct Pool<F: File> {
-    kept: Rc<Kept<F>>,
+    kept: Arc<Mutex<Kept<F>>>,
 }
 
 struct Kept<F: File> {
-    classes: [RefCell<Vec<F::Buffer>>; CLASSES],
+    classes: [Vec<F::Buffer>; CLASSES],
     /// A bit for each size that was asked for since the last trim.
-    active: Cell<u32>,
+    active: u32,
 }
 
 impl<F: File> Pool<F> {
     /// A pool that holds nothing yet.
     pub(crate) fn new() -> Pool<F> {
         Pool {
-            kept: Rc::new(Kept {
-                classes: std::array::from_fn(|_| RefCell::default()),
-                active: Cell::new(0),
-            }),
+            kept: Arc::new(Mutex::new(Kept {
+                classes: std::array::from_fn(|_| Vec::new()),
+                active: 0,
+            })),
         }
     }
 
@@ -53,21 +55,24 @@ impl<F: File> Pool<F> {
         let Some(class) = class_of(len_bytes) else {
             let buffer = Some(file.buffer(len_bytes));
             return PoolBuffer {
-                kept: Rc::clone(&self.kept),
+                kept: Arc::clone(&self.kept),
                 buffer,
                 len_bytes,
                 class: None,
             };
         };
-        self.kept.active.set(self.kept.active.get() | 1 << class);
         let alignment = file.limits().memory_alignment.max(1) as usize;
-        let kept = self.kept.classes[class].borrow_mut().pop();
+        let kept = {
+            let mut kept = self.kept.lock();
+            kept.active |= 1 << class;
+            kept.classes[class].pop()
+        };
         let buffer = match kept {
             Some(buffer) if buffer.as_ptr().addr().is_multiple_of(alignment) => buffer,
             _ => file.buffer(class_bytes(class)),
         };
         PoolBuffer {
-            kept: Rc::clone(&self.kept),
+            kept: Arc::clone(&self.kept),
             buffer: Some(buffer),
             len_bytes,
             class: Some(class),
@@ -79,15 +84,16 @@ impl<F: File + 'static> Pool<F> {
     /// Drops the buffers of sizes that were not asked for since it was called last; `false` when the
     /// pool is gone.
     pub(crate) fn trimmer(&self) -> impl Fn() -> bool + 'static {
-        let kept = Rc::downgrade(&self.kept);
+        let kept = Arc::downgrade(&self.kept);
         move || {
             let Some(kept) = kept.upgrade() else {
                 return false;
             };
-            let active = kept.active.take();
-            for (class, buffers) in kept.classes.iter().enumerate() {
+            let mut kept = kept.lock();
+            let active = std::mem::take(&mut kept.active);
+            for (class, buffers) in kept.classes.iter_mut().enumerate() {
                 if active & 1 << class == 0 {
-                    buffers.take();
+                    *buffers = Vec::new();
                 }
             }
             true
@@ -110,7 +116,7 @@ fn class_bytes(class: usize) -> usize {
 
 /// A buffer on loan from a [`Pool`].
 pub(crate) struct PoolBuffer<F: File> {
-    kept: Rc<Kept<F>>,
+    kept: Arc<Mutex<Kept<F>>>,
     /// `Some` until the drop.
     buffer: Option<F::Buffer>,
     len_bytes: usize,
@@ -138,9 +144,10 @@ impl<F: File> DerefMut for PoolBuffer<F> {
 impl<F: File> Drop for PoolBuffer<F> {
     fn drop(&mut self) {
         if let (Some(class), Some(buffer)) = (self.class, self.buffer.take()) {
-            let mut kept = self.kept.classes[class].borrow_mut();
-            if kept.len() < (KEPT_BYTES / class_bytes(class)).max(KEPT_MIN) {
-                kept.push(buffer);
+            let mut kept = self.kept.lock();
+            let same = &mut kept.classes[class];
+            if same.len() < (KEPT_BYTES / class_bytes(class)).max(KEPT_MIN) {
+                same.push(buffer);
             }
         }
     }
@@ -185,7 +192,7 @@ mod tests {
         let held: Vec<_> = (0..40).map(|_| pool.take(&file, 2 << 20)).collect();
         drop(held);
         assert_eq!(
-            pool.kept.classes[class_of(2 << 20).unwrap()].borrow().len(),
+            pool.kept.lock().classes[class_of(2 << 20).unwrap()].len(),
             8
         );
     }
@@ -196,7 +203,7 @@ mod tests {
         let pool = Pool::new();
         let trim = pool.trimmer();
         drop((pool.take(&file, 4096), pool.take(&file, 65536)));
-        let kept = |len| pool.kept.classes[class_of(len).unwrap()].borrow().len();
+        let kept = |len| pool.kept.lock().classes[class_of(len).unwrap()].len();
         assert!(trim());
         assert_eq!((kept(4096), kept(65536)), (1, 1));
         drop(pool.take(&file, 4096));
