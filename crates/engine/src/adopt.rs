@@ -39,7 +39,10 @@ impl<F: File> Queue<F> {
         commits: &[Commit],
         is_whole: bool,
     ) -> Result<Option<u64>, ImageError> {
-        let fail = |errno| ImageError::io(errno, "cannot take over from a process that was killed");
+        let fail = |errno| {
+            self.image
+                .explain(errno, "cannot take over from a process that was killed")
+        };
         if self.image.is_read_only() {
             return Err(fail(Errno::EROFS));
         }
@@ -100,7 +103,7 @@ impl<F: File> Queue<F> {
                 Ok(()) => return Ok(()),
                 Err(AllocError::Need(need)) => self.resolve_alloc(qcow2, writer, need).await?,
                 Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Corrupt(_)) => return Err(self.image.contradiction()),
+                Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),
             }
         }
     }
@@ -132,7 +135,7 @@ impl<F: File> Queue<F> {
         let _claims = writer.claims.lock(guest);
         let located = maps
             .locate(guest)
-            .map_err(|what| self.image.corruption(0, what))?;
+            .map_err(|fault| self.image.corrupt(0, fault))?;
         let table = Need::Table(qcow2.geometry.l1_index(GuestOffset(guest)));
         let (old, slice, table_copied) = match located {
             Located::Miss(slice) => return Ok(Err(Need::Slice(slice))),

@@ -74,9 +74,8 @@ impl<F: File> Queue<F> {
                     self.load_refcounts(writer, slice).await?;
                 }
                 Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Need(_) | AllocError::Corrupt(_)) => {
-                    return Err(self.image.contradiction());
-                }
+                Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),
+                Err(AllocError::Need(_)) => return Err(Errno::EIO),
             }
         }
     }
@@ -124,7 +123,8 @@ impl<F: File> Queue<F> {
             .metadata
             .touches(area.plan.start, area.plan.len())
         {
-            return Err(self.image.contradiction());
+            let fault = writer.alloc.lock().metadata_is_free(area.plan.start);
+            return Err(self.image.corrupt(0, fault));
         }
         let fixed = writer.alloc.lock().capacity.is_some();
         if !fixed {

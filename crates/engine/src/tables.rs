@@ -45,7 +45,7 @@ impl<F: File> Queue<F> {
         let old = {
             let maps = &qcow2.maps;
             maps.table(index)
-                .map_err(|what| self.image.corruption(0, what))?
+                .map_err(|fault| self.image.corrupt(0, fault))?
         };
         if made(old) {
             return Ok(());
@@ -122,7 +122,7 @@ impl<F: File> Queue<F> {
                 Ok(run) => return Ok(run),
                 Err(AllocError::Need(need)) => self.resolve_alloc(qcow2, writer, need).await?,
                 Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Corrupt(_)) => return Err(self.image.contradiction()),
+                Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),
             }
         }
     }
@@ -238,7 +238,8 @@ impl<F: File> Queue<F> {
             return Ok(());
         }
         if qcow2.maps.metadata.touches(start, count) {
-            return Err(self.image.contradiction());
+            let fault = writer.alloc.lock().metadata_is_free(start);
+            return Err(self.image.corrupt(0, fault));
         }
         let file = self.top_file();
         let mut bytes = self.pool.take(file, (count * size) as usize);

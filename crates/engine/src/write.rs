@@ -11,6 +11,7 @@ use gaur_format::addr::{GuestOffset, HostOffset};
 use gaur_format::l2::L2Entry;
 
 use crate::align;
+use crate::corruption::Fault;
 use crate::fill::Fill;
 use crate::image::{Image, Qcow2, Writer};
 use crate::metadata::alloc::{AllocError, AllocNeed, Free, Run};
@@ -156,7 +157,7 @@ impl<F: File> Queue<F> {
     fn plan_in_place(&self, maps: &Maps, at: u64, len: u64) -> Result<Option<Plan<'_>>, Errno> {
         let lookup = maps
             .extent(at, len)
-            .map_err(|what| self.image.corruption(0, what))?;
+            .map_err(|fault| self.image.corrupt(0, fault))?;
         match lookup {
             Lookup::Miss(slice) => Ok(Some(Plan::Need(Need::Slice(slice)))),
             Lookup::Extent {
@@ -174,7 +175,7 @@ impl<F: File> Queue<F> {
         let bits = maps.geometry.cluster_bits();
         let (first, last) = (host >> bits, (host + len - 1) >> bits);
         if maps.metadata.touches(first, last - first + 1) {
-            return Err(self.image.contradiction());
+            return Err(self.image.corrupt(0, Fault::maps_metadata(host)));
         }
         Ok(())
     }
@@ -237,7 +238,7 @@ impl<'a> Planner<'a> {
             }) => Err(Obstacle::Need(table)),
             Ok(Located::Miss(slice)) => Err(Obstacle::Need(Need::Slice(slice))),
             Ok(Located::Entry { entry, slice, .. }) => Ok((entry, slice)),
-            Err(what) => Err(Obstacle::Failed(self.image.corruption(0, what))),
+            Err(fault) => Err(Obstacle::Failed(self.image.corrupt(0, fault))),
         }
     }
 
@@ -280,7 +281,8 @@ impl<'a> Planner<'a> {
             return Err(Obstacle::Busy);
         }
         if maps.metadata.contains(geometry.cluster_of(host).0) {
-            return Err(Obstacle::Failed(self.image.contradiction()));
+            let fault = Fault::maps_metadata(host.0);
+            return Err(Obstacle::Failed(self.image.corrupt(0, fault)));
         }
         let edge = |index: u64| {
             let bit = 1_u32 << index;
@@ -417,7 +419,7 @@ impl<'a> Planner<'a> {
             Ok(run) => Ok(run),
             Err(AllocError::Need(need)) => Err(Obstacle::Need(Need::Alloc(need))),
             Err(AllocError::Failed(errno)) => Err(Obstacle::Failed(errno)),
-            Err(AllocError::Corrupt(_)) => Err(Obstacle::Failed(self.image.contradiction())),
+            Err(AllocError::Corrupt(fault)) => Err(Obstacle::Failed(self.image.corrupt(0, fault))),
         }
     }
 

@@ -285,7 +285,7 @@ impl<F: File> Queue<F> {
         let maps = &qcow2.maps;
         let located = maps
             .locate(at)
-            .map_err(|what| self.image.corruption(0, what))?;
+            .map_err(|fault| self.image.corrupt(0, fault))?;
         let index = geometry.l1_index(GuestOffset(at));
         let per_table = geometry.guest_bytes_per_l2();
         let table_end = (at / per_table + 1).saturating_mul(per_table);
