@@ -146,7 +146,7 @@ fn corruption_is_logged_with_file_structure_and_offset() {
     served.says(&["export \"d\"", "refuses writes", "corrupt"]);
     let listed = served.listed();
     assert!(listed.contains(&place), "{listed}");
-    served.server.stop();
+    drop(served);
 }
 
 /// A folder for devices of its own, with a system log that a test reads.
