@@ -1,4 +1,4 @@
-//! What an export costs that nobody uses: memory, and the time that a server needs to start with it.
+//! Cost of an idle export: memory, and the time that a server needs to start with it.
 //!
 //! A server is started with one NBD export and with many, each of an image of its own; the difference over
 //! the number is what one costs. QEMU's storage daemon stands beside it, because `qemu-nbd` has one export a

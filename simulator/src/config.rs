@@ -1,4 +1,4 @@
-//! What a seed tests: the shape of the image, its disk, its history, the load and the mishaps.
+//! The configuration of a seed: image, disk, history, load and faults.
 //!
 //! Every seed switches whole features on and off (swarm testing): a load without discards fills
 //! tables that one with discards never fills.
@@ -53,7 +53,7 @@ pub enum Mishaps {
     Full,
 }
 
-/// Somebody who changes internal snapshots while the load runs.
+/// The task that changes internal snapshots while the load runs.
 #[derive(Clone, Copy, Debug)]
 pub struct SnapshotLoad {
     /// How many do so at once.
@@ -116,7 +116,7 @@ pub struct Config {
     /// Some of these, and the last table of the disk, map clusters behind the end of the disk: the state of
     /// a machine that another program has left, or what it has not cut off.
     pub mapped_beyond: bool,
-    /// It has persistent bitmaps, valid or made useless by somebody who does not know them.
+    /// It has persistent bitmaps, valid or made stale by a writer that does not know them.
     pub bitmaps: Option<Bitmaps>,
     /// Clusters of the refcount table beyond those that it needs.
     pub spare_refcount_clusters: u64,

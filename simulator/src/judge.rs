@@ -1,4 +1,4 @@
-//! What an image must be after a power cut, a kill or a close.
+//! The judge: what an image must be after a power cut, a kill or a close.
 
 use std::rc::Rc;
 
@@ -108,7 +108,7 @@ pub struct Expectations {
     pub shape: Shape,
     /// The script of the content.
     pub script: Script,
-    /// The header has the extension that nobody knows.
+    /// The header has the unknown extension.
     pub has_extension: bool,
     /// The policy for space that the header says.
     pub stored_allocation: Option<u8>,

@@ -1,4 +1,4 @@
-//! The guest: tasks that send requests to the queues of an image and judge every answer at once.
+//! Guest workload: tasks that send requests to the queues of an image and judge every answer at once.
 //!
 //! Any number of requests are in flight, on several queues; ranges overlap and touch. What a request
 //! may see and what it leaves is kept in the [`Model`]. The first answer that is wrong is kept and
@@ -475,7 +475,7 @@ impl Load {
         if (well || cancelled) && !self.poisoned.get() {
             self.model.borrow_mut().settle_size(now);
         } else {
-            // Nobody knows the size any more: this was the last request of the epoch.
+            // The size is unknown now: this was the last request of the epoch.
             self.fail_quietly();
         }
     }

@@ -1,4 +1,4 @@
-//! The files that a seed starts with, and what they hold.
+//! The simulated machine at the start of a seed: its files and their content.
 
 use gaur_sim::{DiskProfile, FileImage, Random};
 
@@ -23,7 +23,7 @@ pub struct Machine {
     pub below_values: Vec<Value>,
     /// The disk at each snapshot.
     pub snapshots: Vec<Vec<u8>>,
-    /// The header of the image has the extension that nobody knows.
+    /// The header of the image has the unknown extension.
     pub has_extension: bool,
 }
 

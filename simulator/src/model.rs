@@ -1,5 +1,5 @@
-//! What the guest may see: for every unit the values that a read may return now, and those that may
-//! be there after a power cut.
+//! Model of the guest's disk: for every unit the values that a read may return now, and those that a
+//! power cut may leave.
 //!
 //! Each unit is a register. A request adds an entry when it is issued. When it completes, it
 //! *supersedes* every entry whose request had completed before it was issued; of requests that
@@ -309,7 +309,7 @@ impl Model {
         }
     }
 
-    /// Drops entries that nobody can see any more.
+    /// Drops entries that no read can return any more.
     fn forget(&mut self, unit: u32) {
         let oldest = self.reads.keys().next().copied().unwrap_or(Moment::MAX);
         let entries = &mut self.units[unit as usize];
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_that_overlap_in_time_may_end_either_way_until_somebody_looked() {
+    fn overlapping_writes_are_undecided_until_first_read() {
         let mut model = model();
         let (first, second) = (model.write(0..1, 6), model.write(0..1, 7));
         model.end(first, true, false);

@@ -1,4 +1,4 @@
-//! Images with a past: written bit by bit, not by the engine.
+//! Prepared images: built by the simulator's own code, not by the engine.
 //!
 //! A prepared image has clusters of every kind, compressed ones that share host clusters, internal
 //! snapshots that share tables and data with the active disk, holes in the host file that hold
@@ -35,7 +35,7 @@ pub struct Wanted {
     pub bitmaps: Option<Bitmaps>,
     /// Clusters of the refcount table that it does not need.
     pub spare_refcount_clusters: u64,
-    /// Refcounts may be written late, says the header; whoever cannot do that need not.
+    /// The header allows lazy refcounts; a writer need not use them.
     pub lazy_refcounts: bool,
     /// The start of the file is full of leaked clusters, so that the refcount table is about to
     /// become too small; only where that takes few of them.
@@ -704,7 +704,7 @@ impl Builder<'_> {
         if shape.version == 3 {
             header.extend((u64::from(shape.extended) << 4).to_be_bytes());
             header.extend(u64::from(self.wanted.lazy_refcounts).to_be_bytes());
-            // A bit that nobody knows: whoever writes to the image clears it.
+            // An unknown autoclear bit: every writer clears it.
             let bitmaps = u64::from(self.wanted.bitmaps == Some(Bitmaps::Valid));
             header.extend((1_u64 << 40 | bitmaps).to_be_bytes());
             header.extend(shape.refcount_order.to_be_bytes());

@@ -1,4 +1,4 @@
-//! QEMU's opinion of an image: `qemu-img check` and `qemu-img convert`.
+//! QEMU as a judge: `qemu-img check` and `qemu-img convert`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The engine as a judge: it opens a copy of what a power cut left, and must see what the reader saw.
+//! The engine as a judge: it opens a copy of what a power cut left, and must read what the independent reader read.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! One seed from beginning to end.
+//! Runs one seed from beginning to end.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -106,7 +106,7 @@ pub(crate) struct Run<'a> {
     tables: (u64, u64),
     /// What the running process has committed, for the next one if it is killed.
     pub(crate) log: Option<Arc<KeptLog>>,
-    /// The log of a killed process that nobody has taken over.
+    /// The log of a killed process that no process has taken over yet.
     pub(crate) stale: Option<StaleLog>,
     /// What becomes of logs, without a part in what else a seed does.
     pub(crate) aside: Random,
@@ -547,7 +547,7 @@ impl<'a> Run<'a> {
             }
             End::Kill => {
                 self.stats.kills += 1;
-                // What is in flight lands or not before anybody looks.
+                // In-flight requests complete or not before the image is looked at.
                 let scheduler = Scheduler::new(self.random.number(), Trace::default());
                 self.host = self.host.restarted(&scheduler.handle());
                 self.host.images()
@@ -579,7 +579,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Whoever opens the image has to hear of leaks.
+    /// Opening the image has to report leaks.
     fn judge_leaks(&self, files: &Files, verdict: &Verdict) -> Result<(), String> {
         let marks = files.get(TOP).map(Marks::of).unwrap_or_default();
         if marks.endangers_snapshots() {
@@ -589,12 +589,12 @@ impl<'a> Run<'a> {
         }
         let leaks = verdict.leaks + verdict.leaks_beyond;
         if self.config.shape.version == 3 && !marks.is_in_use() && leaks > self.leaks {
-            return Err(format!("nobody is told of {leaks} leaked clusters"));
+            return Err(format!("{leaks} leaked clusters are not reported"));
         }
         Ok(())
     }
 
-    /// After a close nobody writes, and there is no log.
+    /// After a close there is no writer and no log.
     fn judge_withdrawn(&self, files: &Files) -> Result<(), String> {
         let before = self.opened_with;
         let after = files.get(TOP).map(Marks::of).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A reader of images that is not the engine: slow, simple, and made from [`crate::shape`] alone.
+//! An independent image reader: slow, simple, made from [`crate::shape`] alone, not from the engine.
 //!
 //! It reads the guest's view through any L1 table of a qcow2 file, so that the content of internal
 //! snapshots can be judged. What lies below the file never changes and is given as plain bytes.

@@ -1,4 +1,4 @@
-//! When a run is looked at: at random steps, more often while snapshots change, and most often in the few
+//! When a run is inspected: at random steps, more often while snapshots change, and most often in the few
 //! steps between the write of the header and its flush.
 
 use gaur_sim::{Random, Scheduler, SimHost, Stop, Stuck};

@@ -1,5 +1,5 @@
-//! The images that the simulator starts from are right by everybody's judgement: if they were not,
-//! it would blame the engine for its own faults.
+//! The images that the simulator starts from are valid by every judge. If they were not, the simulator
+//! would blame the engine for its own faults.
 
 use gaur_sim::Random;
 use gaur_simulator::config::Config;
@@ -31,7 +31,7 @@ fn wanted(config: &Config) -> Wanted {
 /// Every kind of cluster, snapshots and all refcount widths: QEMU finds nothing but the leaks that
 /// were asked for and sees the same disk, and so do our own reader and the builder's own account.
 #[test]
-fn prepared_images_are_what_they_are_said_to_be() {
+fn prepared_images_match_their_description() {
     let mut with_snapshots = 0;
     for seed in 0..60 {
         let config = Config::draw(seed);

@@ -1,7 +1,7 @@
 //! Table `huge`: random reads of a disk of 8 TiB, extended L2 entries, every cluster allocated, in a
 //! sparse file, with 16 MiB for L2 tables against no limit.
 //!
-//! Nobody writes 8 TiB to measure tables of 64 and 128 MiB: the image is planned with all its
+//! Writing 8 TiB to measure tables of 64 and 128 MiB would take too long: the image is planned with all its
 //! clusters in place, and then every subcluster is marked as data. What such a cluster reads as is a
 //! hole of the file.
 

@@ -1,7 +1,7 @@
 //! Table `scaling`: two threads with a queue each on one image in memory, against one thread.
 //!
 //! The targets are for the engine alone, on an image in this process's memory that answers at once:
-//! a file system in memory lets one thread at a time write to a file, whoever asks. How two
+//! a file system in memory lets one thread at a time write to a file, in any program. How two
 //! `gaur bench` threads do on such a file stands beside, and so does the raw file: what that does not
 //! reach is the machine's part.
 

@@ -1,4 +1,4 @@
-//! Who is measured takes turns: A B A B. What the machine does beside then hits neighbours alike,
+//! Contestants run in turn: A B A B. Other load of the machine then hits neighbours alike,
 //! and the figure to look at is the median of the ratios of neighbours.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use crate::engine::load::{Aio, Load, Run};
 use crate::engine::record::{Cell, Series};
 use crate::statistics::median;
 
-/// Somebody who is measured.
+/// A program that is measured.
 pub struct Contestant<'a> {
     /// What the series is called.
     pub who: &'a str,
@@ -21,7 +21,7 @@ pub struct Contestant<'a> {
 }
 
 impl<'a> Contestant<'a> {
-    /// Somebody by name.
+    /// A contestant by name.
     pub fn new(who: &'a str, run: impl FnMut() -> Result<Run> + 'a) -> Contestant<'a> {
         Contestant {
             who,
@@ -167,7 +167,7 @@ impl<'l> Duel<'l> {
     }
 }
 
-/// Has the file system write what it still holds, so that nobody pays for what was done before.
+/// Has the file system write what it still holds, so that no contestant pays for what was done before.
 pub fn settle(path: &Path) -> Result<()> {
     let status = Command::new("sync").arg("-f").arg(path).status()?;
     if !status.success() {
@@ -178,7 +178,7 @@ pub fn settle(path: &Path) -> Result<()> {
 
 /// Has the kernel find that much memory and let go of it again, so that the next run gets pages that are
 /// there. A virtual machine gives pages that were free for a while back to its host, and getting one
-/// again costs several times what a run does with it; that would hit whoever comes first.
+/// again costs several times what a run does with it; that would hit the first contestant.
 pub fn warm_memory(image: &Path, len_bytes: u64) -> Result<()> {
     const WRITE_BYTES: u64 = 2 << 20;
     let path = image.with_extension("warm");

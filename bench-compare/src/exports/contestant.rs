@@ -1,4 +1,4 @@
-//! Who is measured, and how each is started.
+//! The contestants, and how each is started.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub struct Place {
     pub qemu_aio: String,
 }
 
-/// Somebody who is measured.
+/// A server that is measured.
 pub struct Contestant {
     /// Name in tables.
     pub who: &'static str,
@@ -106,7 +106,7 @@ pub const ALL: &[Contestant] = &[
 const QUEUES: &str = "2";
 const NBD: &str = "nbd0";
 const VDUSE: &str = "bench";
-/// Another name: a device may be left by whoever had it before.
+/// Another name: a device may be left by the contestant that had it before.
 const QSD_VDUSE: &str = "bench-qsd";
 
 fn raw_file(_: &Place, image: &Path) -> Result<Running> {
@@ -227,7 +227,7 @@ fn attached(place: &Place, mut command: Command, socket: &Path) -> Result<Runnin
     Ok(running.undone_by("nbd-client", &["-d", &node]))
 }
 
-/// Starts a server and waits until somebody listens at its socket.
+/// Starts a server and waits until it listens at its socket.
 fn listening(place: &Place, command: &mut Command, socket: &Path) -> Result<Child> {
     let _ = std::fs::remove_file(socket);
     let log = place.dir.join("log");

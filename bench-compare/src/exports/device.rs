@@ -40,7 +40,7 @@ impl Running {
         }
     }
 
-    /// The server behind it, which is told to end after the device has gone.
+    /// The server behind it, which is stopped after the device has gone.
     pub fn with_server(mut self, server: Child) -> Running {
         self.server = Some(server);
         self

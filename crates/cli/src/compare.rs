@@ -1,4 +1,4 @@
-//! `gaur compare`: whether two images show the guest the same bytes.
+//! `gaur compare`: compare the guest's view of two images.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -63,7 +63,7 @@ const EXIT_READ: u8 = 4;
 
 /// Most bytes compared at once.
 const CHUNK_BYTES: usize = 2 << 20;
-/// A mismatch is told to this many bytes.
+/// Granularity in bytes at which a mismatch is reported.
 const SECTOR_BYTES: usize = 512;
 
 /// One of the two.

@@ -1,4 +1,4 @@
-//! `gaur convert`: images to another image, of the other format or with other options.
+//! `gaur convert`: copy images to another image, of the other format or with other options.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -181,7 +181,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// A raw copy of a disk on which the guest has an image looks like that image to whoever guesses.
+/// Warns that the raw target would be probed as another format, because the guest's disk holds an image.
 fn tell_lookalike(target: &ImageSpec, copy: &Copy) {
     let raw = target.format() == Some(Format::Raw);
     let Some(file) = copy.target.top_file().filter(|_| raw) else {

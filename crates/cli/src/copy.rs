@@ -1,4 +1,4 @@
-//! Copying guest data from images to an image, by several threads.
+//! Multi-threaded copy of guest data from images to an image, for `gaur convert`.
 //!
 //! One thread walks the maps of the sources and cuts them into pieces; the workers read, look for
 //! zeros and write. Every thread has its own queues. Unless told otherwise, the pieces are written
@@ -25,7 +25,7 @@ const PIECE_BYTES: u64 = 2 << 20;
 /// Most bytes zeroed by one request, so that progress can be told.
 const ZEROES_BYTES: u64 = 1 << 30;
 
-/// How often progress is told.
+/// Interval of progress updates.
 const TICK: Duration = Duration::from_millis(50);
 
 /// What is to be copied, and how.

@@ -1,8 +1,8 @@
-//! An image as the command line names it: a path, `json:{..}`, or with `--image-opts` a string of
-//! `key=value,..`. The keys are QEMU's; one that is not known is refused, never passed over.
+//! Image specification on the command line: a path, `json:{..}`, or with `--image-opts` a string of
+//! `key=value,..`. The keys are QEMU's; an unknown one is refused, never ignored.
 //!
-//! Only the command line may use these forms. A backing file's name comes out of an image, where
-//! somebody else may have put it, and the engine takes paths only.
+//! Only the command line may use these forms. A backing file's name comes out of an image, which may be
+//! hostile, so the engine takes paths only.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -96,7 +96,7 @@ const ONLY_FOR_QCOW2: [&str; 10] = [
     "data-file",
 ];
 
-/// Seconds after which metadata that nobody used is given back, as QEMU on Linux has it.
+/// Seconds after which unused metadata is dropped from the caches, as in QEMU on Linux.
 const CLEAN_INTERVAL_SECONDS: u32 = 600;
 
 impl ImageSpec {
@@ -135,7 +135,7 @@ impl ImageSpec {
         }
     }
 
-    /// The same image, whose format is told by another switch than `-f`.
+    /// The same image, whose format another switch than `-f` names.
     pub fn format_switch(mut self, switch: &'static str) -> ImageSpec {
         self.switch = Some(switch);
         self
@@ -151,7 +151,7 @@ impl ImageSpec {
         Ok(self)
     }
 
-    /// The format of the image, whose file this is: the one that is told, else what it looks like.
+    /// The format of the image, whose file this is: the given one, else the probed one.
     pub fn format_of(&self, file: &ImageFile) -> Result<Format, Failure> {
         match self.format {
             Some(format) => Ok(format),
@@ -193,7 +193,7 @@ impl ImageSpec {
         &self.path
     }
 
-    /// Its format, if that is told.
+    /// Its format, if one is given.
     pub fn format(&self) -> Option<Format> {
         self.format
     }
@@ -277,7 +277,7 @@ impl ImageSpec {
         if let Some(lost) = opened.image.lost_bitmaps() {
             say(format!("{}: {}", self.shown, lost.describe()));
         }
-        // Whoever has a log tells when he has looked there.
+        // A caller with a commit log reports after it has read the log.
         if let (Some(unclosed), None) = (opened.image.unclosed(), &base.commit_log) {
             handover::tell(&self.shown, unclosed, false);
         }
@@ -387,7 +387,7 @@ impl Reader {
     fn node(&mut self, level: &str) -> Result<Node, Failure> {
         let keys = &mut self.keys;
         let key = |name: &str| format!("{level}{name}");
-        // Nobody refers to nodes here, and files are opened for writing only by what writes.
+        // No node refers to another here, and only verbs that write open files for writing.
         keys.take_text(&key("node-name"))?;
         keys.take_bool(&key("auto-read-only"))?;
         let discard = keys.take_choice(&key("discard"), &["ignore", "off", "unmap", "on"])?;
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_say_the_same() {
+    fn option_string_and_json_give_the_same_spec() {
         let string = spec(
             "driver=qcow2,file.driver=file,file.filename=a,,b.qcow2,l2-cache-size=64k,\
              allocation=contiguous,\
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_a_path() {
+    fn plain_path_is_not_parsed_as_options() {
         let spec = ImageSpec::parse("a=b,c", false, None).expect("a path");
         assert_eq!((spec.path(), spec.format()), ("a=b,c", None));
         assert_eq!(spec.clean_interval(), Some(Duration::from_secs(600)));
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_may_stand_alone_or_below_its_format() {
+    fn protocol_node_alone_or_below_format_node() {
         for (text, format) in [
             ("driver=raw,file.filename=a", Some(Format::Raw)),
             ("driver=file,filename=a", Some(Format::Raw)),
@@ -566,14 +566,14 @@ mod tests {
     }
 
     #[test]
-    fn the_format_of_the_switch_counts_more_than_the_driver() {
+    fn format_switch_overrides_json_driver() {
         let name = r#"json:{"driver":"raw","file.filename":"a"}"#;
         let spec = ImageSpec::parse(name, false, Some(Format::Qcow2)).expect("a spec");
         assert_eq!(spec.format(), Some(Format::Qcow2));
     }
 
     #[test]
-    fn what_the_image_says_of_the_cache_goes_for_its_backing_files_too() {
+    fn cache_direct_of_image_applies_to_backing_files() {
         let options = |text: &str| {
             let options = spec(text).open_options(&writing()).expect("options");
             (options.direct, options.backing_direct)
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_ask_for_nothing_to_be_done_are_taken() {
+    fn options_without_effect_are_accepted() {
         let taken = spec(
             "driver=qcow2,file.filename=a,node-name=n,auto-read-only=on,lazy-refcounts=on,\
              overlap-check=none,overlap-check.main-header=off,pass-discard-other=on,\
@@ -683,7 +683,7 @@ mod tests {
     }
 
     #[test]
-    fn a_discard_may_end_at_the_guest_at_the_image_or_at_the_file() {
+    fn discard_can_be_ignored_at_guest_image_or_file_level() {
         let read = |options: &str| {
             let spec = spec(&format!("driver=qcow2,file.filename=a,{options}"));
             let opened = spec.open_options(&writing()).expect("options");

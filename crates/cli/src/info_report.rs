@@ -1,4 +1,4 @@
-//! What `gaur info` knows of an image, and its two printed forms.
+//! The report of `gaur info` as qemu-img prints it: JSON (`ImageInfo`) and text.
 //!
 //! The JSON is qemu-img's `ImageInfo`, the lines for people are laid out the same way as its, so
 //! that scripts which search them go on working.
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trees_are_indented_and_lists_numbered() {
+    fn format_specific_values_are_indented() {
         let mut text = Vec::new();
         let tree = serde_json::json!({"lazy-refcounts": false, "bitmaps": [{"flags": ["auto"]}]});
         print_value(&tree, 1, &mut text).expect("writing to memory");

@@ -1,4 +1,4 @@
-//! JSON as qemu-img lays it out: four spaces a level, and an empty list over two lines.
+//! JSON in qemu-img's layout: four spaces a level, and an empty list over two lines.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_json::ser::Formatter;
 
-/// Reads a value. The error says which key is wrong, for who wrote it.
+/// Reads a value. The error names the wrong key for the user who wrote it.
 pub fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
@@ -15,7 +15,7 @@ pub fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     })
 }
 
-/// The words of a reader of JSON for who knows keys and not fields.
+/// serde's error in terms of keys instead of Rust's fields.
 fn explain(path: &str, text: &str) -> String {
     let named = |start: &str| {
         let (name, rest) = text.strip_prefix(start)?.split_once('`')?;

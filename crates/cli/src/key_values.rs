@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_may_be_there_once() {
+    fn duplicate_json_key_is_refused() {
         for name in [
             r#"json:{"driver":"qcow2","driver":"raw"}"#,
             r#"json:{"file":{"filename":"a"},"file.filename":"b"}"#,
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_refused_in_one_line() {
+    fn invalid_json_is_refused_in_one_line() {
         for name in [
             "json:",
             "json:{",
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_name_is_no_option_string() {
+    fn file_name_is_refused_as_option_string() {
         for given in ["disk.qcow2", "disk,a=b", "", r#"json:{"a":"b=c"}"#] {
             let failure = KeyValues::from_option_string(given).expect_err(given);
             assert!(failure.to_string().contains("--image-opts"), "{failure}");
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_do_not_fit_are_told_with_their_key() {
+    fn option_errors_name_the_key() {
         let mut found = KeyValues::from_option_string("a=maybe,b=5x,c=slow").expect("options");
         let told = [
             found.take_bool("a").expect_err("not a bool").to_string(),

@@ -1,4 +1,4 @@
-//! What the LUKS header of an encrypted image says, for `gaur info`. Only facts that need no key.
+//! LUKS header parsing, for `gaur info`: the fields that need no key.
 //!
 //! Source: "LUKS On-Disk Format Specification" 1.2.3, figures 1 and 2; all numbers are big endian.
 
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_read_field_by_field() {
+    fn luks_header_fields_are_parsed() {
         let info = LuksInfo::parse(&header()).expect("a header");
         assert_eq!(info.cipher_alg, "aes-128");
         assert_eq!(
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_header_is_none() {
+    fn invalid_luks_header_yields_none() {
         let bytes = header();
         assert_eq!(LuksInfo::parse(&bytes[..bytes.len() - 1]), None);
         assert_eq!(LuksInfo::parse(&[]), None);

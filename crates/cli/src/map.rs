@@ -1,7 +1,7 @@
-//! `gaur map`: where the guest's bytes are.
+//! `gaur map`: show where the guest's data lies.
 //!
-//! The runs are those that `qemu-img map` prints, merged by the same rules: the human form lists
-//! data only and does not tell the other kinds apart, the JSON form has everything.
+//! The extents are those that `qemu-img map` prints, merged by the same rules. The human form lists
+//! data only; the JSON form has everything.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_merge_only_when_the_file_goes_on_too() {
+    fn map_entries_merge_only_when_host_offsets_are_contiguous() {
         let text = print(
             Output::Human,
             &[

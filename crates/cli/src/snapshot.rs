@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_thing_at_a_time() {
+    fn snapshot_switches_exclude_each_other() {
         for words in [
             &["-l", "-c", "x", "a.qcow2"][..],
             &["-a", "x", "-d", "x", "a.qcow2"],

@@ -1,4 +1,4 @@
-//! What is told of internal snapshots: qemu-img's JSON and table.
+//! Lists of internal snapshots as qemu-img prints them: JSON (`SnapshotInfo`) and a table.
 
 use std::io::Write;
 
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn details_are_one_object_that_reads_back() {
+    fn snapshot_detail_round_trips_through_json() {
         let detail = SnapshotDetail {
             info: snapshot(),
             disk_size: Some(1 << 30),

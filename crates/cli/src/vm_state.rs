@@ -1,4 +1,4 @@
-//! A machine's state from a pipe into a snapshot, and from a snapshot into a pipe.
+//! Copies VM state from a pipe into a snapshot, and from a snapshot into a pipe.
 
 use std::sync::Arc;
 

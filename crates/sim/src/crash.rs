@@ -1,4 +1,4 @@
-//! What is left after the power went.
+//! Power cuts: which unflushed sectors and lengths survive.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! One file or device: what it reads as now, and every unflushed version of every sector.
+//! A simulated file or device: its current content, and every unflushed version of every sector.
 //!
 //! A write is applied sector by sector; each application adds a version to its sector. A flush makes
 //! the newest version of every write that had completed before the flush was asked for durable and

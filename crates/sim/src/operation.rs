@@ -1,4 +1,4 @@
-//! Requests in flight on a simulated disk.
+//! In-flight requests of a simulated disk.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

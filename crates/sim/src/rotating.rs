@@ -1,4 +1,4 @@
-//! Time on a rotating disk: seeks, rotation, the speed of the medium, the drive's memory.
+//! Timing model of a rotating disk: seeks, rotation, transfer rate, the drive's cache.
 //!
 //! The drive serves requests in the order in which they come, each when the one before is done. Where the
 //! arm is and which sector passes below it follow from the virtual time, so a request that comes a moment
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_wait_for_each_other_lose_a_turn_each_and_requests_in_a_row_lose_none() {
+    fn dependent_writes_lose_a_rotation_sequential_ones_none() {
         let shape = Rotating::SATA_7200;
         let turn = shape.turn_ns();
         assert_eq!(turn, 8_333_333);

@@ -1,4 +1,4 @@
-//! Tasks, I/O in flight and time, all moved by one seed.
+//! Deterministic scheduler: one seed decides the order of tasks, I/O completions and timers.
 //!
 //! A step either polls a task that has been woken or moves one I/O in flight a little further;
 //! which one is drawn from the seed. Wakes only mark a task as ready, so nothing runs inside
@@ -383,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_task_that_nobody_wakes_is_named() {
+    fn deadlocked_task_is_named() {
         let mut scheduler = Scheduler::new(1, Trace::default());
         let handle = scheduler.handle();
         let inner = handle.clone();

@@ -1,6 +1,6 @@
-//! Somebody who makes, applies, deletes and renames internal snapshots while the guest goes on.
+//! Snapshot workload: a task that makes, applies, deletes and renames internal snapshots while the guest runs.
 //!
-//! Every operation is told to the [`Model`](crate::model::Model) before and after, so that a power
+//! The task informs the [`Model`](crate::model::Model) before and after every operation, so that a power
 //! cut in the middle finds a table that may be as before or as after. Some are cancelled, some ask
 //! for what cannot be.
 
@@ -150,7 +150,7 @@ impl Load {
         }
     }
 
-    /// One of the snapshots that nobody is about to change.
+    /// One of the snapshots that no task is about to change.
     pub(super) fn pick_saved(&self, random: &mut Random) -> Option<Saved> {
         let model = self.model.borrow();
         let free: Vec<&Saved> = model.saved().iter().filter(|saved| !saved.busy).collect();

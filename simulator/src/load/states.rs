@@ -1,4 +1,4 @@
-//! Somebody who saves and reads the state of a virtual machine while the guest goes on.
+//! VM state workload: a task that saves and reads VM state while the guest runs.
 //!
 //! A state is written in pieces of any length, in order or not, by several writers, with holes between
 //! them. Before its end nothing of it is in the image; then the snapshot and all of it are.
@@ -174,7 +174,7 @@ impl Load {
         random: &mut Random,
         load: &SnapshotLoad,
     ) {
-        // Once more if it fails: a write may have failed, or nobody wanted it.
+        // Once more if it fails: a write may have failed, or the save was cancelled.
         for last in [false, true] {
             let new = self.draw_new(random);
             let begun = self.start(format!("save {}", new.name), random, load.cancel_per_mille);

@@ -1,4 +1,4 @@
-//! Which internal snapshots there are, and what each of them holds.
+//! Model of the internal snapshots: which exist, and the content of each.
 //!
 //! A snapshot that is in the table has one content, which never changes. While one is being made its
 //! content is not known yet: it must be a *cut* through the history of the disk, one moment between
@@ -12,7 +12,7 @@ use super::{Entry, Flushing, Issued, Model, Moment, Wrong};
 use crate::content::{Found, Value, ZERO};
 use crate::view::Times;
 
-/// A snapshot that somebody has found in an image.
+/// A snapshot that a judge has found in an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// Its id.
@@ -34,7 +34,7 @@ pub struct Saved {
     pub seen: Seen,
     /// The values of its units.
     pub values: Rc<[Value]>,
-    /// Somebody is about to change it.
+    /// A task is about to change it.
     pub busy: bool,
 }
 
@@ -153,7 +153,7 @@ impl Model {
         let units = seen.disk.chunks_exact(unit_bytes).enumerate();
         let value = |(unit, bytes)| match self.script.decode(unit as u32, bytes) {
             Found::Value(value) => value,
-            // Whoever found it has judged every unit.
+            // The judge that found it has checked every unit.
             Found::Misplaced(..) | Found::Garbage => Value::MAX,
         };
         let values = units.map(value).collect();
@@ -191,7 +191,7 @@ impl Model {
     pub fn end_create(&mut self, change: ChangeId, seen: Seen) -> Result<(), String> {
         self.check_new(change, &seen)?;
         let Some(Change::Create { since, .. }) = self.snapshots.changes.remove(&change) else {
-            return Err("a snapshot was made that nobody asked for".to_owned());
+            return Err("a snapshot was made that no task asked for".to_owned());
         };
         let saved = self.save(seen);
         self.pin_snapshot(&saved.values, since);
@@ -320,7 +320,7 @@ impl Model {
         }
     }
 
-    /// Nobody else is to change snapshot `id`.
+    /// No other task may change snapshot `id`.
     pub fn hold(&mut self, id: &str) {
         self.snapshots.set_busy(id, true);
     }
@@ -658,7 +658,7 @@ mod tests {
     }
 
     #[test]
-    fn an_apply_is_there_as_a_whole_or_not_at_all() {
+    fn snapshot_apply_is_atomic() {
         let mut model = model();
         let change = model.create(creation());
         let image = seen(&model, [5, 5]);

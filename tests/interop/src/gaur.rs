@@ -56,7 +56,7 @@ pub fn gaur_bounded(arguments: &[&str]) -> Run {
     run_for("bash", &line, BOUND_SECONDS)
 }
 
-/// Serves an image for writing to up to eight clients at once until it is told to stop.
+/// Serves an image for writing to up to eight clients at once until it is stopped.
 #[track_caller]
 pub fn serve(image: &str, socket: &str) -> Server {
     serve_with(image, socket, &[])

@@ -3,7 +3,7 @@
 //!
 //! Each thread has a region of its own, in blocks of 4 KiB; writes are of 1 to 16 blocks. Every
 //! sector of 512 bytes carries the number of the write and its place, so that old data, data of
-//! another place and torn blocks are told apart.
+//! another place and torn blocks are distinguished.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sector_of_another_place_or_torn_inside_is_nobodys() {
+    fn misplaced_or_torn_sector_is_rejected() {
         let mut sector = [0; SECTOR];
         stamp(&mut sector, 7, 9);
         assert_eq!(stamped(&sector, 9), Some(7));

@@ -1,7 +1,6 @@
-//! What the documents tell a reader to type works: the README and `docs/` are run.
+//! The commands in the README and in `docs/` work: every shell block is run.
 //!
-//! The story: the README's example of the library did not compile, and nobody had noticed, because
-//! nothing read it but people.
+//! The story: the README's example of the library did not compile, and no test noticed.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +36,7 @@ fn all_blocks() -> Vec<Block> {
 }
 
 #[test]
-fn every_block_of_a_shell_runs_or_says_why_not() {
+fn every_shell_block_in_the_docs_runs_or_says_why_not() {
     let mut count = 0;
     for block in all_blocks() {
         let known = LANGUAGES.contains(&block.language.as_str());

@@ -31,7 +31,7 @@ impl Covered {
         let mut command = Command::new(binary());
         command.args(["serve", "--fuse", &file]).args(more);
         command.arg(image).stdin(Stdio::null());
-        // What it says is read by nobody who would have to wait for it.
+        // Its output goes to a file, so that it never waits for a reader.
         command.stdout(Stdio::null());
         let mut child = command.spawn().expect("gaur starts");
         let start = Instant::now();
@@ -61,7 +61,7 @@ impl Covered {
     }
 }
 
-/// Whether somebody answers: the kernel remembers the size of a file whose server has just gone, but
+/// Whether a server answers: the kernel remembers the size of a file whose server has just gone, but
 /// cannot open it.
 fn is_served(file: &str) -> bool {
     let opened = std::fs::File::open(file);
@@ -324,7 +324,7 @@ fn a_server_that_is_killed_loses_nothing_that_was_flushed() {
 }
 
 #[test]
-fn what_cannot_be_covered_is_told() {
+fn unusable_fuse_mount_point_is_reported() {
     let scratch = Scratch::new("fuse-refused");
     let image = scratch.path("disk.qcow2");
     gaur(&["create", "-q", &image, "1M"]).ok();

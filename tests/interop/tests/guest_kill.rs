@@ -1,5 +1,5 @@
 //! `kill -9` of the server while its device is in use. A new server takes over; requests that were
-//! waiting go on, everything that was acknowledged is there, flushed or not, and nobody above notices.
+//! waiting go on, everything that was acknowledged is there, flushed or not, and users of the device do not notice.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What `--pin` promises, by what the kernel says: memory is locked, and no thread of the server waits
+//! `--pin`, as the kernel reports it: memory is locked, and no thread of the server waits
 //! for a device when it asks for memory.
 
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! A device that is removed while it is in use: its users get errors, nobody hangs, and the server
+//! A device that is removed while it is in use: its users get errors, no process hangs, and the server
 //! ends in good order with an image in which nothing is wrong.
 
 use std::time::Duration;

@@ -47,7 +47,7 @@ fn resized(via: Via, shape: Shape) {
     let mounted = Kind::Ext4.mount(&disk.path(), &scratch);
     mounted.shell("sha256sum -c sum", &[]);
     mounted.unmount();
-    // And shorter again: what is behind the end is nobody's.
+    // And shorter again: data behind the end is dropped.
     let shrink = ["export", "resize", "--shrink", "--control", &socket, &name];
     gaur(&[&shrink[..], &["128M"]].concat()).ok();
     wait_for_size(&disk, 128 * MIB);

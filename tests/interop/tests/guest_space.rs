@@ -39,7 +39,7 @@ fn discard(disk: &Attached, offset: u64, len: u64) {
     flush(disk);
 }
 
-/// Space goes back to the host once it is durable that nobody needs it.
+/// Space goes back to the host once the mapping that gave it up is durable.
 #[track_caller]
 fn flush(disk: &Attached) {
     let of = format!("of={}", disk.path());

@@ -191,7 +191,7 @@ fn what_cannot_be_is_refused() {
         format!("7{}", " 0".repeat(511))
     );
     shown.detach_unchecked();
-    // Nobody was disturbed.
+    // The other users of the device were not disturbed.
     Kind::Ext4.make(&disk.path());
     let mounted = Kind::Ext4.mount(&disk.path(), &scratch);
     refused_with(gaur(&["ublk", "del", "--if-unused", &number]), "in use");

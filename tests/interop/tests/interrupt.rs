@@ -43,7 +43,7 @@ fn end(mut child: Child) -> (i32, String) {
 }
 
 /// Runs a verb again and again, each time interrupted somewhere else, until it has come to its end
-/// twice; `judge` is told each time whether it did.
+/// twice; `judge` gets each time whether it did.
 fn interrupt_anywhere(
     name: &str,
     arguments: &[&str],
@@ -118,7 +118,7 @@ impl Original {
 
 /// `gaur resize` ignored signals while it looked for a place that it did not find.
 #[test]
-fn a_resize_that_is_interrupted_has_the_old_size_or_the_new() {
+fn interrupted_resize_is_atomic() {
     for (options, from, to, full) in [
         ("cluster_size=512", "40M", "8G", 1 << 20),
         ("cluster_size=4k", "1G", "500G", 1 << 20),
@@ -138,7 +138,7 @@ fn a_resize_that_is_interrupted_has_the_old_size_or_the_new() {
 }
 
 #[test]
-fn a_snapshot_change_that_is_interrupted_is_there_or_not() {
+fn interrupted_snapshot_change_is_atomic() {
     let original = Original::new("cluster_size=512", "256M", 16 << 20);
     let source = original.scratch.path("original.qcow2");
     qemu_img(&["snapshot", "-c", "one", &source]).ok();
@@ -190,7 +190,7 @@ fn a_convert_that_is_interrupted_leaves_a_sound_image() {
 }
 
 #[test]
-fn making_an_image_that_is_interrupted_leaves_none() {
+fn interrupted_create_leaves_no_image() {
     let scratch = Scratch::new("create");
     for format in ["qcow2", "raw"] {
         let image = scratch.path("d");
@@ -220,7 +220,7 @@ fn a_benchmark_that_is_interrupted_leaks_nothing() {
 
 /// Reading verbs change nothing, but say that they have not come to their end.
 #[test]
-fn a_verb_that_reads_and_is_interrupted_says_so() {
+fn interrupted_reading_verb_reports_it() {
     let original = Original::new("cluster_size=512", "64M", 48 << 20);
     let source = original.scratch.path("original.qcow2");
     original.restore();

@@ -1,4 +1,4 @@
-//! The end of a server has limits, whatever its clients and the file system below it do.
+//! The time a server takes to end is bounded, whatever its clients and the file system below it do.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -158,7 +158,7 @@ fn the_removal_of_an_export_has_a_drain_limit_too() {
 
 /// The second signal ends a server that waits for a client.
 #[test]
-fn the_second_signal_waits_for_nobody() {
+fn second_signal_ends_the_server_at_once() {
     let mut served = Served::new(&["--drain-limit", "600"]);
     let client = served.deaf_client();
     served.server.signal("TERM");
@@ -269,7 +269,7 @@ impl Storage {
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        // Whoever waits for it in the kernel cannot end before.
+        // A thread that waits for it in the kernel cannot end before.
         self.signal("-CONT");
         self.signal("-TERM");
         let _ = self.0.wait();

@@ -22,7 +22,7 @@ const BOOT: &str = include_str!("boot.sh");
 const COMMAND: &str = include_str!("command.sh");
 
 /// Hands the three descriptors on: the kernel's own messages go to where standard input was opened
-/// for writing, and the guest ends with whoever started it.
+/// for writing, and the guest ends with the process that started it.
 const START: &str = r#"exec 3>&1 4>&2 1>&0 2>&0 </dev/null
 exec setpriv --pdeathsig KILL -- "$@""#;
 

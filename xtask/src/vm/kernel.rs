@@ -48,7 +48,7 @@ pub fn find(cache: &Cache) -> Result<PathBuf, String> {
     }
 }
 
-/// Sees to it that there is a kernel, for whoever runs tests with it later.
+/// Makes sure that there is a kernel for later test runs.
 pub fn prepare_once() -> Result<(), String> {
     let kernel = find(&Cache::open()?)?;
     println!("kernel: {}", kernel.display());

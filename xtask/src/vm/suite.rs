@@ -1,4 +1,4 @@
-//! The tests that need a guest: all tests of programs called `guest_*` that are marked `ignore`.
+//! The guest test suite: all tests of programs called `guest_*` that are marked `ignore`.
 //!
 //! Each runs in a guest of its own, some guests side by side: a test that hangs or crashes its kernel
 //! disturbs no other, and what the kernel said belongs to one test. A test fails when its program
@@ -38,7 +38,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 const LIMIT_LONG: Duration = Duration::from_secs(3600);
 /// A test program that wants less memory than the others, and how much, in MiB. Its guests have one
 /// processor: User-Mode Linux takes a page from a process on another processor without stopping that, so
-/// that it goes on with somebody else's memory until it enters the kernel.
+/// that it goes on with another process's memory until it enters the kernel.
 const LITTLE_MEMORY: (&str, u64) = ("guest_reclaim::", 384);
 /// A crate that every build has and whose package holds a C project of some size: zstd. Tests unpack
 /// and compile it.

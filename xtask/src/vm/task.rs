@@ -1,4 +1,4 @@
-//! `cargo xtask vm`: what is asked for.
+//! The command line of `cargo xtask vm`.
 
 use std::path::PathBuf;
 use std::time::Duration;

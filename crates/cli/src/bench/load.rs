@@ -1,4 +1,4 @@
-//! Which requests a run is made of: how many, where, which of them write, when a flush is due.
+//! The requests of a benchmark run: how many, at which offsets, reads or writes, when a flush is due.
 //!
 //! The sequence of a thread follows from the options alone, not from what completes when, so two
 //! runs send the same requests.
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_image_ends_no_sequence_in_a_division() {
+    fn empty_image_does_not_divide_by_zero() {
         let load = Load { size: 0, ..READS };
         assert_eq!(offsets(load, 0), [0; 4]);
         let random = Load {

@@ -1,4 +1,4 @@
-//! What a run found, for people and for programs.
+//! The report of `gaur bench`: text and JSON.
 
 use std::io::Write;
 

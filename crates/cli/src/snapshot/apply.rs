@@ -1,4 +1,4 @@
-//! `gaur snapshot apply`: back to a snapshot.
+//! `gaur snapshot apply`: revert the disk to a snapshot.
 
 use std::ffi::OsString;
 use std::io::Write;

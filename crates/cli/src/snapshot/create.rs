@@ -1,4 +1,4 @@
-//! `gaur snapshot create`: a snapshot of the disk.
+//! `gaur snapshot create`: make a snapshot of the disk.
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! `gaur snapshot delete`: a snapshot less.
+//! `gaur snapshot delete`: delete a snapshot.
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! `gaur snapshot extract`: the state of a machine out of a snapshot, to a file or a pipe.
+//! `gaur snapshot extract`: write a snapshot's VM state to a file or a pipe.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -55,8 +55,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Where the state goes. A file is made when the first byte of the state is there, so that a wrong
-/// name of a snapshot costs nobody a file.
+/// Where the state goes. A file is created when the first byte of the state arrives, so a wrong
+/// snapshot name does not overwrite a file.
 struct Sink {
     path: PathBuf,
     /// The path as text.
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeros_are_holes_and_the_length_is_right() {
+    fn extracted_zeros_become_holes_and_length_is_kept() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("state");
         let mut sink = Sink::new(&path);

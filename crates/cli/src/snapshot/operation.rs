@@ -1,4 +1,4 @@
-//! What can be done to snapshots in one step, here or by a server.
+//! Snapshot operations: create, apply, delete and rename, in this process or by a server.
 
 use std::io::Write;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! `gaur snapshot rename`: another name for a snapshot.
+//! `gaur snapshot rename`: rename a snapshot.
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! `gaur snapshot save`: a snapshot with the state of a machine, from a file or a pipe. The state is read
-//! by a thread of its own while writes to the image are under way.
+//! `gaur snapshot save`: make a snapshot with a VM state from a file or a pipe. A thread of its own reads
+//! the state while writes to the image are in flight.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -120,7 +120,7 @@ fn save_here(
     let len = source.len;
     let trouble = Trouble::default();
     let reader = trouble.clone();
-    // When nobody wants the rest, it may still wait for standard input: nobody waits for it.
+    // Not joined: when the save has failed, this thread may still be waiting for standard input.
     std::thread::spawn(move || pump(source, sender, &reader));
     let job = Arc::new(Job::default());
     let (asked, pipe) = (Arc::clone(&job), handle.clone());
@@ -190,7 +190,7 @@ fn save_there(
     let (trouble, sent) = (Trouble::default(), Arc::new(AtomicU64::new(0)));
     let (reader, len) = (trouble.clone(), source.len);
     let counter = Arc::clone(&sent);
-    // As above: if the server fails first, nobody waits for it.
+    // Not joined, as above: the server may fail first.
     std::thread::spawn(move || push(source, frames, &reader, &counter));
     let result = client.result_of_stream(&mut progress, || (sent.load(Ordering::Relaxed), len));
     match result {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_a_state_is_read_however_it_comes() {
+    fn vm_state_is_read_whole_through_short_reads() {
         for len in [
             0,
             1,
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_cannot_be_read_breaks_the_pipe_and_says_why() {
+    fn state_read_error_breaks_the_pipe_and_is_reported() {
         let (outcome, trouble) = pumped(3_000_000, true);
         assert_eq!(outcome, Err(()));
         let line = trouble.expect("a reason").to_string();

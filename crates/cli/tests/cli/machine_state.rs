@@ -1,4 +1,4 @@
-//! `gaur snapshot save` and `extract`: the state of a machine in and out, here and through a server.
+//! `gaur snapshot save` and `extract`: VM state in and out, in this process and through a server.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -170,7 +170,7 @@ fn ctrl_c_gives_a_save_up_and_leaves_no_trace() {
 }
 
 #[test]
-fn what_cannot_be_saved_or_extracted_is_told() {
+fn save_and_extract_errors_are_reported() {
     let dir = WorkDir::new();
     disk(&dir, "compat=1.1");
     dir.gaur(&["snapshot", "create", "disk.qcow2", "plain"])
@@ -204,7 +204,7 @@ fn what_cannot_be_saved_or_extracted_is_told() {
 }
 
 #[test]
-fn progress_is_told_and_never_mixed_with_the_state() {
+fn progress_never_mixes_with_state_on_stdout() {
     let dir = WorkDir::new();
     disk(&dir, "compat=1.1");
     let bytes = state(2 << 20);
@@ -351,7 +351,7 @@ fn frames_of_any_length_are_a_state_and_a_client_may_give_up() {
     }
     assert!(out == bytes);
     assert_eq!(hand.answer()["result"]["name"], "a");
-    // A snapshot that somebody reads cannot be deleted; this one nobody does.
+    // A snapshot that is being read cannot be deleted; this one is not.
     assert_eq!(
         hand.ask(&json!({"command": "delete", "snapshot": "a"}))["result"]["id"],
         "1"

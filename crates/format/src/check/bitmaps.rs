@@ -1,4 +1,4 @@
-//! Stage: the bitmap directory and the tables of the bitmaps.
+//! Check stage: the bitmap directory and the bitmap tables.
 
 use alloc::string::String;
 use alloc::vec::{self, Vec};

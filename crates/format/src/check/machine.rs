@@ -1,4 +1,4 @@
-//! The order of the stages, and the outer face of the checker.
+//! The checker's state machine: the order of its stages, and its public interface.
 
 use alloc::borrow::Cow;
 use alloc::vec::Vec;
@@ -117,7 +117,7 @@ impl Check {
     }
 
     /// Hands in the bytes the last [`Step::Need`] asked for. What is missing counts as zeros, what
-    /// is too much is ignored, as is a call that nobody asked for.
+    /// is too much is ignored, as is a call without a request before it.
     pub fn feed(&mut self, bytes: &[u8]) {
         let Some(Wanted { len, .. }) = self.pending.take() else {
             return;

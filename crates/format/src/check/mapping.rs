@@ -1,4 +1,4 @@
-//! Stages: L1 tables and L2 tables, of the active image and of every snapshot.
+//! Check stages: L1 tables and L2 tables, of the active image and of every snapshot.
 //!
 //! L1 tables are read first; they leave a list of L2 tables, each with how often it is used. An L2
 //! table that snapshots share is then read once, and each of its entries counts as often.

@@ -1,4 +1,4 @@
-//! Reads a table in pieces that lie inside the file.
+//! Table reader: a table in chunks, each inside the file.
 
 /// Longest single read in bytes; every table entry is eight bytes and starts at a multiple of that,
 /// so no piece cuts one.

@@ -1,4 +1,4 @@
-//! Stages: refcount table and blocks, and at the very end the comparison.
+//! Check stages: refcount table, refcount blocks, and at the end the comparison of counts with references.
 
 use alloc::vec::Vec;
 

@@ -1,4 +1,4 @@
-//! Stage: the snapshot table.
+//! Check stage: the snapshot table.
 
 use alloc::string::String;
 use alloc::vec::Vec;
