@@ -40,19 +40,19 @@ impl std::fmt::Display for Found {
 
 /// The script in which values are written: one per seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Script {
+pub struct ValueEncoding {
     seed: u64,
     unit_bytes: usize,
 }
 
-impl Script {
+impl ValueEncoding {
     /// The script of a seed. A unit is a power of two from 16 to 512 bytes.
-    pub fn new(seed: u64, unit_bytes: u64) -> Script {
+    pub fn new(seed: u64, unit_bytes: u64) -> ValueEncoding {
         assert!(
             unit_bytes.is_power_of_two() && (16..=512).contains(&unit_bytes),
             "a unit is between a line and a sector"
         );
-        Script {
+        ValueEncoding {
             seed: Random::new(seed ^ 0x5c21_97a0).number(),
             unit_bytes: unit_bytes as usize,
         }
@@ -141,13 +141,16 @@ mod tests {
 
     #[test]
     fn content_names_its_writer_and_offset() {
-        let script = Script::new(5, 64);
+        let script = ValueEncoding::new(5, 64);
         let mut bytes = vec![0; 128];
         script.encode_run(7, 3, &mut bytes);
         assert_eq!(script.decode(3, &bytes[..64]), Found::Value(7));
         assert_eq!(script.decode(4, &bytes[64..]), Found::Value(7));
         assert_eq!(script.decode(9, &bytes[..64]), Found::Misplaced(7, 3));
-        assert_eq!(Script::new(6, 64).decode(3, &bytes[..64]), Found::Garbage);
+        assert_eq!(
+            ValueEncoding::new(6, 64).decode(3, &bytes[..64]),
+            Found::Garbage
+        );
         bytes[40] ^= 1;
         assert_eq!(script.decode(3, &bytes[..64]), Found::Garbage);
         assert_eq!(script.decode(3, &[0; 64]), Found::Value(ZERO));

@@ -3,14 +3,14 @@
 
 use gaur_sim::Random;
 use gaur_simulator::config::Config;
-use gaur_simulator::content::{Found, Script};
+use gaur_simulator::content::{Found, ValueEncoding};
 use gaur_simulator::judge::read_snapshots;
-use gaur_simulator::prepare::{Wanted, prepare};
+use gaur_simulator::prepare::{PreparedOptions, prepare};
 use gaur_simulator::qemu;
 use gaur_simulator::view::{Files, View};
 
-fn wanted(config: &Config) -> Wanted {
-    Wanted {
+fn wanted(config: &Config) -> PreparedOptions {
+    PreparedOptions {
         shape: config.shape,
         guest_bytes: config.guest_bytes,
         backing: None,
@@ -35,7 +35,7 @@ fn prepared_images_match_their_description() {
     let mut with_snapshots = 0;
     for seed in 0..60 {
         let config = Config::draw(seed);
-        let script = Script::new(seed, config.unit_bytes);
+        let script = ValueEncoding::new(seed, config.unit_bytes);
         let mut next_value = 0;
         let prepared = prepare(
             &wanted(&config),

@@ -13,7 +13,7 @@ use anyhow::{Result, anyhow};
 use gaur_bench::engine;
 
 use crate::engine::images::{Scratch, Shape, create_full_raw};
-use crate::engine::load::{Beyond, Load, Run};
+use crate::engine::load::{GaurOptions, Load, Run};
 use crate::engine::record::{Cell, Unit};
 use crate::engine::suite::{DISK, Progress, Suite};
 use crate::engine::turns::{Contestant, settle, take_turns, warm_memory};
@@ -125,7 +125,7 @@ fn measure(
         |threads| {
             prepare()?;
             settle(load.image)?;
-            let beyond = Beyond {
+            let beyond = GaurOptions {
                 random_seed: Some(1),
                 threads,
             };

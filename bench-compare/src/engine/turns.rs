@@ -107,7 +107,7 @@ impl Qemu {
 }
 
 /// A load that both programs make.
-pub struct Duel<'a> {
+pub struct Comparison<'a> {
     /// The load.
     pub load: &'a Load<'a>,
     /// Makes the image anew before each run.
@@ -116,10 +116,10 @@ pub struct Duel<'a> {
     pub memory_bytes: u64,
 }
 
-impl<'l> Duel<'l> {
+impl<'l> Comparison<'l> {
     /// A load that leaves the image as it was.
-    pub fn on_a_kept_image(load: &'l Load<'l>) -> Duel<'l> {
-        Duel {
+    pub fn on_a_kept_image(load: &'l Load<'l>) -> Comparison<'l> {
+        Comparison {
             load,
             prepare: &|| Ok(()),
             memory_bytes: 0,

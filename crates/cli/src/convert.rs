@@ -104,7 +104,7 @@ pub struct Args {
     #[arg(short = 'U', long)]
     force_share: bool,
     #[command(flatten)]
-    refused: Refused,
+    refused: UnsupportedOptions,
     /// The sources, and the target as the last
     #[arg(
         required_unless_present = "target_options",
@@ -115,7 +115,7 @@ pub struct Args {
 
 /// Options of qemu-img that would be misleading to ignore.
 #[derive(Debug, clap::Args)]
-struct Refused {
+struct UnsupportedOptions {
     #[arg(short = 'c', long, hide = true)]
     compress: bool,
     #[arg(long, hide = true)]
@@ -129,7 +129,7 @@ struct Refused {
     copy_range_offloading: bool,
 }
 
-impl Refused {
+impl UnsupportedOptions {
     fn check(&self) -> Result<(), Failure> {
         let asked = [
             (self.compress, "-c: writing compressed clusters"),

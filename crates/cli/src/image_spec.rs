@@ -28,12 +28,12 @@ pub struct ImageSpec {
     format: Option<Format>,
     /// How the command line would tell it: `-f` for most.
     switch: Option<&'static str>,
-    changes: Changes,
+    changes: Overrides,
 }
 
 /// What the options say; `None` is what the verb does without them.
 #[derive(Clone, Debug, Default)]
-struct Changes {
+struct Overrides {
     read_only: Option<bool>,
     force_share: Option<bool>,
     lock: Option<bool>,
@@ -118,7 +118,7 @@ impl ImageSpec {
                 "options are text, and this is not valid UTF-8",
             )),
         };
-        keys.and_then(|keys| Reader { keys }.read(given, format))
+        keys.and_then(|keys| OptionReader { keys }.read(given, format))
             .map_err(|failure| failure.with_subject(&given.to_string_lossy()))
     }
 
@@ -131,7 +131,7 @@ impl ImageSpec {
             shown: path.to_string_lossy().into_owned(),
             format,
             switch: None,
-            changes: Changes::default(),
+            changes: Overrides::default(),
         }
     }
 
@@ -290,9 +290,9 @@ impl ImageSpec {
     }
 }
 
-/// What [`Reader::node`] finds at one level.
+/// What [`OptionReader::node`] finds at one level.
 #[derive(Clone, Copy)]
-struct Node {
+struct NodeOptions {
     direct: Option<bool>,
     no_flush: Option<bool>,
     read_only: Option<bool>,
@@ -301,11 +301,11 @@ struct Node {
 }
 
 /// Takes the options that are known.
-struct Reader {
+struct OptionReader {
     keys: KeyValues,
 }
 
-impl Reader {
+impl OptionReader {
     fn read(mut self, given: &OsStr, format: Option<Format>) -> Result<ImageSpec, Failure> {
         let told = self.keys.take_text("driver")?;
         let driver = format.map(Format::name).or(told.as_deref());
@@ -322,9 +322,9 @@ impl Reader {
             },
         };
         let qcow2 = |key: &str| ONLY_FOR_QCOW2.iter().any(|start| key.starts_with(start));
-        let mut changes = Changes {
+        let mut changes = Overrides {
             only_for_qcow2: self.keys.find_key(qcow2).map(str::to_owned),
-            ..Changes::default()
+            ..Overrides::default()
         };
         let path = self.protocol(below, &mut changes)?;
         let file = self.node(below)?;
@@ -356,7 +356,7 @@ impl Reader {
     }
 
     /// The options of a file; returns its path.
-    fn protocol(&mut self, below: &str, changes: &mut Changes) -> Result<String, Failure> {
+    fn protocol(&mut self, below: &str, changes: &mut Overrides) -> Result<String, Failure> {
         let keys = &mut self.keys;
         let key = |name: &str| format!("{below}{name}");
         if !below.is_empty() {
@@ -384,7 +384,7 @@ impl Reader {
     }
 
     /// The options that every level has.
-    fn node(&mut self, level: &str) -> Result<Node, Failure> {
+    fn node(&mut self, level: &str) -> Result<NodeOptions, Failure> {
         let keys = &mut self.keys;
         let key = |name: &str| format!("{level}{name}");
         // No node refers to another here, and only verbs that write open files for writing.
@@ -395,7 +395,7 @@ impl Reader {
             let message = format!("option '{}' is not supported", key("detect-zeroes"));
             return Err(Failure::new(message).hint("off is"));
         }
-        Ok(Node {
+        Ok(NodeOptions {
             direct: keys.take_bool(&key("cache.direct"))?,
             no_flush: keys.take_bool(&key("cache.no-flush"))?,
             read_only: keys.take_bool(&key("read-only"))?,
@@ -405,7 +405,7 @@ impl Reader {
     }
 
     /// The options of qcow2.
-    fn qcow2(&mut self, changes: &mut Changes) -> Result<(), Failure> {
+    fn qcow2(&mut self, changes: &mut Overrides) -> Result<(), Failure> {
         let keys = &mut self.keys;
         changes.cache = CacheOptions {
             total_bytes: keys.take_size("cache-size")?,
@@ -464,9 +464,9 @@ const OVERLAP_STRUCTURES: [&str; 9] = [
     "bitmap-directory",
 ];
 
-impl Changes {
+impl Overrides {
     /// A file is opened as its own options say, and where they do not, as those of the image.
-    fn merge(&mut self, top: &Node, file: &Node) {
+    fn merge(&mut self, top: &NodeOptions, file: &NodeOptions) {
         let either = |one: Option<bool>, two: Option<bool>| match (one, two) {
             (Some(one), Some(two)) => Some(one || two),
             (one, two) => one.or(two),

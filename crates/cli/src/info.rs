@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
-use crate::info_report::{BitmapInfo, Child, ImageInfo, Qcow2Info, Specific};
+use crate::info_report::{BitmapInfo, ChildNode, FormatSpecific, ImageInfo, Qcow2Info};
 use crate::json;
 use crate::luks::{self, LuksInfo};
 use crate::open::{self, Output, format_parser};
@@ -138,11 +138,11 @@ impl Inspection {
             "file"
         };
         let mut child = self.raw_info(child, len)?;
-        child.format_specific = Some(Specific {
+        child.format_specific = Some(FormatSpecific {
             kind: "file",
             data: json!({}),
         });
-        info.children.push(Child {
+        info.children.push(ChildNode {
             name: "file",
             info: child,
         });
@@ -188,7 +188,7 @@ impl Inspection {
         let snapshots = snapshot_table::read(&self.file, &header)?;
         info.snapshots = snapshots.iter().map(SnapshotInfo::new).collect();
         let data = serde_json::to_value(self.qcow2_info(&header)?);
-        info.format_specific = Some(Specific {
+        info.format_specific = Some(FormatSpecific {
             kind: "qcow2",
             data: data.unwrap_or(Value::Null),
         });

@@ -3,8 +3,8 @@
 use std::process::Command;
 use std::sync::OnceLock;
 
+use crate::build_paths::{profile_dir, target_dir, workspace_dir};
 use crate::nbd::Server;
-use crate::place::{profile_dir, target_dir, workspace_dir};
 use crate::tool::{Run, run, run_for};
 
 /// The path of the `gaur` program of this build. Builds it first, with the profile and into the

@@ -4,9 +4,9 @@
 
 use std::collections::BTreeMap;
 
+use gaur_interop::build_paths::workspace_dir;
 use gaur_interop::document::{Block, blocks};
 use gaur_interop::gaur::gaur;
-use gaur_interop::place::workspace_dir;
 use gaur_interop::tool::run;
 
 /// Languages of code blocks. `text` is for what no machine reads.

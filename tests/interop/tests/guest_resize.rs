@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gaur_interop::attached::{Attached, Shape, Via, attach};
+use gaur_interop::attached::{Attached, DeviceKind, Shape, attach};
 use gaur_interop::filesystem::Kind;
 use gaur_interop::gaur::{first_export, gaur};
 use gaur_interop::scratch::Scratch;
@@ -22,7 +22,7 @@ fn wait_for_size(disk: &Attached, expected: u64) {
     panic!("the device has {} bytes, not {expected}", disk.size_bytes());
 }
 
-fn resized(via: Via, shape: Shape) {
+fn resized(via: DeviceKind, shape: Shape) {
     let scratch = Scratch::new("resize");
     let image = shape.create(&scratch, 256);
     let socket = scratch.path("control");

@@ -87,13 +87,13 @@ fn size_of(image: &str) -> u64 {
 }
 
 /// An image with data, and a copy to begin with each time.
-struct Original {
+struct InterruptedImage {
     scratch: Scratch,
     image: String,
 }
 
-impl Original {
-    fn new(options: &str, size: &str, data_bytes: u64) -> Original {
+impl InterruptedImage {
+    fn new(options: &str, size: &str, data_bytes: u64) -> InterruptedImage {
         let scratch = Scratch::new("interrupt");
         let image = scratch.path("d.qcow2");
         let original = scratch.path("original.qcow2");
@@ -107,7 +107,7 @@ impl Original {
             data(&original, offset, len);
             offset += len;
         }
-        Original { scratch, image }
+        InterruptedImage { scratch, image }
     }
 
     fn restore(&self) {
@@ -125,7 +125,7 @@ fn interrupted_resize_is_atomic() {
         ("cluster_size=512", "24M", "1M", 24 << 20),
         ("cluster_size=4k", "32M", "5M", 32 << 20),
     ] {
-        let original = Original::new(options, from, full);
+        let original = InterruptedImage::new(options, from, full);
         let image = &*original.image;
         let old = size_of(&original.scratch.path("original.qcow2"));
         let arguments = ["resize", "-q", "--shrink", image, to];
@@ -139,7 +139,7 @@ fn interrupted_resize_is_atomic() {
 
 #[test]
 fn interrupted_snapshot_change_is_atomic() {
-    let original = Original::new("cluster_size=512", "256M", 16 << 20);
+    let original = InterruptedImage::new("cluster_size=512", "256M", 16 << 20);
     let source = original.scratch.path("original.qcow2");
     qemu_img(&["snapshot", "-c", "one", &source]).ok();
     data(&source, 0, 4 << 20);
@@ -163,7 +163,7 @@ fn interrupted_snapshot_change_is_atomic() {
 
 #[test]
 fn a_convert_that_is_interrupted_leaves_a_sound_image() {
-    let original = Original::new("cluster_size=4k", "48M", 40 << 20);
+    let original = InterruptedImage::new("cluster_size=4k", "48M", 40 << 20);
     let source = original.scratch.path("original.qcow2");
     let image = &*original.image;
     for target in [&["-O", "qcow2"][..], &["-n", "-O", "qcow2"]] {
@@ -205,7 +205,7 @@ fn interrupted_create_leaves_no_image() {
 
 #[test]
 fn a_benchmark_that_is_interrupted_leaks_nothing() {
-    let original = Original::new("cluster_size=4k", "64M", 1 << 20);
+    let original = InterruptedImage::new("cluster_size=4k", "64M", 1 << 20);
     let image = &*original.image;
     let arguments = [
         "bench", "-q", "-w", "-c", "20000", "-s", "4k", "--random", image,
@@ -221,7 +221,7 @@ fn a_benchmark_that_is_interrupted_leaks_nothing() {
 /// Reading verbs change nothing, but say that they have not come to their end.
 #[test]
 fn interrupted_reading_verb_reports_it() {
-    let original = Original::new("cluster_size=512", "64M", 48 << 20);
+    let original = InterruptedImage::new("cluster_size=512", "64M", 48 << 20);
     let source = original.scratch.path("original.qcow2");
     original.restore();
     let image = &*original.image;
@@ -243,7 +243,7 @@ fn interrupted_reading_verb_reports_it() {
 /// The second signal is for a verb that cannot obey the first: here one whose input never comes.
 #[test]
 fn the_second_signal_ends_a_verb_at_once() {
-    let original = Original::new("cluster_size=64k", "64M", 1 << 20);
+    let original = InterruptedImage::new("cluster_size=64k", "64M", 1 << 20);
     original.restore();
     let image = &*original.image;
     let fifo = original.scratch.path("fifo");

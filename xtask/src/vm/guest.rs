@@ -61,7 +61,7 @@ pub struct Guest {
 
 /// How a run ended.
 #[derive(Debug)]
-pub struct Ended {
+pub struct RunResult {
     /// The command's exit status, [`CODE_TIME`] or [`CODE_DIED`].
     pub code: i32,
     /// Standard output, if kept.
@@ -92,7 +92,7 @@ impl Guest {
     }
 
     /// Runs it to its end.
-    pub fn run(&self, cache: &Cache, output: Output) -> Result<Ended, String> {
+    pub fn run(&self, cache: &Cache, output: Output) -> Result<RunResult, String> {
         let folder = RunFolder::make(cache)?;
         self.write_files(&folder)?;
         let console = folder.path("console");
@@ -115,7 +115,7 @@ impl Guest {
             Some(_) => read("kernel.log"),
             None => read("console"),
         };
-        Ok(Ended {
+        Ok(RunResult {
             code: if in_time {
                 status.unwrap_or(CODE_DIED)
             } else {

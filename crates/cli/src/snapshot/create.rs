@@ -5,7 +5,7 @@ use std::io::Write;
 
 use super::metadata::MetadataArgs;
 use super::operation::Operation;
-use super::target::{ActArgs, TargetArgs};
+use super::target::{ChangeArgs, TargetArgs};
 use crate::failure::Failure;
 
 /// Make a snapshot of the disk as it is
@@ -15,7 +15,7 @@ pub struct Args {
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
-    act: ActArgs,
+    act: ChangeArgs,
     #[command(flatten)]
     metadata: MetadataArgs,
     /// The image, and the name of the new snapshot

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use gaur_reactor::block_on;
 
-use super::direct::{self, Watch};
-use super::target::{self, ActArgs, Server, Target, TargetArgs};
+use super::local::{self, Watch};
+use super::target::{self, ChangeArgs, Server, Target, TargetArgs};
 use crate::control::client::Client;
 use crate::control::protocol::{Answer, Command, Which};
 use crate::failure::Failure;
@@ -26,7 +26,7 @@ pub struct Args {
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
-    act: ActArgs,
+    act: ChangeArgs,
     /// The file to write; '-' is standard output
     #[arg(long, value_name = "FILE", default_value = "-")]
     to: PathBuf,
@@ -142,7 +142,7 @@ fn extract_here(
         meter: || (handle.sent_bytes(), size.get()),
         cancel: move || pipe.cancel(),
     };
-    let read = direct::drive(&image, args.act.host, watch, async |queue| {
+    let read = local::drive(&image, args.act.host, watch, async |queue| {
         let snapshot = vm_state::find(queue, spec.path(), which).await?;
         size.set(snapshot.vm_state_size);
         vm_state::extract(queue, spec.path(), which, sender).await

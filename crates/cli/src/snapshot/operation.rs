@@ -6,8 +6,8 @@ use std::sync::Arc;
 use gaur_block::File;
 use gaur_engine::{ImageError, Job, NewSnapshot, Queue, Snapshot};
 
-use super::direct::{self, Watch};
-use super::target::{ActArgs, Target};
+use super::local::{self, Watch};
+use super::target::{ChangeArgs, Target};
 use crate::control::client::Client;
 use crate::control::protocol::Command;
 use crate::failure::Failure;
@@ -41,7 +41,7 @@ impl Operation {
     pub fn perform(
         self,
         target: &Target,
-        args: &ActArgs,
+        args: &ChangeArgs,
         out: &mut dyn Write,
     ) -> Result<u8, Failure> {
         let mut progress = Progress::growing(args.progress, args.quiet, false);
@@ -62,7 +62,7 @@ impl Operation {
                         move || job.cancel()
                     },
                 };
-                let done = direct::drive(&image, args.host, watch, async |queue| {
+                let done = local::drive(&image, args.host, watch, async |queue| {
                     let done = self.run(queue, &job).await;
                     done.map_err(|error| Failure::image(spec.path(), &error))
                 });

@@ -35,7 +35,7 @@ pub struct TargetArgs {
 
 /// How something is done to it.
 #[derive(Clone, Debug, clap::Args)]
-pub struct ActArgs {
+pub struct ChangeArgs {
     /// Use of the host's cache
     #[arg(
         short = 't',
@@ -142,10 +142,10 @@ impl TargetArgs {
     }
 }
 
-impl ActArgs {
+impl ChangeArgs {
     /// Without other options.
-    pub fn plain(quiet: bool, drop_bitmaps: bool) -> ActArgs {
-        ActArgs {
+    pub fn plain(quiet: bool, drop_bitmaps: bool) -> ChangeArgs {
+        ChangeArgs {
             cache: CacheMode::Writeback,
             drop_bitmaps,
             progress: false,

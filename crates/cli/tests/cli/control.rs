@@ -22,20 +22,20 @@ fn serve(dir: &WorkDir, args: &[&str]) -> Server {
 }
 
 /// A connection by hand.
-pub struct Hand {
+pub struct RawConnection {
     stream: UnixStream,
     /// What the server sends.
     pub input: BufReader<UnixStream>,
 }
 
-impl Hand {
+impl RawConnection {
     /// Connects.
-    pub fn connect(dir: &WorkDir) -> Hand {
+    pub fn connect(dir: &WorkDir) -> RawConnection {
         let stream = UnixStream::connect(dir.path("sock")).expect("a server");
         let patience = Some(Duration::from_secs(60));
         stream.set_read_timeout(patience).expect("a socket");
         let input = BufReader::new(stream.try_clone().expect("a descriptor"));
-        Hand { stream, input }
+        RawConnection { stream, input }
     }
 
     /// Sends bytes as they are.
@@ -118,7 +118,7 @@ fn control_connection_takes_commands_in_sequence_and_reports_errors() {
     let dir = WorkDir::new();
     disk(&dir);
     let server = serve(&dir, &["disk.qcow2"]);
-    let mut hand = Hand::connect(&dir);
+    let mut hand = RawConnection::connect(&dir);
     let greeting = &hand.ask(&json!({"command": "ping"}))["result"];
     assert_eq!(
         (&greeting["program"], &greeting["protocol"]),
@@ -173,7 +173,7 @@ fn control_connection_takes_commands_in_sequence_and_reports_errors() {
     assert_eq!(hand.line(), None);
     // Others are not concerned.
     assert_eq!(
-        Hand::connect(&dir).ask(&json!({"command": "ping"}))["error"],
+        RawConnection::connect(&dir).ask(&json!({"command": "ping"}))["error"],
         Value::Null
     );
     server.stop();
@@ -262,7 +262,7 @@ fn control_connection_does_not_keep_a_server_alive() {
     let dir = WorkDir::new();
     disk(&dir);
     let mut server = Server::start(&dir, &["--control", "sock", "disk.qcow2"]);
-    let mut hand = Hand::connect(&dir);
+    let mut hand = RawConnection::connect(&dir);
     assert_eq!(hand.ask(&json!({"command": "ping"}))["error"], Value::Null);
     client(
         &dir,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::control::Hand;
+use crate::control::RawConnection;
 use crate::server::{Server, client};
 use crate::workdir::{GAUR, WorkDir};
 
@@ -305,7 +305,7 @@ fn frames_of_any_length_are_a_state_and_a_client_may_give_up() {
     let dir = WorkDir::new();
     disk(&dir, "compat=1.1");
     let server = Server::start(&dir, &["-t", "--control", "sock", "disk.qcow2"]);
-    let mut hand = Hand::connect(&dir);
+    let mut hand = RawConnection::connect(&dir);
     let save = |name: &str| json!({"command": "save", "name": name});
     let bytes = state(2_500_000);
 
@@ -334,7 +334,7 @@ fn frames_of_any_length_are_a_state_and_a_client_may_give_up() {
     assert_eq!(hand.ask(&save("b")), json!({"event": "ready"}));
     hand.send(&frame(&bytes));
     drop(hand);
-    let mut hand = Hand::connect(&dir);
+    let mut hand = RawConnection::connect(&dir);
     let header = hand.ask(&json!({"command": "extract", "snapshot": "a"}));
     assert_eq!(header, json!({"event": "state", "size": bytes.len()}));
     let mut out = Vec::new();
