@@ -91,7 +91,7 @@ fn measure(
             Contestant::new("fio, raw file", by_fio),
         ];
         let duel = Comparison::on_a_kept_image(&load);
-        duel.run(&mut cell, suite.rounds, || suite.gaur(&load), others)?;
+        duel.run(&mut cell, suite, others)?;
         if let Some(bound) = place.over_qemu {
             cell.expect_ratio("gaur", "qemu", bound);
             cell.expect_ratio("gaur", "qemu, io_uring", bound);

@@ -109,7 +109,8 @@ fn run_switches(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     };
     let (target, []) = place.split(std::slice::from_ref(image), [])?;
     match operation(args)? {
-        Some(operation) => operation.perform(
+        Some(operation) => operation::perform(
+            operation,
             &target,
             &ChangeArgs::plain(args.quiet, args.drop_bitmaps),
             out,
