@@ -138,7 +138,7 @@ fn corruption_is_logged_with_file_structure_and_offset() {
     let entry = pointer(pointer(40));
     bytes[entry..entry + 8].copy_from_slice(&(1 << 63 | 0x51200_u64).to_be_bytes());
     std::fs::write(&image, bytes).expect("scratch is writable");
-    let served = Logged::start(&scratch, &image, &["-f", "qcow2"]);
+    let served = LoggedServer::start(&scratch, &image, &["-f", "qcow2"]);
     assert_ne!(served.write(0), 0, "the entry is damaged");
     let place = format!("l2 table at offset {entry}");
     let said = served.says(&["export \"d\"", "is corrupt", "d.qcow2", &place]);
