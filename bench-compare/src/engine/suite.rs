@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::engine::load::{Beyond, Load, Run};
+use crate::engine::load::{GaurOptions, Load, Run};
 use crate::engine::record::{Cell, Table};
 use crate::engine::stride::Disk;
 use crate::engine::{allocation, cache, full, growth, huge, markdown, scaling};
@@ -15,6 +15,8 @@ use crate::machine;
 pub struct Suite {
     /// The binary of `gaur`.
     pub gaur: PathBuf,
+    /// An older one, which then stands in QEMU's place.
+    pub before: Option<PathBuf>,
     /// Its commit.
     pub commit: String,
     /// A folder in memory.
@@ -44,6 +46,17 @@ const TABLES: &[(&str, Measure)] = &[
     ("scaling", scaling::two_threads),
 ];
 
+/// Tables in which an older Gaur can stand in QEMU's place.
+const TABLES_BEFORE: &[&str] = &[
+    "overlay",
+    "overlay-disk",
+    "empty",
+    "cache",
+    "memory",
+    "disk",
+    "huge",
+];
+
 /// The disk of most tables.
 pub const DISK: Disk = Disk {
     size_bytes: 4 << 30,
@@ -57,14 +70,14 @@ impl Suite {
 
     /// One run of `gaur bench` with the flags of both.
     pub fn gaur(&self, load: &Load) -> Result<Run> {
-        load.by_gaur(&self.gaur, Beyond::default())
+        load.by_gaur(&self.gaur, GaurOptions::default())
     }
 
     /// One run with uniformly random offsets.
     pub fn gaur_random(&self, load: &Load) -> Result<Run> {
-        let beyond = Beyond {
+        let beyond = GaurOptions {
             random_seed: Some(1),
-            ..Beyond::default()
+            ..GaurOptions::default()
         };
         load.by_gaur(&self.gaur, beyond)
     }
@@ -88,9 +101,11 @@ impl Progress {
     }
 }
 
-/// The names of the tables that are asked for, all without any.
-pub fn chosen(names: &[String]) -> Result<Vec<&'static str>> {
-    let known = || TABLES.iter().map(|&(name, _)| name);
+/// The names of the tables that are asked for, all without any; with `before` of those that compare with
+/// an older Gaur.
+pub fn chosen(names: &[String], before: bool) -> Result<Vec<&'static str>> {
+    let fits = move |name: &&str| !before || TABLES_BEFORE.contains(name);
+    let known = || TABLES.iter().map(|&(name, _)| name).filter(fits);
     for name in names {
         if !known().any(|known| known == name) {
             let all: Vec<&str> = known().collect();
@@ -143,10 +158,10 @@ mod tests {
 
     #[test]
     fn tables_are_chosen_by_name_in_the_order_of_the_page() {
-        assert_eq!(chosen(&[]).unwrap().len(), TABLES.len());
+        assert_eq!(chosen(&[], false).unwrap().len(), TABLES.len());
         let names = ["cache".to_owned(), "overlay".to_owned()];
-        assert_eq!(chosen(&names).unwrap(), ["overlay", "cache"]);
-        let error = chosen(&["x".to_owned()]).unwrap_err().to_string();
+        assert_eq!(chosen(&names, false).unwrap(), ["overlay", "cache"]);
+        let error = chosen(&["x".to_owned()], false).unwrap_err().to_string();
         assert!(
             error.contains("no table 'x', there are overlay,"),
             "{error}"

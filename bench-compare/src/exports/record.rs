@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
 
+/// What the name of a contestant ends with that an older Gaur serves.
+pub const BEFORE: &str = ", before";
+
 /// Everything that was measured in one run of a guest.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -61,7 +64,7 @@ pub struct Series {
 }
 
 impl Cell {
-    /// Requests a second of somebody, round by round.
+    /// Requests a second of a contestant, round by round.
     pub fn iops(&self, who: &str) -> &[f64] {
         let found = self.series.iter().find(|series| series.who == who);
         found.map_or(&[], |series| &series.iops)

@@ -4,9 +4,9 @@
 //! line times both engines. The image is opened once; every thread has a reactor and a queue.
 
 mod histogram;
-mod lane;
 mod load;
 mod report;
+mod thread;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -25,12 +25,14 @@ use crate::host_kind::HostKind;
 use crate::image_spec::{Aio, ImageSpec};
 use crate::interrupt;
 use crate::json;
-use crate::open::{CacheMode, Output, allocation_parser, format_parser};
+use crate::open::{
+    CacheMode, Output, aio, allocation_parser, cache_mode, format_parser, host_kind,
+};
 use crate::shared_image::SharedImage;
 use crate::size::{human, parse_size};
-use lane::{Failed, Tally};
-use load::Load;
+use load::Workload;
 use report::Report;
+use thread::{RequestError, ThreadStatistics};
 
 /// Measure how fast an image is read or written
 #[derive(Debug, clap::Args)]
@@ -69,7 +71,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "format")]
     image_opts: bool,
     /// How files are reached, in QEMU's words; here it is io_uring wherever that works
-    #[arg(short = 'i', long, value_name = "AIO", value_enum)]
+    #[arg(short = 'i', long, value_name = "AIO", value_parser = aio())]
     aio: Option<Aio>,
     /// The same as -i native
     #[arg(short, long)]
@@ -79,7 +81,7 @@ pub struct Args {
         short = 't',
         long,
         value_name = "MODE",
-        value_enum,
+        value_parser = cache_mode(),
         default_value = "writeback"
     )]
     cache: CacheMode,
@@ -121,7 +123,7 @@ pub struct Args {
     #[arg(long, value_name = "OUTPUT", value_enum, default_value = "human")]
     output: Output,
     /// How files are reached
-    #[arg(long, value_enum, default_value = "auto", hide = true)]
+    #[arg(long, value_parser = host_kind(), default_value = "auto", hide = true)]
     host: HostKind,
     /// The image
     file: OsString,
@@ -269,7 +271,7 @@ fn check(args: &Args) -> Result<(), Failure> {
 const REQUEST_BYTES: u64 = 4096;
 
 /// Refuses what could only end in running out of memory.
-fn check_memory(load: &Load) -> Result<(), Failure> {
+fn check_memory(load: &Workload) -> Result<(), Failure> {
     let buffers = u64::from(load.reads()) + u64::from(load.writes());
     let each = load.buffer.saturating_mul(buffers) + REQUEST_BYTES;
     let needed = each.saturating_mul(load.slots() * load.threads);
@@ -310,9 +312,9 @@ fn policy(args: &Args, spec: &ImageSpec) -> Policy {
     }
 }
 
-fn load(args: &Args, size: u64) -> Load {
+fn load(args: &Args, size: u64) -> Workload {
     let default_count = args.runtime.is_none().then_some(COUNT_DEFAULT);
-    Load {
+    Workload {
         size,
         count: args.count.or(default_count),
         depth: args.depth,
@@ -337,7 +339,7 @@ fn load(args: &Args, size: u64) -> Load {
 }
 
 /// qemu-img's first line, as far as the options are qemu-img's.
-fn announce(load: &Load, out: &mut dyn Write) -> Result<(), Failure> {
+fn announce(load: &Workload, out: &mut dyn Write) -> Result<(), Failure> {
     write!(out, "Sending ")?;
     if let Some(count) = load.count {
         write!(out, "{count} ")?;
@@ -376,10 +378,10 @@ fn announce(load: &Load, out: &mut dyn Write) -> Result<(), Failure> {
 /// Sends all requests, until there are no more or `stop` is set.
 fn measure(
     image: &Arc<SharedImage>,
-    load: &Load,
+    load: &Workload,
     policy: Policy,
     (host, stop): (HostKind, Arc<AtomicBool>),
-) -> Result<Tally, Failure> {
+) -> Result<ThreadStatistics, Failure> {
     let threads = Threads::start(&ThreadsConfig {
         count: load.threads as usize,
         pin: false,
@@ -395,26 +397,29 @@ fn measure(
     let threads =
         threads.map_err(|errno| Failure::new(format!("cannot start threads: {errno}")))?;
     let barrier = Arc::new(Barrier::new(threads.handles().len()));
-    let mut lanes = Vec::new();
+    let mut running = Vec::new();
     for (thread, handle) in (0..).zip(threads.handles()) {
         let (image, load) = (Arc::clone(image), *load);
         let (barrier, stop) = (Arc::clone(&barrier), Arc::clone(&stop));
-        let lane = handle.spawn(move || async move {
+        let spawned = handle.spawn(move || async move {
             let device = CachedDevice::new(image.queue(ReactorFile::new), policy);
             let ready = || {
                 barrier.wait();
             };
-            lane::run(device, load, thread, stop, ready).await
+            thread::run(device, load, thread, stop, ready).await
         });
-        lanes.push(lane.map_err(|errno| Failure::new(format!("cannot start threads: {errno}")))?);
+        running
+            .push(spawned.map_err(|errno| Failure::new(format!("cannot start threads: {errno}")))?);
     }
-    let tallies: Result<Vec<Tally>, Failed> = lanes.into_iter().map(block_on).collect();
+    let tallies: Result<Vec<ThreadStatistics>, RequestError> =
+        running.into_iter().map(block_on).collect();
     threads.join();
-    let tallies = tallies.map_err(|failed| request_failed(image.name(), load, failed))?;
+    let tallies = tallies.map_err(|failed| request_failed(image, load, failed))?;
     report::add_up(tallies).ok_or_else(|| Failure::new("no thread ran"))
 }
 
-fn request_failed(name: &str, load: &Load, failed: Failed) -> Failure {
+fn request_failed(image: &SharedImage, load: &Workload, failed: RequestError) -> Failure {
+    let name = image.name();
     let Some(request) = failed.request else {
         return Failure::system(name, "a flush failed", failed.errno);
     };
@@ -428,5 +433,6 @@ fn request_failed(name: &str, load: &Load, failed: Failed) -> Failure {
         let message = format!("{what} reaches beyond the end of the image, {}", load.size);
         return Failure::about(name, message);
     }
-    Failure::system(name, &format!("{what} failed"), failed.errno)
+    let what = format!("{what} failed");
+    Failure::request(image.image(), name, &what, failed.errno)
 }

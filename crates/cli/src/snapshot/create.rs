@@ -1,11 +1,11 @@
-//! `gaur snapshot create`: a snapshot of the disk.
+//! `gaur snapshot create`: make a snapshot of the disk.
 
 use std::ffi::OsString;
 use std::io::Write;
 
 use super::metadata::MetadataArgs;
-use super::operation::Operation;
-use super::target::{ActArgs, TargetArgs};
+use super::operation::{self, Operation};
+use super::target::{ChangeArgs, TargetArgs};
 use crate::failure::Failure;
 
 /// Make a snapshot of the disk as it is
@@ -15,7 +15,7 @@ pub struct Args {
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
-    act: ActArgs,
+    act: ChangeArgs,
     #[command(flatten)]
     metadata: MetadataArgs,
     /// The image, and the name of the new snapshot
@@ -27,5 +27,5 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let (target, [name]) = args.target.split(&args.words, ["the name"])?;
     let new = args.metadata.snapshot(&name)?;
-    Operation::Create(new).perform(&target, &args.act, out)
+    operation::perform(Operation::Create(new), &target, &args.act, out)
 }

@@ -1,0 +1,82 @@
+//! Long operations on an image that this process has opened. They run on a reactor of their own, show
+//! progress, and are cancelled in order when the user presses ctrl-C.
+
+use std::time::Duration;
+
+use gaur_engine::Queue;
+use gaur_reactor::{Config, Driver, Either, Reactor, ReactorFile, race, sleep, uring};
+
+use crate::failure::Failure;
+use crate::host_kind::HostKind;
+use crate::interrupt;
+use crate::progress::Progress;
+use crate::shared_image::SharedImage;
+
+/// Time between two looks at how far it is.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How an operation is watched, and how it is given up.
+pub struct Watch<M, C> {
+    /// Where its progress goes.
+    pub progress: Progress,
+    /// How much is done, and of how much.
+    pub meter: M,
+    /// Asks for its end.
+    pub cancel: C,
+}
+
+/// Does `work` on a queue of the image, and cancels it when a signal asks for that.
+pub fn drive<T, M, C>(
+    image: &SharedImage,
+    host: HostKind,
+    watch: Watch<M, C>,
+    work: impl AsyncFnOnce(&Queue<ReactorFile>) -> Result<T, Failure>,
+) -> Result<T, Failure>
+where
+    M: Fn() -> (u64, u64),
+    C: FnOnce() + Send + 'static,
+{
+    let Watch {
+        mut progress,
+        meter,
+        cancel,
+    } = watch;
+    let config = Config {
+        driver: driver(host)?,
+        ..Config::default()
+    };
+    let reactor = Reactor::new(&config)
+        .map_err(|errno| Failure::new(format!("cannot start a reactor: {errno}")))?;
+    interrupt::on_signal(cancel)?;
+    let outcome = reactor.block_on(async {
+        let queue = image.queue(ReactorFile::new);
+        let show = async {
+            loop {
+                sleep(LOOK_INTERVAL).await;
+                let (done, total) = meter();
+                progress.update(done, total);
+            }
+        };
+        match race(work(&queue), show).await {
+            Either::Left(outcome) => outcome,
+            Either::Right(never) => Ok(never),
+        }
+    });
+    match outcome {
+        Ok(_) => progress.finish(),
+        Err(_) => progress.stop(),
+    }
+    outcome
+}
+
+/// A ring where there is one; without it things go slower, which is not worth a word here.
+fn driver(host: HostKind) -> Result<Driver, Failure> {
+    Ok(match host {
+        HostKind::Blocking => Driver::Fallback,
+        HostKind::Auto if uring::available().is_err() => Driver::Fallback,
+        _ => {
+            HostKind::Uring.choose()?;
+            Driver::Ring
+        }
+    })
+}

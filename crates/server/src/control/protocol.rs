@@ -1,0 +1,521 @@
+//! The lines on a control socket.
+
+use std::time::Duration;
+
+use gaur_engine::{ErrorKind, NewSnapshot};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::exporter::AddExport;
+use crate::failure::Failure;
+use crate::json;
+use crate::size::{NewSize, parse_new_size};
+use crate::snapshot_operation::Operation;
+
+/// What a client and a server must have in common.
+pub const VERSION: u32 = 1;
+
+/// Longest line in bytes.
+pub const LINE_BYTES_MAX: usize = 256 << 10;
+
+/// A snapshot that is about to be made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct NewEntry {
+    name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    date_sec: Option<u32>,
+    #[serde(default)]
+    date_nsec: u32,
+    #[serde(default)]
+    vm_clock_nsec: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    icount: Option<u64>,
+}
+
+impl NewEntry {
+    /// What it asks for; without a date it is made `now`.
+    pub fn snapshot(self, now: (u32, u32)) -> NewSnapshot {
+        let (date_sec, date_nsec) = match self.date_sec {
+            Some(seconds) => (seconds, self.date_nsec),
+            None => now,
+        };
+        NewSnapshot {
+            name: self.name,
+            id: self.id,
+            date_sec,
+            date_nsec,
+            vm_clock_nsec: self.vm_clock_nsec,
+            icount: self.icount,
+        }
+    }
+}
+
+impl From<NewSnapshot> for NewEntry {
+    fn from(new: NewSnapshot) -> NewEntry {
+        NewEntry {
+            name: new.name,
+            id: new.id,
+            date_sec: Some(new.date_sec),
+            date_nsec: new.date_nsec,
+            vm_clock_nsec: new.vm_clock_nsec,
+            icount: new.icount,
+        }
+    }
+}
+
+/// A snapshot that is there, by its id, else its name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Which {
+    /// Its id or name.
+    pub snapshot: String,
+}
+
+/// A snapshot and its new name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Renaming {
+    /// Its id or name.
+    pub snapshot: String,
+    /// The new name.
+    pub name: String,
+}
+
+/// Another size.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resizing {
+    /// Bytes, or text as `gaur resize` takes it.
+    size: Value,
+    /// It may be smaller than it was.
+    #[serde(default)]
+    pub shrink: bool,
+}
+
+impl Resizing {
+    /// To that size, in the words of the command line.
+    pub fn to(size: &str, shrink: bool) -> Resizing {
+        let size = json!(size);
+        Resizing { size, shrink }
+    }
+
+    /// The size asked for.
+    pub fn size(&self) -> Result<NewSize, Failure> {
+        let size = match &self.size {
+            Value::Number(bytes) => bytes.as_u64().map(NewSize::Exactly),
+            Value::String(text) => parse_new_size(text).ok(),
+            _ => None,
+        };
+        size.ok_or_else(|| {
+            let message = format!("size {} is neither bytes nor [+|-]SIZE", self.size);
+            Failure::new(message).kind(ErrorKind::InvalidInput)
+        })
+    }
+}
+
+/// How an export ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Removing {
+    /// Seconds that clients have to take what they have asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain_limit: Option<u32>,
+}
+
+impl Removing {
+    /// The time that clients have, if it is told.
+    pub fn drain_limit(self) -> Option<Duration> {
+        let seconds = self.drain_limit?;
+        Some(Duration::from_secs(u64::from(seconds)))
+    }
+}
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// What the server is and exports.
+    Ping,
+    /// The snapshots of an image.
+    List,
+    /// One snapshot.
+    Info(Which),
+    /// Make a snapshot of the disk.
+    Create(NewEntry),
+    /// Set the disk back to a snapshot.
+    Apply(Which),
+    /// Delete a snapshot.
+    Delete(Which),
+    /// Rename a snapshot.
+    Rename(Renaming),
+    /// Make a snapshot with the state of a machine, which the client sends.
+    Save(NewEntry),
+    /// Send the client the state that a snapshot has.
+    Extract(Which),
+    /// Add an export.
+    ExportAdd(Box<AddExport>),
+    /// The exports.
+    ExportList,
+    /// Remove an export.
+    ExportRemove(Removing),
+    /// Change the size of an export's image.
+    ExportResize(Resizing),
+}
+
+impl Command {
+    /// Whether the server gives it up when its client asks for that.
+    pub fn can_be_given_up(&self) -> bool {
+        matches!(
+            self,
+            Command::Create(_)
+                | Command::Delete(_)
+                | Command::Rename(_)
+                | Command::Save(_)
+                | Command::ExportResize(_)
+        )
+    }
+}
+
+impl From<Operation> for Command {
+    fn from(operation: Operation) -> Command {
+        match operation {
+            Operation::Create(new) => Command::Create(new.into()),
+            Operation::Apply { snapshot } => Command::Apply(Which { snapshot }),
+            Operation::Delete { snapshot } => Command::Delete(Which { snapshot }),
+            Operation::Rename { snapshot, name } => Command::Rename(Renaming { snapshot, name }),
+        }
+    }
+}
+
+/// A line from a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The export it is about; the only one if not told.
+    pub export: Option<String>,
+    /// What is to be done.
+    pub command: Command,
+}
+
+fn fields<T: for<'de> Deserialize<'de>>(name: &str, rest: Map<String, Value>) -> Result<T, String> {
+    json::read(Value::Object(rest)).map_err(|error| format!("{name}: {error}"))
+}
+
+/// A command that says nothing but which export it is about.
+fn nothing(name: &str, rest: Map<String, Value>, command: Command) -> Result<Command, String> {
+    match rest.keys().next() {
+        None => Ok(command),
+        Some(key) => Err(format!(
+            "{name}: key {key:?} is unknown, only \"export\" is known"
+        )),
+    }
+}
+
+impl Request {
+    /// Reads a line; the error is for the client.
+    pub fn parse(line: &[u8]) -> Result<Request, String> {
+        let value: Value =
+            serde_json::from_slice(line).map_err(|error| format!("not a line of json: {error}"))?;
+        let Value::Object(mut rest) = value else {
+            return Err("a command is an object".to_owned());
+        };
+        let name = match rest.remove("command") {
+            Some(Value::String(name)) => name,
+            _ => return Err("\"command\" is missing, or is not text".to_owned()),
+        };
+        let export = match rest.remove("export") {
+            None | Some(Value::Null) => None,
+            Some(Value::String(export)) => Some(export),
+            Some(_) => return Err("\"export\" is not text".to_owned()),
+        };
+        let command = match name.as_str() {
+            "ping" => nothing(&name, rest, Command::Ping)?,
+            "list" => nothing(&name, rest, Command::List)?,
+            "info" => Command::Info(fields(&name, rest)?),
+            "create" => Command::Create(fields(&name, rest)?),
+            "apply" => Command::Apply(fields(&name, rest)?),
+            "delete" => Command::Delete(fields(&name, rest)?),
+            "rename" => Command::Rename(fields(&name, rest)?),
+            "save" => Command::Save(fields(&name, rest)?),
+            "extract" => Command::Extract(fields(&name, rest)?),
+            "export-add" => {
+                let add = AddExport::from_fields(rest);
+                Command::ExportAdd(Box::new(add.map_err(|error| format!("{name}: {error}"))?))
+            }
+            "export-list" => nothing(&name, rest, Command::ExportList)?,
+            "export-remove" => Command::ExportRemove(fields(&name, rest)?),
+            "export-resize" => Command::ExportResize(fields(&name, rest)?),
+            _ => return Err(format!("command {name:?} is unknown")),
+        };
+        Ok(Request { export, command })
+    }
+
+    /// The line, with its end.
+    pub fn line(&self) -> Vec<u8> {
+        let value = |fields: serde_json::Result<Value>| fields.unwrap_or(Value::Null);
+        let (name, fields) = match &self.command {
+            Command::Ping => ("ping", json!({})),
+            Command::List => ("list", json!({})),
+            Command::Info(which) => ("info", value(serde_json::to_value(which))),
+            Command::Create(new) => ("create", value(serde_json::to_value(new))),
+            Command::Apply(which) => ("apply", value(serde_json::to_value(which))),
+            Command::Delete(which) => ("delete", value(serde_json::to_value(which))),
+            Command::Rename(renaming) => ("rename", value(serde_json::to_value(renaming))),
+            Command::Save(new) => ("save", value(serde_json::to_value(new))),
+            Command::Extract(which) => ("extract", value(serde_json::to_value(which))),
+            Command::ExportAdd(add) => (
+                "export-add",
+                Value::Object(add.fields().unwrap_or_default()),
+            ),
+            Command::ExportList => ("export-list", json!({})),
+            Command::ExportRemove(how) => ("export-remove", value(serde_json::to_value(how))),
+            Command::ExportResize(size) => ("export-resize", value(serde_json::to_value(size))),
+        };
+        let mut line = json!({ "command": name });
+        if let Some(object) = line.as_object_mut() {
+            if let Some(export) = &self.export {
+                object.insert("export".to_owned(), json!(export));
+            }
+            if let Value::Object(fields) = fields {
+                object.extend(fields);
+            }
+        }
+        ended(line.to_string())
+    }
+}
+
+/// A line from a server.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// So much is done; a total of 0 is one that is not known yet.
+    Progress {
+        /// Bytes done.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
+    /// The state may be sent now.
+    Ready,
+    /// The state follows, so many bytes of it.
+    State {
+        /// Bytes.
+        size: u64,
+    },
+    /// The command went well; this is its result.
+    Result(Value),
+    /// It did not, and why.
+    Error {
+        /// One of a fixed set of words.
+        kind: String,
+        /// For people.
+        message: String,
+    },
+}
+
+impl Answer {
+    /// The failure of a command.
+    pub fn failure(failure: &Failure) -> Answer {
+        let kind = failure.engine_kind().map_or("other", kind_name);
+        Answer::Error {
+            kind: kind.to_owned(),
+            message: failure.to_string(),
+        }
+    }
+
+    /// The line, with its end.
+    pub fn line(&self) -> Vec<u8> {
+        let value = match self {
+            Answer::Progress { done, total } => {
+                json!({ "event": "progress", "done": done, "total": total })
+            }
+            Answer::Ready => json!({ "event": "ready" }),
+            Answer::State { size } => json!({ "event": "state", "size": size }),
+            Answer::Result(result) => json!({ "result": result }),
+            Answer::Error { kind, message } => {
+                json!({ "error": { "kind": kind, "message": message } })
+            }
+        };
+        ended(value.to_string())
+    }
+
+    /// Reads a line.
+    pub fn parse(line: &[u8]) -> Option<Answer> {
+        let mut value: Value = serde_json::from_slice(line).ok()?;
+        if let Some(result) = value.get_mut("result") {
+            return Some(Answer::Result(result.take()));
+        }
+        if let Some(error) = value.get("error") {
+            let text = |key: &str| Some(error.get(key)?.as_str()?.to_owned());
+            return Some(Answer::Error {
+                kind: text("kind")?,
+                message: text("message")?,
+            });
+        }
+        let number = |key: &str| value.get(key)?.as_u64();
+        match value.get("event")?.as_str()? {
+            "progress" => Some(Answer::Progress {
+                done: number("done")?,
+                total: number("total")?,
+            }),
+            "ready" => Some(Answer::Ready),
+            "state" => Some(Answer::State {
+                size: number("size")?,
+            }),
+            _ => None,
+        }
+    }
+}
+
+fn ended(mut line: String) -> Vec<u8> {
+    line.push('\n');
+    line.into_bytes()
+}
+
+const KINDS: [(ErrorKind, &str); 13] = [
+    (ErrorKind::Io, "io"),
+    (ErrorKind::NoSpace, "no-space"),
+    (ErrorKind::Corrupt, "corrupt"),
+    (ErrorKind::Unsupported, "unsupported"),
+    (ErrorKind::ForeignFormat, "foreign-format"),
+    (ErrorKind::FormatNotTold, "format-not-told"),
+    (ErrorKind::InvalidInput, "invalid-input"),
+    (ErrorKind::Locked, "locked"),
+    (ErrorKind::NotFound, "not-found"),
+    (ErrorKind::PermissionDenied, "permission-denied"),
+    (ErrorKind::ReadOnly, "read-only"),
+    (ErrorKind::Poisoned, "poisoned"),
+    (ErrorKind::Cancelled, "cancelled"),
+];
+
+fn kind_name(kind: ErrorKind) -> &'static str {
+    let known = KINDS.iter().find(|(known, _)| *known == kind);
+    known.map_or("other", |(_, name)| *name)
+}
+
+/// The kind of that name, if it is one of the engine's.
+pub fn kind_of(name: &str) -> Option<ErrorKind> {
+    let known = KINDS.iter().find(|(_, known)| *known == name);
+    known.map(|(kind, _)| *kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn new() -> NewEntry {
+        NewEntry::from(NewSnapshot {
+            name: "a \"b\"\n".to_owned(),
+            id: Some("7".to_owned()),
+            date_sec: 1,
+            date_nsec: 2,
+            vm_clock_nsec: 3,
+            icount: Some(4),
+        })
+    }
+
+    #[test]
+    fn every_command_is_one_line_that_reads_back() {
+        let which = || Which {
+            snapshot: "1".to_owned(),
+        };
+        let renaming = Renaming {
+            snapshot: "1".to_owned(),
+            name: "two".to_owned(),
+        };
+        let all = [
+            Command::Ping,
+            Command::List,
+            Command::Info(which()),
+            Command::Create(new()),
+            Command::Apply(which()),
+            Command::Delete(which()),
+            Command::Rename(renaming),
+            Command::Save(new()),
+            Command::Extract(which()),
+            Command::ExportAdd(Box::new(AddExport {
+                file: "/images/disk.qcow2".to_owned(),
+                description: String::new(),
+                image: crate::exporter::ImageOptions::default(),
+                front: None,
+            })),
+            Command::ExportList,
+            Command::ExportRemove(Removing::default()),
+            Command::ExportRemove(Removing {
+                drain_limit: Some(0),
+            }),
+            Command::ExportResize(Resizing::to("+1G", true)),
+        ];
+        for command in all {
+            for export in [None, Some("x".to_owned())] {
+                let request = Request {
+                    export,
+                    command: command.clone(),
+                };
+                let line = request.line();
+                assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+                assert_eq!(Request::parse(&line), Ok(request));
+            }
+        }
+    }
+
+    #[test]
+    fn every_answer_is_one_line_that_reads_back() {
+        let all = [
+            Answer::Progress { done: 1, total: 2 },
+            Answer::Ready,
+            Answer::State { size: 1 << 40 },
+            Answer::Result(json!([{ "name": "x" }])),
+            Answer::failure(&Failure::about("a\nb", "is gone").kind(ErrorKind::NotFound)),
+        ];
+        for answer in all {
+            let line = answer.line();
+            assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+            assert_eq!(Answer::parse(&line), Some(answer));
+        }
+        assert_eq!(Answer::parse(b"{\"event\":\"new\"}"), None);
+    }
+
+    #[test]
+    fn wrong_lines_are_refused_with_a_reason() {
+        for (line, word) in [
+            ("", "json"),
+            ("[]", "object"),
+            ("{}", "command"),
+            (r#"{"command":7}"#, "command"),
+            (r#"{"command":"dance"}"#, "dance"),
+            (r#"{"command":"list","export":1}"#, "export"),
+            (
+                r#"{"command":"list","colour":"red"}"#,
+                "key \"colour\" is unknown",
+            ),
+            (r#"{"command":"delete"}"#, "snapshot"),
+            (r#"{"command":"export-add"}"#, "file"),
+            (r#"{"command":"export-resize","export":"x"}"#, "size"),
+            (r#"{"command":"export-remove","name":"x"}"#, "name"),
+            (r#"{"command":"create","name":"x","date":1}"#, "date"),
+            (r#"{"command":"create","name":"x","icount":-1}"#, "-1"),
+        ] {
+            let error = Request::parse(line.as_bytes()).expect_err(line);
+            assert!(error.contains(word), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_snapshot_without_a_date_is_made_now() {
+        let line = br#"{"command":"create","name":"x"}"#;
+        let Command::Create(new) = Request::parse(line).expect("a command").command else {
+            panic!("a snapshot is made");
+        };
+        let new = new.snapshot((5, 6));
+        assert_eq!((new.date_sec, new.date_nsec, new.icount), (5, 6, None));
+    }
+
+    #[test]
+    fn kinds_have_names_that_map_back() {
+        for (kind, name) in KINDS {
+            assert_eq!((kind_name(kind), kind_of(name)), (name, Some(kind)));
+        }
+        assert_eq!(kind_of("other"), None);
+    }
+}

@@ -1,0 +1,311 @@
+//! One client of a control socket: a command, its answers, the next command.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use gaur_engine::{ErrorKind, Job, Queue, find_snapshot};
+use gaur_reactor::{Either, ReactorFile, Stop, Stream, race, sleep, spawn, timeout};
+use serde_json::{Value, json};
+
+use super::exports;
+use super::line::{Inbound, NoLine};
+use super::protocol::{Answer, Command, Request, Resizing, VERSION};
+use super::server::Context;
+use super::state;
+use crate::exporter::{CommandUse, Export};
+use crate::failure::Failure;
+use crate::snapshot_facts::SnapshotDetail;
+use crate::snapshot_operation::Operation;
+
+/// Time between two lines of progress.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// Time after which a client hears of a command that makes no progress: the server lives.
+const LIFE_INTERVAL: Duration = Duration::from_millis(500);
+/// A client that does not take an answer for so long is gone.
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// What follows a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Another one.
+    Command,
+    /// Nothing: the client is gone, or does not know where it is in the stream.
+    Close,
+}
+
+/// A client.
+pub struct Session {
+    pub context: Rc<Context>,
+    pub stream: Stream,
+    pub inbound: Inbound,
+}
+
+/// The client does not take answers any more.
+pub struct Gone;
+
+/// Serves a client to its end.
+pub async fn serve(context: Rc<Context>, stream: Stream) {
+    let mut session = Session {
+        context,
+        stream,
+        inbound: Inbound::default(),
+    };
+    while session.next().await == Next::Command {}
+}
+
+impl Session {
+    async fn next(&mut self) -> Next {
+        let context = Rc::clone(&self.context);
+        let over = race(context.closing.stopped(), context.cancel.stopped());
+        let line = match race(over, self.inbound.line(&self.stream)).await {
+            Either::Left(_) => return Next::Close,
+            Either::Right(line) => line,
+        };
+        let line = match line {
+            Ok(line) => line,
+            Err(NoLine::TooLong) => {
+                self.fail(&Failure::new("the line is too long")).await;
+                return Next::Close;
+            }
+            Err(NoLine::Closed | NoLine::Failed(_)) => return Next::Close,
+        };
+        match Request::parse(&line) {
+            Ok(request) => self.execute(&context, request).await,
+            Err(reason) => {
+                let failure = Failure::new(reason).kind(ErrorKind::InvalidInput);
+                self.fail(&failure).await
+            }
+        }
+    }
+
+    async fn execute(&mut self, context: &Context, request: Request) -> Next {
+        let Request { export, command } = request;
+        let command = match self.about_exports(context, export.clone(), command).await {
+            Ok(next) => return next,
+            Err(command) => command,
+        };
+        let used = match context.exporter.command(export.as_deref()) {
+            Ok(used) => used,
+            Err(failure) => return self.fail(&failure).await,
+        };
+        let controlled = &used.1;
+        match command {
+            Command::Ping
+            | Command::ExportAdd(_)
+            | Command::ExportList
+            | Command::ExportRemove(_) => Next::Command,
+            Command::ExportResize(resizing) => self.resize(context, used, resizing).await,
+            Command::List => {
+                let list = self.list(controlled).await;
+                self.conclude(list.map(|list| json!(list))).await
+            }
+            Command::Info(which) => {
+                let detail = self.info(controlled, &which.snapshot).await;
+                self.conclude(detail.map(|detail| json!(detail))).await
+            }
+            Command::Apply(_) => self.fail(&refuse_apply(controlled)).await,
+            Command::Create(new) => {
+                let operation = Operation::Create(new.snapshot(now()));
+                self.change(controlled, operation).await
+            }
+            Command::Delete(which) => {
+                let snapshot = which.snapshot;
+                self.change(controlled, Operation::Delete { snapshot })
+                    .await
+            }
+            Command::Rename(renaming) => {
+                let (snapshot, name) = (renaming.snapshot, renaming.name);
+                self.change(controlled, Operation::Rename { snapshot, name })
+                    .await
+            }
+            Command::Save(new) => state::save(self, controlled, new.snapshot(now())).await,
+            Command::Extract(which) => state::extract(self, controlled, &which.snapshot).await,
+        }
+    }
+
+    /// Does what is not about the inside of an image; any other command comes back.
+    async fn about_exports(
+        &self,
+        context: &Context,
+        export: Option<String>,
+        command: Command,
+    ) -> Result<Next, Command> {
+        let exporter = &context.exporter;
+        let outcome = match command {
+            Command::Ping => Ok(greeting(context)),
+            Command::ExportList => Ok(exports::list(exporter)),
+            Command::ExportAdd(add) => {
+                let added = exports::add(exporter, export, *add);
+                self.report(added, &Job::default()).await
+            }
+            Command::ExportRemove(how) => {
+                let removed = exports::remove(exporter, export, how);
+                self.report(removed, &Job::default()).await
+            }
+            Command::ExportResize(_) if export.is_none() => {
+                exports::named(export).map(|_| json!({}))
+            }
+            command => return Err(command),
+        };
+        Ok(self.conclude(outcome).await)
+    }
+
+    async fn list(&self, controlled: &CommandUse) -> Result<Vec<SnapshotDetail>, Failure> {
+        let snapshots = queue(controlled).snapshots().await;
+        let snapshots = snapshots.map_err(|error| failed(controlled, &error))?;
+        Ok(snapshots.iter().map(SnapshotDetail::new).collect())
+    }
+
+    async fn info(&self, controlled: &CommandUse, which: &str) -> Result<SnapshotDetail, Failure> {
+        let snapshots = queue(controlled).snapshots().await;
+        let snapshots = snapshots.map_err(|error| failed(controlled, &error))?;
+        let found = find_snapshot(&snapshots, which).map_err(|error| failed(controlled, &error))?;
+        Ok(SnapshotDetail::new(found))
+    }
+
+    async fn change(&self, controlled: &CommandUse, operation: Operation) -> Next {
+        let job = Arc::new(Job::default());
+        let (queue, theirs) = (queue(controlled), Arc::clone(&job));
+        let name = controlled.shared().name().to_owned();
+        let task = spawn(async move {
+            let done = operation.run(&queue, &theirs).await;
+            done.map_err(|error| Failure::image(&name, &error))
+        });
+        let done = self.follow(task, &job, controlled.ending()).await;
+        self.conclude(done.map(|snapshot| json!(SnapshotDetail::new(&snapshot))))
+            .await
+    }
+
+    async fn resize(
+        &self,
+        context: &Context,
+        used: (Arc<Export>, CommandUse),
+        resizing: Resizing,
+    ) -> Next {
+        let job = Arc::new(Job::default());
+        let ending = used.1.ending().clone();
+        let task = exports::resize(&context.exporter, used, resizing, &job);
+        let resized = self.follow(task, &job, &ending).await;
+        self.conclude(resized).await
+    }
+
+    /// Waits for a task and tells how far it is. Whatever the client sends meanwhile, and its leaving,
+    /// asks for the end of the task, and so does the end of the server or of the image.
+    pub async fn follow<T>(
+        &self,
+        task: impl Future<Output = Result<T, Failure>>,
+        job: &Job,
+        ending: &Stop,
+    ) -> Result<T, Failure> {
+        let listening = async {
+            let mut byte = [0];
+            let over = given_up(&self.context, ending);
+            race(self.stream.recv(&mut byte), over).await;
+            job.cancel();
+            pending::<Infallible>().await
+        };
+        match race(self.report(task, job), listening).await {
+            Either::Left(outcome) => outcome,
+            Either::Right(never) => match never {},
+        }
+    }
+
+    /// Waits for a task and tells how far it is, or that it is still under way.
+    pub async fn report<T>(
+        &self,
+        task: impl Future<Output = Result<T, Failure>>,
+        job: &Job,
+    ) -> Result<T, Failure> {
+        let mut task = pin!(task);
+        let (mut shown, mut shown_at) = ((0, 0), Instant::now());
+        loop {
+            if let Either::Left(outcome) = race(&mut task, sleep(PROGRESS_INTERVAL)).await {
+                return outcome;
+            }
+            let (done, total) = job.progress_bytes();
+            if (done, total) == shown && shown_at.elapsed() < LIFE_INTERVAL {
+                continue;
+            }
+            (shown, shown_at) = ((done, total), Instant::now());
+            if let Err(Gone) = self.answer(&Answer::Progress { done, total }).await {
+                job.cancel();
+                return task.await;
+            }
+        }
+    }
+
+    /// Sends the last answer to a command.
+    pub async fn conclude(&self, outcome: Result<Value, Failure>) -> Next {
+        match outcome {
+            Ok(result) => self.succeed(result).await,
+            Err(failure) => self.fail(&failure).await,
+        }
+    }
+
+    async fn succeed(&self, result: Value) -> Next {
+        self.last(&Answer::Result(result)).await
+    }
+
+    /// Tells why a command failed.
+    pub async fn fail(&self, failure: &Failure) -> Next {
+        self.last(&Answer::failure(failure)).await
+    }
+
+    async fn last(&self, answer: &Answer) -> Next {
+        match self.answer(answer).await {
+            Ok(()) => Next::Command,
+            Err(Gone) => Next::Close,
+        }
+    }
+
+    /// Sends a line.
+    pub async fn answer(&self, answer: &Answer) -> Result<(), Gone> {
+        match timeout(ANSWER_LIMIT, self.stream.send(&answer.line())).await {
+            Some(Ok(())) => Ok(()),
+            Some(Err(_)) | None => Err(Gone),
+        }
+    }
+}
+
+/// Waits until commands about an image are given up: the server ends, or the image is to be closed.
+pub async fn given_up(context: &Context, ending: &Stop) {
+    race(context.cancel.stopped(), ending.stopped()).await;
+}
+
+fn greeting(context: &Context) -> Value {
+    let exports = exports::list(&context.exporter);
+    json!({
+        "program": "gaur",
+        "version": env!("CARGO_PKG_VERSION"),
+        "protocol": VERSION,
+        "exports": exports,
+    })
+}
+
+fn refuse_apply(controlled: &CommandUse) -> Failure {
+    let message = "cannot be set back while it is served: its disk would change under its clients";
+    let failure = Failure::about(controlled.shared().name(), message).kind(ErrorKind::Unsupported);
+    failure.hint("end the server first, or serve the snapshot with 'gaur serve --snapshot'")
+}
+
+/// A queue for one command.
+pub fn queue(controlled: &CommandUse) -> Queue<ReactorFile> {
+    controlled.shared().queue(ReactorFile::new)
+}
+
+/// The failure of an operation on an image.
+pub fn failed(controlled: &CommandUse, error: &gaur_engine::ImageError) -> Failure {
+    Failure::image(controlled.shared().name(), error)
+}
+
+/// A clock that shows a time beyond what the format can have is taken for the last it can.
+fn now() -> (u32, u32) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default();
+    let seconds = u32::try_from(now.as_secs()).unwrap_or(u32::MAX);
+    (seconds, now.subsec_nanos())
+}

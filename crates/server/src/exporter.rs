@@ -1,0 +1,538 @@
+//! What a serving process exports: images, and the exports that show them, which come and go.
+//!
+//! Every export has a name, whatever its clients speak. An export of a front end has a thread that
+//! waits for its end, because such an export may also end by itself (its device was deleted, its file
+//! unmounted); that thread alone takes it off the list and lets its image go. NBD's exports share one
+//! server ([`nbd`]). Nothing here is done on a serving thread, and nothing once per request.
+//!
+//! Lock order: [`Exporter::table`] is never held while an image is opened or an export is started.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use gaur_engine::{ErrorKind, Job};
+use gaur_export::Front;
+use gaur_export::nbd::Log;
+use gaur_reactor::block_on;
+
+use crate::failure::Failure;
+use crate::fronts::{Kind, Request};
+use crate::health::Health;
+use crate::host_kind::HostKind;
+use crate::image_spec::ImageSpec;
+use crate::notice::say;
+use crate::pin::Pin;
+
+use crate::size::{self, NewSize};
+
+mod device_state;
+mod facts;
+mod image_options;
+mod images;
+mod limits;
+mod nbd;
+mod served;
+
+pub use facts::{AddExport, ExportFacts};
+pub use image_options::{Discard, ImageOptions};
+pub use images::CommandUse;
+use images::Images;
+pub use limits::Limits;
+pub use nbd::NbdSettings;
+pub use served::Served;
+
+/// An export that is to be.
+#[derive(Clone, Debug)]
+pub struct NewExport {
+    /// What it is called; for NBD what clients call it.
+    pub name: String,
+    /// The image.
+    pub spec: ImageSpec,
+    /// How the image is opened.
+    pub image: ImageOptions,
+    /// For people.
+    pub description: String,
+    /// The front end; `None` is NBD.
+    pub front: Option<Request>,
+}
+
+/// An export that is there.
+pub struct Export {
+    name: String,
+    kind: Kind,
+    served: Arc<Served>,
+    /// Where clients find it.
+    place: String,
+    /// What runs; none for NBD, and none any more at the end.
+    front: Mutex<Option<Box<dyn Front>>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Somebody has asked for its end.
+    ending: bool,
+    /// And waits to hear how it ended.
+    awaited: bool,
+    /// How long its clients have, if not as long as the server says.
+    drain: Option<Duration>,
+    /// How it ended.
+    ended: Option<Result<(), Failure>>,
+}
+
+/// The list of exports.
+#[derive(Default)]
+struct Table {
+    exports: Vec<Arc<Export>>,
+    /// Names of exports that are about to be.
+    starting: Vec<String>,
+    /// Everything is to end.
+    stopping: bool,
+    /// At once.
+    forced: bool,
+    /// The first failure of an export that nobody waited for.
+    failure: Option<Failure>,
+    /// The NBD server is over.
+    nbd_over: bool,
+}
+
+/// Why a server ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It was told to.
+    Stopped,
+    /// Nobody needs it any more.
+    Unused,
+}
+
+/// The exports of this process.
+pub struct Exporter {
+    host: HostKind,
+    pin: Pin,
+    log: Option<Log>,
+    limits: Limits,
+    images: Images,
+    table: Mutex<Table>,
+    /// Rung with every change of the table.
+    changed: Condvar,
+    nbd: Mutex<nbd::Nbd>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is under these locks is changed in one step, so a panic elsewhere spoils nothing.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Export {
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What its clients speak.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The image as it shows it.
+    pub fn served(&self) -> &Arc<Served> {
+        &self.served
+    }
+
+    /// Where clients find it.
+    pub fn place(&self) -> &str {
+        &self.place
+    }
+
+    fn stop(&self) {
+        lock(&self.state).ending = true;
+        self.served.resizing.cancel();
+        if let Some(front) = &*lock(&self.front) {
+            front.stop();
+        }
+    }
+}
+
+/// Keeps a name for an export that is about to be.
+struct Reservation<'a> {
+    exporter: &'a Exporter,
+    name: String,
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        let mut table = lock(&self.exporter.table);
+        table.starting.retain(|name| *name != self.name);
+        self.exporter.changed.notify_all();
+    }
+}
+
+impl Exporter {
+    /// Nothing yet.
+    pub fn new(host: HostKind, pin: Pin, log: Option<Log>, limits: Limits) -> Arc<Exporter> {
+        Arc::new(Exporter {
+            host,
+            pin,
+            log,
+            limits,
+            images: Images::default(),
+            table: Mutex::default(),
+            changed: Condvar::new(),
+            nbd: Mutex::default(),
+        })
+    }
+
+    /// Whether its memory is pinned, and so to be kept.
+    pub fn is_pinned(&self) -> bool {
+        self.pin.is_locked()
+    }
+
+    /// How files are reached.
+    pub fn host(&self) -> HostKind {
+        self.host
+    }
+
+    /// The exports that are there, oldest first.
+    pub fn exports(&self) -> Vec<Arc<Export>> {
+        lock(&self.table).exports.clone()
+    }
+
+    /// Opens the image and exports it; clients can come when this returns.
+    pub fn add(self: &Arc<Self>, new: NewExport) -> Result<Arc<Export>, Failure> {
+        let reservation = self.reserve(&new.name)?;
+        let new = device_state::with_log(new);
+        let acquired = self.images.acquire(&new.name, &new.spec, &new.image);
+        let image = acquired.inspect_err(|_| device_state::forget(&new))?;
+        let shared = image.shared();
+        let served = Arc::new(Served {
+            health: Arc::new(Health::new(&new.name, shared.name(), shared.image())),
+            image: Arc::clone(&image),
+            policy: new.image.policy(&new.spec),
+            read_only: new.image.refuses_writes(&new.spec),
+            log: self.log.clone(),
+            resizing: Job::default(),
+            added: device_state::notes(&new),
+        });
+        let (place, front) = match self.start(&new, &served) {
+            Ok(started) => started,
+            Err(failure) => {
+                drop(served);
+                device_state::forget(&new);
+                // Nothing was written through it; why it did not start is what counts.
+                let _ = self.images.release(&new.name, &image, self.limits.drain);
+                return Err(failure);
+            }
+        };
+        let export = Arc::new(Export {
+            name: new.name.clone(),
+            kind: new.front.as_ref().map_or(Kind::Nbd, Request::kind),
+            served,
+            place,
+            front: Mutex::new(front),
+            state: Mutex::default(),
+        });
+        device_state::note_recovered(&export.place, &new);
+        lock(&self.table).exports.push(Arc::clone(&export));
+        drop(reservation);
+        if export.kind != Kind::Nbd {
+            self.watch(&export)?;
+        }
+        Ok(export)
+    }
+
+    fn start(
+        &self,
+        new: &NewExport,
+        served: &Arc<Served>,
+    ) -> Result<(String, Option<Box<dyn Front>>), Failure> {
+        let request = new.front.as_ref();
+        let kind = request.map_or(Kind::Nbd, Request::kind);
+        let image = served.shared().image();
+        self.pin.before_export(image, kind.is_device())?;
+        let Some(request) = request else {
+            return Ok((self.add_to_nbd(new, served)?, None));
+        };
+        let front = request.start(Arc::clone(served))?;
+        Ok((front.place(), Some(front)))
+    }
+
+    fn reserve(&self, name: &str) -> Result<Reservation<'_>, Failure> {
+        let mut table = lock(&self.table);
+        if table.stopping {
+            return Err(Failure::new("the server is stopping").kind(ErrorKind::Cancelled));
+        }
+        let there = table.exports.iter().any(|export| export.name == name);
+        if there || table.starting.iter().any(|other| other == name) {
+            let failure = Failure::new(format!("there is an export {name:?} already"));
+            let failure = failure.hint("NAME=FILE calls an image's export NAME");
+            return Err(failure.kind(ErrorKind::InvalidInput));
+        }
+        table.starting.push(name.to_owned());
+        let name = name.to_owned();
+        Ok(Reservation {
+            exporter: self,
+            name,
+        })
+    }
+
+    /// Has an export of a front end followed to its end.
+    fn watch(self: &Arc<Self>, export: &Arc<Export>) -> Result<(), Failure> {
+        let (exporter, watched) = (Arc::clone(self), Arc::clone(export));
+        let thread = std::thread::Builder::new().name("export".to_owned());
+        let thread = thread.spawn(move || exporter.follow(&watched));
+        thread.map(drop).map_err(|error| {
+            // Nobody would ever see it end, so it is not let begin.
+            export.stop();
+            self.follow(export);
+            Failure::io("the thread of an export", &error)
+        })
+    }
+
+    fn follow(&self, export: &Arc<Export>) {
+        let ended = lock(&export.front).as_ref().map(|front| front.ended());
+        if let Some(ended) = ended {
+            block_on(ended.stopped());
+        }
+        let front = lock(&export.front).take();
+        let finished = front.map_or(Ok(()), Front::finish);
+        let name = export.served.name();
+        let finished = finished.map_err(|error| Failure::about(name, error.to_string()));
+        self.bury(export, finished);
+    }
+
+    /// Takes an export that has ended off the list.
+    fn bury(&self, export: &Arc<Export>, outcome: Result<(), Failure>) {
+        let drain = lock(&export.state).drain.unwrap_or(self.limits.drain);
+        let image = &export.served.image;
+        let released = self.images.release(&export.name, image, drain);
+        if export.kind == Kind::Ublk {
+            device_state::forget_if_gone(&export.place);
+        }
+        gaur_reactor::freed_memory();
+        let outcome = outcome.and(released);
+        let mut table = lock(&self.table);
+        table.exports.retain(|other| !Arc::ptr_eq(other, export));
+        let mut state = lock(&export.state);
+        let outcome = match outcome {
+            Err(failure) if !state.awaited => {
+                if !table.stopping {
+                    say(&failure);
+                }
+                table.failure.get_or_insert(failure);
+                Ok(())
+            }
+            outcome => outcome,
+        };
+        state.ended = Some(outcome);
+        self.changed.notify_all();
+    }
+
+    /// Ends an export: its clients' requests are finished, its image is flushed, and closed if no other
+    /// export shows it. Clients that do not take their replies are cut off after `drain`.
+    pub fn remove(self: &Arc<Self>, name: &str, drain: Option<Duration>) -> Result<(), Failure> {
+        let export = self.find(name)?;
+        {
+            let mut state = lock(&export.state);
+            if state.ending || state.ended.is_some() {
+                let failure = Failure::new(format!("export {name:?} is ending already"));
+                return Err(failure.kind(ErrorKind::InvalidInput));
+            }
+            state.ending = true;
+            state.awaited = true;
+            state.drain = drain;
+        }
+        let drain = drain.unwrap_or(self.limits.drain);
+        if export.kind == Kind::Nbd {
+            let (exporter, removed) = (Arc::clone(self), Arc::clone(&export));
+            let thread = std::thread::Builder::new().name("removal".to_owned());
+            let remove = move || {
+                let drained = exporter.remove_from_nbd(&removed, drain);
+                exporter.bury(&removed, drained);
+            };
+            let started = thread.spawn(remove);
+            started.map_err(|error| Failure::io("the thread of a removal", &error))?;
+        } else {
+            export.stop();
+        }
+        self.removed(&export, drain + self.limits.close)
+    }
+
+    /// Waits for the end of an export.
+    fn removed(&self, export: &Export, limit: Duration) -> Result<(), Failure> {
+        let deadline = Instant::now() + limit;
+        let mut table = lock(&self.table);
+        loop {
+            let mut state = lock(&export.state);
+            if let Some(outcome) = state.ended.take() {
+                return outcome;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                // How it ends is told by the server then.
+                state.awaited = false;
+                let seconds = limit.as_secs();
+                let message = format!("is not flushed and closed after {seconds} s");
+                let failure = Failure::about(export.served.name(), message);
+                return Err(failure.hint("the server goes on with that"));
+            }
+            drop(state);
+            let waited = self.changed.wait_timeout(table, left);
+            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Changes the size of an export's image, and tells its clients as far as they can be told.
+    pub fn resize(
+        &self,
+        (export, used): (Arc<Export>, CommandUse),
+        (size, shrink): (NewSize, bool),
+        job: &Job,
+    ) -> Result<Arc<Export>, Failure> {
+        let file = export.served.name();
+        if export.served.read_only() {
+            let failure = Failure::about(file, "is exported for reading only");
+            return Err(failure.kind(ErrorKind::ReadOnly));
+        }
+        let old = export.served.size_bytes();
+        let new = size::checked(file, old, size, shrink)?;
+        let raw = export.served.is_raw();
+        if raw && new < old {
+            let failure = Failure::about(file, "a raw image does not shrink while it is served");
+            return Err(failure.kind(ErrorKind::Unsupported));
+        }
+        let resized = used.shared().guest().resize(new, shrink, job);
+        resized.map_err(|error| Failure::image(file, &error))?;
+        if let Some(front) = &*lock(&export.front) {
+            front.resized().map_err(|error| {
+                let message = format!("has its new size, but its clients were not told: {error}");
+                Failure::about(file, message)
+            })?;
+        }
+        Ok(export)
+    }
+
+    /// The export of that name.
+    pub fn find(&self, name: &str) -> Result<Arc<Export>, Failure> {
+        let table = lock(&self.table);
+        let found = table.exports.iter().find(|export| export.name == name);
+        found
+            .cloned()
+            .ok_or_else(|| self.unknown(&table, format!("there is no export {name:?}")))
+    }
+
+    /// The image of an export, kept open for a command about it. Without a name it is the only one.
+    pub fn command(&self, name: Option<&str>) -> Result<(Arc<Export>, CommandUse), Failure> {
+        let export = match name {
+            Some(name) => self.find(name)?,
+            None => {
+                let table = lock(&self.table);
+                match table.exports.as_slice() {
+                    [one] => Arc::clone(one),
+                    [] => return Err(self.unknown(&table, "there are no exports".to_owned())),
+                    _ => {
+                        let message = "there are several exports, and none was named";
+                        return Err(self.unknown(&table, message.to_owned()));
+                    }
+                }
+            }
+        };
+        match self.images.command(&export.served.image) {
+            Some(used) => Ok((export, used)),
+            None => {
+                let failure = Failure::new(format!("export {:?} is ending", export.name));
+                Err(failure.kind(ErrorKind::NotFound))
+            }
+        }
+    }
+
+    fn unknown(&self, table: &Table, message: String) -> Failure {
+        let names = table.exports.iter().take(NAMES_TOLD);
+        let names: Vec<String> = names.map(|export| format!("{:?}", export.name)).collect();
+        let failure = Failure::new(message).kind(ErrorKind::NotFound);
+        match names.is_empty() {
+            true => failure,
+            false if table.exports.len() > NAMES_TOLD => {
+                failure.hint(format!("there are {} and more", names.join(", ")))
+            }
+            false => failure.hint(format!("there are {}", names.join(", "))),
+        }
+    }
+
+    /// Everything is to end; the second call makes it end at once.
+    pub fn stop(&self) {
+        let mut table = lock(&self.table);
+        table.forced = table.stopping;
+        table.stopping = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until there is a reason to end. Without NBD's server one is that no export is left, unless
+    /// the server `stays` for commands.
+    pub fn wait(&self, stays: bool) -> End {
+        let has_nbd = lock(&self.nbd).is_running();
+        let mut table = lock(&self.table);
+        loop {
+            if table.stopping {
+                return End::Stopped;
+            }
+            let empty = table.exports.is_empty() && table.starting.is_empty();
+            if table.nbd_over || (!has_nbd && !stays && empty) {
+                return End::Unused;
+            }
+            table = self
+                .changed
+                .wait(table)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends every export. `false` when that was given up because of a second [`Exporter::stop`].
+    pub fn finish(&self) -> Result<bool, Failure> {
+        lock(&self.table).stopping = true;
+        self.drain_nbd();
+        if !self.fronts_ended() {
+            self.drain_nbd();
+            self.exports().iter().for_each(|export| export.stop());
+            return Ok(false);
+        }
+        let outcome = self.join_nbd();
+        // Every image is closed, even when another one failed; the first failure is told.
+        for export in self.exports() {
+            self.bury(&export, Ok(()));
+        }
+        match lock(&self.table).failure.take() {
+            Some(failure) => Err(failure),
+            None => outcome.map(|()| true),
+        }
+    }
+
+    /// Stops the front ends and waits for them and for NBD's server; `false` when that was given up.
+    fn fronts_ended(&self) -> bool {
+        let mut table = lock(&self.table);
+        loop {
+            if table.forced {
+                return false;
+            }
+            let fronts = |export: &&Arc<Export>| export.kind != Kind::Nbd;
+            let fronts: Vec<Arc<Export>> = table.exports.iter().filter(fronts).cloned().collect();
+            let running = |export: &&Arc<Export>| !lock(&export.state).ending;
+            let running: Vec<&Arc<Export>> = fronts.iter().filter(running).collect();
+            if !running.is_empty() {
+                drop(table);
+                running.iter().for_each(|export| export.stop());
+                table = lock(&self.table);
+                continue;
+            }
+            if table.nbd_over && fronts.is_empty() && table.starting.is_empty() {
+                return true;
+            }
+            table = self
+                .changed
+                .wait(table)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// So many names of exports are told to whoever named a wrong one.
+const NAMES_TOLD: usize = 8;

@@ -1,0 +1,215 @@
+//! How the image of an export is opened, as the command line and the control socket say it.
+
+use std::path::PathBuf;
+
+use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions};
+use serde::{Deserialize, Serialize};
+
+use crate::cached_device::Policy;
+use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::kept::Kept;
+use crate::open::CacheMode;
+use crate::shared_image::SharedImage;
+use crate::temporary;
+
+/// What a client's discard does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Discard {
+    /// Give the space back to the host
+    #[default]
+    Unmap,
+    /// Nothing
+    Ignore,
+}
+
+/// How an image is opened for an export.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct ImageOptions {
+    /// Format of the images (probed by default)
+    #[serde(with = "format_name", skip_serializing_if = "Option::is_none")]
+    pub format: Option<Format>,
+    /// The images are lists of options, driver=qcow2,file.filename=PATH,..
+    pub image_opts: bool,
+    /// Refuse writes
+    pub read_only: bool,
+    /// Serve the disk as it was when this internal snapshot (an id or a name) was made; it cannot be
+    /// written to, unless --temporary is given
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    /// What clients write is kept beside the image, in $TMPDIR, and forgotten at the end
+    pub temporary: bool,
+    /// Use of the host's cache
+    pub cache: CacheMode,
+    /// What a client's discard does
+    pub discard: Discard,
+    /// What to do with the host's space, whatever the image says
+    #[serde(with = "allocation_name", skip_serializing_if = "Option::is_none")]
+    pub allocation: Option<AllocationPolicy>,
+    /// Remove the images' persistent bitmaps with the first write, which would make them useless
+    pub drop_bitmaps: bool,
+    /// Keep in FILE (in /run, or where else a reboot forgets it) what clients have been told is written
+    /// and the image does not say yet; what a server that was killed left there is taken over, unless
+    /// somebody else has written to the image since
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub handover: Option<PathBuf>,
+    /// The same, without being asked to.
+    #[serde(skip)]
+    pub kept: Option<Box<Kept>>,
+}
+
+impl ImageOptions {
+    /// Whether clients may not write.
+    pub fn refuses_writes(&self, spec: &ImageSpec) -> bool {
+        let kept = self.snapshot.is_some() && !self.temporary;
+        self.read_only || kept || (spec.is_read_only() && !self.temporary)
+    }
+
+    /// Whether the image's file is written to.
+    pub fn writes_file(&self, spec: &ImageSpec) -> bool {
+        !self.temporary && !self.refuses_writes(spec)
+    }
+
+    /// Opens the image.
+    pub fn open(&self, spec: &ImageSpec) -> Result<SharedImage, Failure> {
+        let read_only = self.refuses_writes(spec);
+        let options = OpenOptions {
+            read_only,
+            direct: self.cache.direct(),
+            discard: self.discard == Discard::Unmap,
+            allocation: self.allocation,
+            snapshot: self.snapshot.clone(),
+            drop_bitmaps: self.drop_bitmaps,
+            ..OpenOptions::default()
+        };
+        let handover = self.handover.as_deref().filter(|_| !read_only);
+        let image = match (self.temporary, handover, &self.kept) {
+            (true, ..) => temporary::open(spec, &options),
+            (_, Some(path), _) => SharedImage::open_with_handover(spec, &options, path),
+            (_, None, Some(kept)) => SharedImage::open_with_kept(spec, &options, kept),
+            (_, None, None) => SharedImage::open_to_serve(spec, &options),
+        };
+        image.map_err(|failure| match failure.engine_kind() {
+            Some(ErrorKind::FormatNotTold) => {
+                let raw = spec.raw_words();
+                failure.hint(format!("say {raw} if it is one, or -r to only read it"))
+            }
+            _ => failure,
+        })
+    }
+
+    /// What is done to clients' requests.
+    pub fn policy(&self, spec: &ImageSpec) -> Policy {
+        let ignore_flush = self.cache == CacheMode::Unsafe || spec.ignores_flushes();
+        Policy {
+            writethrough: self.cache.writethrough(),
+            // Nothing of a temporary overlay outlives the process.
+            ignore_flush: ignore_flush || self.temporary,
+            ignore_discard: spec
+                .ignores_discards()
+                .unwrap_or(self.discard == Discard::Ignore),
+        }
+    }
+}
+
+/// Formats by name.
+mod format_name {
+    use gaur_engine::Format;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(
+        format: &Option<Format>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        format.map(Format::name).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Format>, D::Error> {
+        let name = Option::<String>::deserialize(deserializer)?;
+        let read = |name: String| {
+            let unknown = || serde::de::Error::custom(format!("format {name:?} is unknown"));
+            Format::from_name(&name).ok_or_else(unknown)
+        };
+        name.map(read).transpose()
+    }
+}
+
+/// Policies for space by name.
+mod allocation_name {
+    use gaur_engine::AllocationPolicy;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(
+        policy: &Option<AllocationPolicy>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        policy.map(|policy| policy.name()).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<AllocationPolicy>, D::Error> {
+        let name = Option::<String>::deserialize(deserializer)?;
+        let read = |name: String| {
+            let unknown = || serde::de::Error::custom(format!("allocation {name:?} is unknown"));
+            AllocationPolicy::from_name(&name).ok_or_else(unknown)
+        };
+        name.map(read).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_read_back_from_json() {
+        let options = ImageOptions {
+            format: Some(Format::Raw),
+            read_only: true,
+            snapshot: Some("one".to_owned()),
+            cache: CacheMode::Directsync,
+            discard: Discard::Ignore,
+            allocation: Some(AllocationPolicy::Compact),
+            ..ImageOptions::default()
+        };
+        for options in [options, ImageOptions::default()] {
+            let json = serde_json::to_value(&options).expect("json");
+            let read: ImageOptions = serde_json::from_value(json).expect("the same");
+            assert_eq!(read, options);
+        }
+        for wrong in [
+            r#"{"format":"vmdk"}"#,
+            r#"{"cache":"warm"}"#,
+            r#"{"colour":1}"#,
+        ] {
+            assert!(
+                serde_json::from_str::<ImageOptions>(wrong).is_err(),
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn snapshots_are_read_only_and_temporary_overlays_leave_the_file_alone() {
+        let spec = ImageSpec::plain("disk", None);
+        let writes = |change: fn(&mut ImageOptions)| {
+            let mut options = ImageOptions::default();
+            change(&mut options);
+            (!options.refuses_writes(&spec), options.writes_file(&spec))
+        };
+        assert_eq!(writes(|_| {}), (true, true));
+        assert_eq!(writes(|options| options.read_only = true), (false, false));
+        assert_eq!(writes(|options| options.temporary = true), (true, false));
+        let back_then = Some("one".to_owned());
+        let options = ImageOptions {
+            snapshot: back_then,
+            ..ImageOptions::default()
+        };
+        assert!(options.refuses_writes(&spec));
+    }
+}

@@ -1,0 +1,151 @@
+//! Exports other than NBD's: what they are told, and how each is started.
+//!
+//! Every front end is a file of its own, with a request (what it is told, by the command line or by a
+//! line of JSON) and a function `start` that makes a running export of an open image.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gaur_export::Front;
+use serde_json::{Map, Value};
+
+use crate::exporter::Served;
+use crate::failure::Failure;
+use crate::json;
+
+pub mod fuse;
+pub mod ublk;
+pub mod vduse;
+pub mod vhost_user;
+
+/// What speaks to the clients of an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Network block device.
+    Nbd,
+    /// A block device of this machine.
+    Ublk,
+    /// A disk for a virtual machine monitor, over a Unix socket.
+    VhostUser,
+    /// A virtio device of this machine.
+    Vduse,
+    /// A file.
+    Fuse,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 5] = [
+        Kind::Nbd,
+        Kind::Ublk,
+        Kind::VhostUser,
+        Kind::Vduse,
+        Kind::Fuse,
+    ];
+
+    /// Its name in JSON and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Nbd => "nbd",
+            Kind::Ublk => "ublk",
+            Kind::VhostUser => "vhost-user",
+            Kind::Vduse => "vduse",
+            Kind::Fuse => "fuse",
+        }
+    }
+
+    /// Whether it is a block device of this machine.
+    pub fn is_device(self) -> bool {
+        matches!(self, Kind::Ublk | Kind::Vduse)
+    }
+
+    /// The kind of that name.
+    pub fn from_name(name: &str) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+/// A front end and what it is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// A block device of this machine.
+    Ublk(ublk::Request),
+    /// A disk for a virtual machine monitor.
+    VhostUser(vhost_user::Request),
+    /// A virtio device of this machine.
+    Vduse(vduse::Request),
+    /// A file.
+    Fuse(fuse::Request),
+}
+
+impl Request {
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Request::Ublk(_) => Kind::Ublk,
+            Request::VhostUser(_) => Kind::VhostUser,
+            Request::Vduse(_) => Kind::Vduse,
+            Request::Fuse(_) => Kind::Fuse,
+        }
+    }
+
+    /// Starts to export `image`; clients can come when this returns.
+    pub fn start(&self, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+        match self {
+            Request::Ublk(request) => ublk::start(request, image),
+            Request::VhostUser(request) => vhost_user::start(request, image),
+            Request::Vduse(request) => vduse::start(request, image),
+            Request::Fuse(request) => fuse::start(request, image),
+        }
+    }
+
+    /// The same with paths that mean the same in any directory.
+    pub fn absolute(self) -> Request {
+        let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        match self {
+            Request::VhostUser(request) => Request::VhostUser(vhost_user::Request {
+                socket: absolute(request.socket),
+                ..request
+            }),
+            Request::Fuse(request) => Request::Fuse(fuse::Request {
+                path: absolute(request.path),
+                ..request
+            }),
+            other => other,
+        }
+    }
+
+    /// Reads the fields of a JSON object, all of which must be its own.
+    pub fn from_fields(kind: Kind, fields: Map<String, Value>) -> Result<Option<Request>, String> {
+        let value = Value::Object(fields);
+        let read = match kind {
+            Kind::Nbd => json::read(value).map(|Nothing {}| None),
+            Kind::Ublk => json::read(value).map(|read| Some(Request::Ublk(read))),
+            Kind::VhostUser => json::read(value).map(|read| Some(Request::VhostUser(read))),
+            Kind::Vduse => json::read(value).map(|read| Some(Request::Vduse(read))),
+            Kind::Fuse => json::read(value).map(|read| Some(Request::Fuse(read))),
+        };
+        read.map_err(|error| format!("{}: {error}", kind.name()))
+    }
+
+    /// The JSON object that says the same; a path that is not text has none.
+    pub fn to_json(&self) -> serde_json::Result<Value> {
+        match self {
+            Request::Ublk(request) => serde_json::to_value(request),
+            Request::VhostUser(request) => serde_json::to_value(request),
+            Request::Vduse(request) => serde_json::to_value(request),
+            Request::Fuse(request) => serde_json::to_value(request),
+        }
+    }
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+/// How many threads serve so many queues of a virtio device.
+fn threads_for(queues: u16) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    processors.min(usize::from(queues))
+}

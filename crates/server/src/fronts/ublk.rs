@@ -1,0 +1,83 @@
+//! A block device of this machine.
+
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use gaur_export::Front;
+use gaur_export::ublk::{self, Options};
+use serde::{Deserialize, Serialize};
+
+use crate::exporter::Served;
+use crate::failure::Failure;
+
+/// Whether the kernel's pages go to the image's file without a copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ZeroCopy {
+    /// Where the kernel can do it
+    #[default]
+    Auto,
+    /// Or fail
+    On,
+    /// Never
+    Off,
+}
+
+/// What a ublk device is told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+pub struct Request {
+    /// Its number; the first that is free without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<u32>,
+    /// Queues, each with a thread.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queues: Option<NonZeroU16>,
+    /// Requests of a queue at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub depth: Option<NonZeroU16>,
+    /// It belongs to the user who makes it.
+    pub unprivileged: bool,
+    /// Use of zero copy.
+    pub zero_copy: ZeroCopy,
+    /// Take over device `id` from a server that died. Not for the control socket.
+    #[serde(skip)]
+    pub recover: bool,
+}
+
+/// Starts to export `image`.
+pub fn start(request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+    let options = options(request, &image);
+    let name = image.name().to_owned();
+    let devices = move |_| Ok(image.device());
+    let server = match request.id.filter(|_| request.recover) {
+        Some(id) => ublk::recover(id, options, devices),
+        None => ublk::start(options, devices),
+    };
+    match server {
+        Ok(server) => Ok(Box::new(server)),
+        Err(error) => Err(Failure::about(&name, error.to_string())),
+    }
+}
+
+fn options(request: &Request, image: &Served) -> Options {
+    let mut options = Options::new();
+    options.id = request.id;
+    if let Some(queues) = request.queues {
+        options.queues = usize::from(queues.get());
+    }
+    if let Some(depth) = request.depth {
+        options.depth = Some(depth.get());
+    }
+    options.unprivileged = request.unprivileged;
+    options.zero_copy = match request.zero_copy {
+        ZeroCopy::Auto => ublk::ZeroCopy::Auto,
+        ZeroCopy::On => ublk::ZeroCopy::On,
+        ZeroCopy::Off => ublk::ZeroCopy::Off,
+    };
+    options.direct = image.shared().is_direct();
+    options.read_only = image.read_only();
+    options.log = image.log();
+    options.added = image.added();
+    options
+}

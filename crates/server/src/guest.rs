@@ -1,0 +1,70 @@
+//! Blocking access to the guest's view of an image.
+
+use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
+use gaur_engine::{Image, ImageError, Job, MapExtent, Queue};
+use gaur_reactor::{BlockingFile, block_on};
+
+/// An open image for one thread.
+pub struct Guest(Queue<BlockingFile>);
+
+/// Requests follow each other, so one tag is enough.
+const TAG: Tag = Tag(0);
+
+impl Guest {
+    /// Around a queue of the image.
+    pub fn new(queue: Queue<BlockingFile>) -> Guest {
+        Guest(queue)
+    }
+
+    /// The image.
+    pub fn image(&self) -> &Image {
+        self.0.image()
+    }
+
+    /// Fills `buffer` from guest offset `offset_bytes`.
+    pub fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), Errno> {
+        let payload = Payload::Read(Target::Memory(buffer));
+        block_on(self.0.submit(TAG, Request::Read { offset_bytes }, payload))
+    }
+
+    /// Stores `bytes` at guest offset `offset_bytes`.
+    pub fn write(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let request = Request::Write {
+            offset_bytes,
+            fua: false,
+        };
+        let payload = Payload::Write(Source::Memory(bytes));
+        block_on(self.0.submit(TAG, request, payload))
+    }
+
+    /// Makes a range read as zeros; its space may be given back.
+    pub fn write_zeroes(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
+        let request = Request::WriteZeroes {
+            offset_bytes,
+            len_bytes,
+            fua: false,
+            may_unmap: true,
+        };
+        block_on(self.0.submit(TAG, request, Payload::None))
+    }
+
+    /// What is at guest offset `offset_bytes`, at most `len_bytes` of it.
+    pub fn map(&self, offset_bytes: u64, len_bytes: u64) -> Result<MapExtent, Errno> {
+        block_on(self.0.map(offset_bytes, len_bytes))
+    }
+
+    /// Makes everything written so far durable.
+    pub fn flush(&self) -> Result<(), Errno> {
+        block_on(self.0.submit(TAG, Request::Flush, Payload::None))
+    }
+
+    /// Changes the size the guest sees, unless the job is cancelled.
+    pub fn resize(&self, size_bytes: u64, shrink: bool, job: &Job) -> Result<(), ImageError> {
+        block_on(self.0.resize(size_bytes, shrink, job))
+    }
+
+    /// Ends the work on an image; no other queue of it is in use any more.
+    pub fn close(self) -> Result<(), ImageError> {
+        block_on(self.0.close())
+    }
+}

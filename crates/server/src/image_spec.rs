@@ -1,0 +1,715 @@
+//! Image specification on the command line: a path, `json:{..}`, or with `--image-opts` a string of
+//! `key=value,..`. The keys are QEMU's; an unknown one is refused, never ignored.
+//!
+//! Only the command line may use these forms. A backing file's name comes out of an image, which may be
+//! hostile, so the engine takes paths only.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use gaur_engine::{AllocationPolicy, CacheOptions, ErrorKind, Format, OpenOptions, Opened};
+use gaur_reactor::BlockingFile;
+
+use crate::failure::Failure;
+use crate::handover;
+use crate::image_file::ImageFile;
+use crate::key_values::{JSON_PREFIX, KeyValues, Value};
+use crate::notice::say;
+use crate::open;
+
+/// An image and how it is to be opened.
+#[derive(Clone, Debug, Default)]
+pub struct ImageSpec {
+    given: OsString,
+    path: PathBuf,
+    /// The path as text.
+    shown: String,
+    format: Option<Format>,
+    /// How the command line would tell it: `-f` for most.
+    switch: Option<&'static str>,
+    changes: Overrides,
+}
+
+/// What the options say; `None` is what the verb does without them.
+#[derive(Clone, Debug, Default)]
+struct Overrides {
+    read_only: Option<bool>,
+    force_share: Option<bool>,
+    lock: Option<bool>,
+    direct: Option<bool>,
+    backing_direct: Option<bool>,
+    no_flush: Option<bool>,
+    discard: Option<bool>,
+    allocation: Option<AllocationPolicy>,
+    ignore_discards: Option<bool>,
+    without_backing: bool,
+    cache: CacheOptions,
+    clean_interval_seconds: Option<u32>,
+    aio: Option<Aio>,
+    /// One of the options that only qcow2 has, if there was one.
+    only_for_qcow2: Option<String>,
+}
+
+/// QEMU's names for ways to reach a file. Here it is io_uring wherever that works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aio {
+    /// Any way
+    Threads,
+    /// Any way, with O_DIRECT
+    Native,
+    /// io_uring or nothing
+    Uring,
+}
+
+const AIO: [(&str, Aio); 3] = [
+    ("threads", Aio::Threads),
+    ("native", Aio::Native),
+    ("io_uring", Aio::Uring),
+];
+
+/// Options of QEMU that ask for something that is not here.
+const UNSUPPORTED: [&str; 9] = [
+    "backing.",
+    "data-file",
+    "encrypt.",
+    "file.file.",
+    "file.pr-manager",
+    "offset",
+    "pr-manager",
+    "size",
+    "file.x-check-cache-dropped",
+];
+
+/// Options that only qcow2 has, or what they start with.
+const ONLY_FOR_QCOW2: [&str; 10] = [
+    "allocation",
+    "backing",
+    "cache-",
+    "discard-no-unref",
+    "l2-cache-",
+    "lazy-refcounts",
+    "overlap-check",
+    "pass-discard-",
+    "refcount-cache-",
+    "data-file",
+];
+
+/// Seconds after which unused metadata is dropped from the caches, as in QEMU on Linux.
+const CLEAN_INTERVAL_SECONDS: u32 = 600;
+
+impl ImageSpec {
+    /// Reads what the command line says. `format` is that of `-f`, which counts more than a driver in
+    /// JSON.
+    pub fn parse(
+        given: impl AsRef<OsStr>,
+        image_opts: bool,
+        format: Option<Format>,
+    ) -> Result<ImageSpec, Failure> {
+        let given = given.as_ref();
+        if !image_opts && !given.as_encoded_bytes().starts_with(JSON_PREFIX.as_bytes()) {
+            return Ok(ImageSpec::plain(given, format));
+        }
+        let keys = match (given.to_str(), image_opts) {
+            (Some(text), true) => KeyValues::from_option_string(text),
+            (Some(text), false) => KeyValues::from_file_name(text),
+            (None, _) => Err(Failure::new(
+                "options are text, and this is not valid UTF-8",
+            )),
+        };
+        keys.and_then(|keys| OptionReader { keys }.read(given, format))
+            .map_err(|failure| failure.with_subject(&given.to_string_lossy()))
+    }
+
+    /// The image at a path.
+    pub fn plain(path: impl AsRef<OsStr>, format: Option<Format>) -> ImageSpec {
+        let path = path.as_ref();
+        ImageSpec {
+            given: path.to_owned(),
+            path: path.into(),
+            shown: path.to_string_lossy().into_owned(),
+            format,
+            switch: None,
+            changes: Overrides::default(),
+        }
+    }
+
+    /// The same image, whose format another switch than `-f` names.
+    pub fn format_switch(mut self, switch: &'static str) -> ImageSpec {
+        self.switch = Some(switch);
+        self
+    }
+
+    /// The same image with its format, found out if it is not told. For commands that write what their
+    /// caller asks for, and not what a guest does.
+    pub fn with_probed_format(mut self) -> Result<ImageSpec, Failure> {
+        if self.format.is_none() {
+            let file = ImageFile::open(&self.path, &open::reading(None, true))?;
+            self.format = Some(self.format_of(&file)?);
+        }
+        Ok(self)
+    }
+
+    /// The format of the image, whose file this is: the given one, else the probed one.
+    pub fn format_of(&self, file: &ImageFile) -> Result<Format, Failure> {
+        match self.format {
+            Some(format) => Ok(format),
+            None => file.probe().map_err(|failure| self.advise(failure)),
+        }
+    }
+
+    /// Says how to insist when the image was taken for one of a format that is not supported.
+    fn advise(&self, failure: Failure) -> Failure {
+        match failure.engine_kind() {
+            Some(ErrorKind::ForeignFormat) => {
+                failure.hint(format!("{} takes its bytes as they are", self.raw_words()))
+            }
+            Some(ErrorKind::HasBitmaps) => failure.hint("--drop-bitmaps removes them"),
+            _ => failure,
+        }
+    }
+
+    /// How the command line would say that the image is raw.
+    pub fn raw_words(&self) -> String {
+        match self.given == self.path.as_os_str() {
+            true => format!("{} raw", self.switch.unwrap_or("-f")),
+            false => "driver=raw".to_owned(),
+        }
+    }
+
+    /// What the command line says, word by word.
+    pub fn given(&self) -> &OsStr {
+        &self.given
+    }
+
+    /// The path of its file as text, to be shown; [`ImageSpec::file_path`] is for opening it.
+    pub fn path(&self) -> &str {
+        &self.shown
+    }
+
+    /// The path of its file.
+    pub fn file_path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its format, if one is given.
+    pub fn format(&self) -> Option<Format> {
+        self.format
+    }
+
+    /// Whether the options forbid writing.
+    pub fn is_read_only(&self) -> bool {
+        self.changes.read_only == Some(true)
+    }
+
+    /// Whether the options say that flushes do nothing.
+    pub fn ignores_flushes(&self) -> bool {
+        self.changes.no_flush == Some(true)
+    }
+
+    /// Whether the guest's discards do nothing, if the options say so or the opposite.
+    pub fn ignores_discards(&self) -> Option<bool> {
+        self.changes.ignore_discards
+    }
+
+    /// The way to reach the file, if the options say one.
+    pub fn aio(&self) -> Option<Aio> {
+        self.changes.aio
+    }
+
+    /// How often unused metadata is to be given back; `None` for never.
+    pub fn clean_interval(&self) -> Option<Duration> {
+        let seconds = self.changes.clean_interval_seconds;
+        match seconds.unwrap_or(CLEAN_INTERVAL_SECONDS) {
+            0 => None,
+            seconds => Some(Duration::from_secs(u64::from(seconds))),
+        }
+    }
+
+    /// How it is to be opened by a verb that opens images by `base`.
+    pub fn open_options(&self, base: &OpenOptions) -> Result<OpenOptions, Failure> {
+        let changes = &self.changes;
+        let fail = |message: &str| Err(Failure::about(&self.shown, message));
+        if self.is_read_only() && !base.read_only {
+            return fail("the options say read-only=on, but this command writes");
+        }
+        if base.force_share && changes.force_share == Some(false) {
+            return fail("-U and force-share=off contradict each other");
+        }
+        let options = OpenOptions {
+            format: self.format.or(base.format),
+            direct: changes.direct.unwrap_or(base.direct),
+            backing_direct: Some(changes.backing_direct.unwrap_or(base.direct)),
+            lock: changes.lock.unwrap_or(base.lock),
+            force_share: changes.force_share.unwrap_or(base.force_share),
+            backing: base.backing && !changes.without_backing,
+            cache: changes.cache,
+            discard: changes.discard.unwrap_or(base.discard),
+            allocation: changes.allocation.or(base.allocation),
+            ..base.clone()
+        };
+        if changes.aio == Some(Aio::Native) && !options.direct {
+            return Err(self.native_without_direct());
+        }
+        Ok(options)
+    }
+
+    /// QEMU's rule about Linux's native asynchronous I/O.
+    pub fn native_without_direct(&self) -> Failure {
+        let failure = Failure::about(&self.shown, "aio=native needs O_DIRECT");
+        failure.hint("say cache.direct=on, or a cache mode of none or directsync")
+    }
+
+    /// Opens the image and its chain.
+    pub fn open(&self, base: &OpenOptions) -> Result<Opened<BlockingFile>, Failure> {
+        let opened = open::open(&self.path, &self.open_options(base)?);
+        let opened = opened.map_err(|failure| self.advise(failure))?;
+        let top = opened.image.layers().first().map(|layer| layer.format());
+        if top == Some(Format::Raw) && base.allocation.is_some() {
+            let message = "--allocation is for qcow2, but the image is raw";
+            return Err(Failure::about(&self.shown, message));
+        }
+        if let (Some(Format::Raw), Some(key)) = (top, &self.changes.only_for_qcow2) {
+            let message = format!("option '{key}' is for qcow2, but the image is raw");
+            return Err(Failure::about(&self.shown, message));
+        }
+        if let Some(lost) = opened.image.lost_bitmaps() {
+            say(format!("{}: {}", self.shown, lost.describe()));
+        }
+        // A caller with a commit log reports after it has read the log.
+        if let (Some(unclosed), None) = (opened.image.unclosed(), &base.commit_log) {
+            handover::tell(&self.shown, unclosed, false);
+        }
+        Ok(opened)
+    }
+
+    /// Opens the file alone, to read metadata.
+    pub fn open_file(&self, base: &OpenOptions) -> Result<ImageFile, Failure> {
+        ImageFile::open(&self.path, &self.open_options(base)?)
+    }
+}
+
+/// What [`OptionReader::node`] finds at one level.
+#[derive(Clone, Copy)]
+struct NodeOptions {
+    direct: Option<bool>,
+    no_flush: Option<bool>,
+    read_only: Option<bool>,
+    force_share: Option<bool>,
+    discard: Option<bool>,
+}
+
+/// Takes the options that are known.
+struct OptionReader {
+    keys: KeyValues,
+}
+
+impl OptionReader {
+    fn read(mut self, given: &OsStr, format: Option<Format>) -> Result<ImageSpec, Failure> {
+        let told = self.keys.take_text("driver")?;
+        let driver = format.map(Format::name).or(told.as_deref());
+        // A protocol may stand alone; otherwise it is below the format.
+        let (format, below) = match driver {
+            None => (None, "file."),
+            Some("file" | "host_device") => (Some(Format::Raw), ""),
+            Some(name) => match Format::from_name(name) {
+                Some(format) => (Some(format), "file."),
+                None => {
+                    let failure = Failure::new(format!("driver '{name}' is not supported"));
+                    return Err(failure.hint("qcow2, raw and file are"));
+                }
+            },
+        };
+        let qcow2 = |key: &str| ONLY_FOR_QCOW2.iter().any(|start| key.starts_with(start));
+        let mut changes = Overrides {
+            only_for_qcow2: self.keys.find_key(qcow2).map(str::to_owned),
+            ..Overrides::default()
+        };
+        let path = self.protocol(below, &mut changes)?;
+        let file = self.node(below)?;
+        let top = match below {
+            "" => file,
+            _ => self.node("")?,
+        };
+        if format != Some(Format::Raw) {
+            self.qcow2(&mut changes)?;
+        }
+        changes.merge(&top, &file);
+        if let Some(key) = self.keys.first_key() {
+            let what = match UNSUPPORTED.iter().any(|start| key.starts_with(start)) {
+                true => "is not supported",
+                false => "is unknown",
+            };
+            let driver = driver.unwrap_or("qcow2");
+            let message = format!("option '{key}' {what} (driver {driver})");
+            return Err(Failure::new(message));
+        }
+        Ok(ImageSpec {
+            given: given.to_owned(),
+            shown: path.clone(),
+            path: path.into(),
+            format,
+            switch: None,
+            changes,
+        })
+    }
+
+    /// The options of a file; returns its path.
+    fn protocol(&mut self, below: &str, changes: &mut Overrides) -> Result<String, Failure> {
+        let keys = &mut self.keys;
+        let key = |name: &str| format!("{below}{name}");
+        if !below.is_empty() {
+            if let Some(node) = keys.take("file") {
+                let message = format!("option 'file' is {node}, which would be another node");
+                return Err(Failure::new(message).hint("name a file with file.filename"));
+            }
+            keys.take_choice(&key("driver"), &["file", "host_device"])?;
+        }
+        let names = AIO.map(|(name, _)| name);
+        let aio = keys.take_choice(&key("aio"), &names)?;
+        changes.aio = aio.and_then(|place| AIO.get(place)).map(|(_, aio)| *aio);
+        let locking = keys.take_choice(&key("locking"), &["auto", "on", "off"])?;
+        changes.lock = locking.map(|place| place < 2);
+        // How QEMU fills its queues and what it does after a migration: nothing to do here.
+        keys.take_number(&key("aio-max-batch"))?;
+        keys.take_bool(&key("drop-cache"))?;
+        match keys.take_text(&key("filename"))? {
+            Some(path) if !path.is_empty() => Ok(path),
+            _ => Err(Failure::new(format!(
+                "option '{}' is missing, which names the file",
+                key("filename")
+            ))),
+        }
+    }
+
+    /// The options that every level has.
+    fn node(&mut self, level: &str) -> Result<NodeOptions, Failure> {
+        let keys = &mut self.keys;
+        let key = |name: &str| format!("{level}{name}");
+        // No node refers to another here, and only verbs that write open files for writing.
+        keys.take_text(&key("node-name"))?;
+        keys.take_bool(&key("auto-read-only"))?;
+        let discard = keys.take_choice(&key("discard"), &["ignore", "off", "unmap", "on"])?;
+        if let Some(1..) = keys.take_choice(&key("detect-zeroes"), &["off", "on", "unmap"])? {
+            let message = format!("option '{}' is not supported", key("detect-zeroes"));
+            return Err(Failure::new(message).hint("off is"));
+        }
+        Ok(NodeOptions {
+            direct: keys.take_bool(&key("cache.direct"))?,
+            no_flush: keys.take_bool(&key("cache.no-flush"))?,
+            read_only: keys.take_bool(&key("read-only"))?,
+            force_share: keys.take_bool(&key("force-share"))?,
+            discard: discard.map(|place| place >= 2),
+        })
+    }
+
+    /// The options of qcow2.
+    fn qcow2(&mut self, changes: &mut Overrides) -> Result<(), Failure> {
+        let keys = &mut self.keys;
+        changes.cache = CacheOptions {
+            total_bytes: keys.take_size("cache-size")?,
+            l2_bytes: keys.take_size("l2-cache-size")?,
+            l2_entry_bytes: keys.take_size("l2-cache-entry-size")?,
+            refcount_bytes: keys.take_size("refcount-cache-size")?,
+        };
+        let policies = open::ALLOCATION_POLICIES;
+        let place = keys.take_choice("allocation", &policies)?;
+        let name = place.and_then(|place| policies.get(place));
+        changes.allocation = name.and_then(|name| AllocationPolicy::from_name(name));
+        changes.clean_interval_seconds = keys.take_number("cache-clean-interval")?;
+        match keys.take("backing") {
+            None => {}
+            Some(Value::Null) => changes.without_backing = true,
+            Some(Value::Text(text)) if text.is_empty() || text == "null" => {
+                changes.without_backing = true;
+            }
+            Some(node) => {
+                let message = format!("option 'backing' is {node}, which would be another node");
+                return Err(Failure::new(message).hint("null opens the image without its chain"));
+            }
+        }
+        if keys.take_bool("pass-discard-request")? == Some(false) {
+            changes.discard = Some(false);
+        }
+        if keys.take_bool("discard-no-unref")? == Some(true) {
+            let failure = Failure::new("option 'discard-no-unref' is not supported");
+            return Err(failure.hint("off is"));
+        }
+        // Allowed, but never done: refcounts are not put off, freed space is given back or not as
+        // `discard` says, and no write to metadata goes unchecked.
+        keys.take_bool("lazy-refcounts")?;
+        keys.take_bool("pass-discard-snapshot")?;
+        keys.take_bool("pass-discard-other")?;
+        let templates = ["none", "constant", "cached", "all"];
+        keys.take_choice("overlap-check", &templates)?;
+        keys.take_choice("overlap-check.template", &templates)?;
+        for structure in OVERLAP_STRUCTURES {
+            keys.take_bool(&format!("overlap-check.{structure}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// What `overlap-check` tells apart.
+const OVERLAP_STRUCTURES: [&str; 9] = [
+    "main-header",
+    "active-l1",
+    "active-l2",
+    "refcount-table",
+    "refcount-block",
+    "snapshot-table",
+    "inactive-l1",
+    "inactive-l2",
+    "bitmap-directory",
+];
+
+impl Overrides {
+    /// A file is opened as its own options say, and where they do not, as those of the image.
+    fn merge(&mut self, top: &NodeOptions, file: &NodeOptions) {
+        let either = |one: Option<bool>, two: Option<bool>| match (one, two) {
+            (Some(one), Some(two)) => Some(one || two),
+            (one, two) => one.or(two),
+        };
+        self.direct = file.direct.or(top.direct);
+        self.backing_direct = top.direct;
+        self.no_flush = either(top.no_flush, file.no_flush);
+        self.read_only = either(top.read_only, file.read_only);
+        self.force_share = either(top.force_share, file.force_share);
+        self.ignore_discards = top.discard.map(|discard| !discard);
+        let discards = [top.discard, file.discard, self.discard];
+        self.discard = discards.into_iter().flatten().reduce(|one, two| one && two);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(text: &str) -> ImageSpec {
+        let spec = ImageSpec::parse(text, !text.starts_with("json:"), None);
+        spec.unwrap_or_else(|failure| panic!("{failure}"))
+    }
+
+    fn refused(text: &str) -> String {
+        let spec = ImageSpec::parse(text, !text.starts_with("json:"), None);
+        spec.expect_err(text).to_string()
+    }
+
+    fn writing() -> OpenOptions {
+        OpenOptions::default()
+    }
+
+    #[test]
+    fn option_string_and_json_give_the_same_spec() {
+        let string = spec(
+            "driver=qcow2,file.driver=file,file.filename=a,,b.qcow2,l2-cache-size=64k,\
+             allocation=contiguous,\
+             l2-cache-entry-size=4k,refcount-cache-size=1M,cache-clean-interval=7,\
+             file.cache.direct=on,file.aio=native,file.locking=off,discard=ignore,backing=",
+        );
+        let json = spec(
+            r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"a,b.qcow2",
+               "cache":{"direct":true},"aio":"native","locking":"off"},"l2-cache-size":65536,
+               "allocation":"contiguous",
+               "l2-cache-entry-size":"4k","refcount-cache-size":1048576,
+               "cache-clean-interval":7,"discard":"off","backing":null}"#,
+        );
+        for spec in [string, json] {
+            assert_eq!(
+                (spec.path(), spec.format()),
+                ("a,b.qcow2", Some(Format::Qcow2))
+            );
+            assert_eq!(spec.clean_interval(), Some(Duration::from_secs(7)));
+            assert_eq!(spec.aio(), Some(Aio::Native));
+            let options = spec.open_options(&writing()).expect("consistent options");
+            assert!(options.direct && !options.lock && !options.discard && !options.backing);
+            assert_eq!(options.backing_direct, Some(false));
+            assert_eq!(options.allocation, Some(AllocationPolicy::Contiguous));
+            let cache = CacheOptions {
+                total_bytes: None,
+                l2_bytes: Some(65536),
+                l2_entry_bytes: Some(4096),
+                refcount_bytes: Some(1 << 20),
+            };
+            assert_eq!(options.cache, cache);
+        }
+    }
+
+    #[test]
+    fn plain_path_is_not_parsed_as_options() {
+        let spec = ImageSpec::parse("a=b,c", false, None).expect("a path");
+        assert_eq!((spec.path(), spec.format()), ("a=b,c", None));
+        assert_eq!(spec.clean_interval(), Some(Duration::from_secs(600)));
+        let options = spec.open_options(&writing()).expect("no options");
+        assert!(options.lock && options.discard && options.backing && !options.direct);
+    }
+
+    #[test]
+    fn protocol_node_alone_or_below_format_node() {
+        for (text, format) in [
+            ("driver=raw,file.filename=a", Some(Format::Raw)),
+            ("driver=file,filename=a", Some(Format::Raw)),
+            (
+                "driver=host_device,filename=a,aio=threads",
+                Some(Format::Raw),
+            ),
+            ("file.filename=a", None),
+            (r#"json:{"file":{"driver":"file","filename":"a"}}"#, None),
+        ] {
+            assert_eq!(
+                (spec(text).path(), spec(text).format()),
+                ("a", format),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn format_switch_overrides_json_driver() {
+        let name = r#"json:{"driver":"raw","file.filename":"a"}"#;
+        let spec = ImageSpec::parse(name, false, Some(Format::Qcow2)).expect("a spec");
+        assert_eq!(spec.format(), Some(Format::Qcow2));
+    }
+
+    #[test]
+    fn cache_direct_of_image_applies_to_backing_files() {
+        let options = |text: &str| {
+            let options = spec(text).open_options(&writing()).expect("options");
+            (options.direct, options.backing_direct)
+        };
+        let all = "driver=qcow2,file.filename=a,cache.direct=on";
+        assert_eq!(options(all), (true, Some(true)));
+        let others = "driver=qcow2,file.filename=a,cache.direct=on,file.cache.direct=off";
+        assert_eq!(options(others), (false, Some(true)));
+        let own = "driver=qcow2,file.filename=a,file.cache.direct=on";
+        assert_eq!(options(own), (true, Some(false)));
+    }
+
+    /// What is refused, and words of the message.
+    const REFUSED: &[(&str, &str)] = &[
+        ("driver=qcow2,file.filename=a,foo=1", "'foo' is unknown"),
+        (
+            "driver=qcow2,file.filename=a,file.foo=1",
+            "'file.foo' is unknown",
+        ),
+        (
+            "driver=qcow2,file.filename=a,filename=b",
+            "'filename' is unknown",
+        ),
+        (
+            "driver=qcow2,file.filename=a,cache.writeback=on",
+            "'cache.writeback'",
+        ),
+        (
+            "driver=raw,file.filename=a,l2-cache-size=1M",
+            "'l2-cache-size' is unknown",
+        ),
+        (
+            "driver=raw,file.filename=a,backing=",
+            "'backing' is unknown",
+        ),
+        (
+            "driver=raw,file.filename=a,offset=512",
+            "'offset' is not supported",
+        ),
+        (
+            "driver=qcow2,file.filename=a,encrypt.format=luks",
+            "'encrypt.format' is not",
+        ),
+        (
+            "driver=qcow2,file.filename=a,backing.driver=raw",
+            "'backing.driver' is not",
+        ),
+        ("driver=qcow2,file.filename=a,backing=b", "'backing' is 'b'"),
+        ("driver=qcow2,file=a", "'file' is 'a'"),
+        ("driver=qcow2", "'file.filename' is missing"),
+        ("driver=file,file.filename=a", "'filename' is missing"),
+        ("filename=a", "'file.filename' is missing"),
+        ("driver=vmdk,file.filename=a", "'vmdk' is not supported"),
+        (
+            "driver=qcow2,file.driver=nbd,file.host=a",
+            "'file.driver' is 'nbd'",
+        ),
+        (
+            "driver=qcow2,file.filename=a,detect-zeroes=on",
+            "'detect-zeroes'",
+        ),
+        (
+            "driver=qcow2,file.filename=a,discard-no-unref=on",
+            "'discard-no-unref'",
+        ),
+        (
+            "driver=qcow2,file.filename=a,overlap-check=some",
+            "'overlap-check' is 'some'",
+        ),
+        (
+            "driver=qcow2,file.filename=a,l2-cache-size=-1",
+            "'l2-cache-size'",
+        ),
+        (
+            "driver=qcow2,file.filename=a,cache-clean-interval=-1",
+            "'cache-clean-interval'",
+        ),
+        (
+            r#"json:{"driver":"qcow2","file":["a"]}"#,
+            "'file.filename' is missing",
+        ),
+        (
+            r#"json:{"driver":"qcow2","file":{"filename":null}}"#,
+            "'file.filename' is null",
+        ),
+    ];
+
+    #[test]
+    fn unknown_and_unsupported_options_are_named() {
+        for (text, key) in REFUSED {
+            let message = refused(text);
+            assert!(message.contains(key), "{message}");
+            assert_eq!(message.lines().count(), 1, "{message}");
+        }
+    }
+
+    #[test]
+    fn options_without_effect_are_accepted() {
+        let taken = spec(
+            "driver=qcow2,file.filename=a,node-name=n,auto-read-only=on,lazy-refcounts=on,\
+             overlap-check=none,overlap-check.main-header=off,pass-discard-other=on,\
+             pass-discard-snapshot=off,discard-no-unref=off,detect-zeroes=off,file.drop-cache=off,\
+             file.aio-max-batch=8,cache-clean-interval=0,cache.no-flush=on,pass-discard-request=off",
+        );
+        assert_eq!(taken.clean_interval(), None);
+        assert!(taken.ignores_flushes());
+    }
+
+    #[test]
+    fn discard_can_be_ignored_at_guest_image_or_file_level() {
+        let read = |options: &str| {
+            let spec = spec(&format!("driver=qcow2,file.filename=a,{options}"));
+            let opened = spec.open_options(&writing()).expect("options");
+            (spec.ignores_discards(), opened.discard)
+        };
+        assert_eq!(read("discard=unmap"), (Some(false), true));
+        assert_eq!(read("discard=ignore"), (Some(true), false));
+        assert_eq!(read("file.discard=ignore"), (None, false));
+        assert_eq!(
+            read("discard=on,pass-discard-request=off"),
+            (Some(false), false)
+        );
+    }
+
+    #[test]
+    fn options_that_contradict_the_command_are_refused() {
+        let told = |text: &str, base: &OpenOptions| {
+            let options = spec(text).open_options(base);
+            options.expect_err(text).to_string()
+        };
+        let reading = open::reading(None, true);
+        let read_only = "driver=qcow2,file.filename=a,read-only=on";
+        assert!(told(read_only, &writing()).contains("this command writes"));
+        assert!(spec(read_only).open_options(&reading).is_ok());
+        let alone = "driver=qcow2,file.filename=a,force-share=off";
+        assert!(told(alone, &reading).contains("contradict"));
+        let native = "driver=qcow2,file.filename=a,file.aio=native";
+        assert!(told(native, &writing()).contains("aio=native"));
+    }
+}

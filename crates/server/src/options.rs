@@ -1,0 +1,177 @@
+//! Option lists, `-o key=value,...`, of `create` and `convert`.
+
+use std::ffi::OsString;
+
+use crate::failure::Failure;
+use crate::size::parse_size;
+
+/// Options in the order given; a later one of the same name wins. A value is text unless a switch of the
+/// command line stands for it, which may be a path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OptionList(Vec<(String, OsString)>);
+
+impl OptionList {
+    /// Joins the lists of several `-o`. Items are separated by commas; a comma inside a value is
+    /// written twice.
+    pub fn parse(lists: &[String]) -> Result<OptionList, Failure> {
+        let mut options = Vec::new();
+        for item in lists.iter().flat_map(|list| split_items(list)) {
+            match item.split_once('=') {
+                Some((key, value)) if !key.is_empty() => {
+                    options.push((key.to_owned(), value.into()));
+                }
+                _ => {
+                    let message = format!("option '{item}' is not of the form KEY=VALUE");
+                    return Err(Failure::new(message).hint("'-o help' lists the options"));
+                }
+            }
+        }
+        Ok(OptionList(options))
+    }
+
+    /// Whether a list asks for help (`-o help`, `-o ?`) instead of giving options.
+    pub fn asks_for_help(lists: &[String]) -> bool {
+        let mut items = lists.iter().flat_map(|list| split_items(list));
+        items.any(|item| item == "help" || item == "?")
+    }
+
+    /// Takes the option called `key` out of the list.
+    pub fn take(&mut self, key: &str) -> Option<String> {
+        let value = self.take_path(key)?;
+        Some(value.to_string_lossy().into_owned())
+    }
+
+    /// Takes an option that is a path.
+    pub fn take_path(&mut self, key: &str) -> Option<OsString> {
+        let value = self.0.iter().rev().find(|(name, _)| name == key);
+        let value = value.map(|(_, value)| value.clone());
+        self.0.retain(|(name, _)| name != key);
+        value
+    }
+
+    /// Takes an option that is on or off.
+    pub fn take_bool(&mut self, key: &str) -> Result<Option<bool>, Failure> {
+        let Some(value) = self.take(key) else {
+            return Ok(None);
+        };
+        match value.as_str() {
+            "on" | "yes" | "true" | "y" => Ok(Some(true)),
+            "off" | "no" | "false" | "n" => Ok(Some(false)),
+            _ => Err(wrong_value(key, &value, "on, off")),
+        }
+    }
+
+    /// Takes an option that is a number of bytes.
+    pub fn take_size(&mut self, key: &str) -> Result<Option<u64>, Failure> {
+        let parse = |value: String| parse_size(&value);
+        let size = self.take(key).map(parse).transpose();
+        size.map_err(|error| Failure::new(format!("option '{key}': {error}")))
+    }
+
+    /// Whether an option is there.
+    pub fn has(&self, key: &str) -> bool {
+        self.0.iter().any(|(name, _)| name == key)
+    }
+
+    /// Adds an option that a switch of the command line stands for; it must not be in the list.
+    pub fn add_switch(
+        &mut self,
+        key: &str,
+        value: impl Into<OsString>,
+        switch: &str,
+    ) -> Result<(), Failure> {
+        if self.has(key) {
+            let message = format!("'{switch}' and '-o {key}=' say the same thing twice");
+            return Err(Failure::new(message));
+        }
+        self.0.push((key.to_owned(), value.into()));
+        Ok(())
+    }
+
+    /// All options, in the order given.
+    pub fn into_items(self) -> impl Iterator<Item = (String, String)> {
+        let text = |value: OsString| value.to_string_lossy().into_owned();
+        self.0
+            .into_iter()
+            .map(move |(key, value)| (key, text(value)))
+    }
+
+    /// The keys of the options that were not taken.
+    pub fn rest(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(key, _)| key.as_str())
+    }
+}
+
+/// An option has a value it cannot have.
+pub fn wrong_value(key: &str, value: &str, allowed: &str) -> Failure {
+    Failure::new(format!(
+        "option '{key}' cannot be '{value}' (possible values: {allowed})"
+    ))
+}
+
+/// Splits at single commas; a double comma is one comma of the value.
+fn split_items(list: &str) -> Vec<String> {
+    let mut items = vec![String::new()];
+    let mut letters = list.chars().peekable();
+    while let Some(letter) = letters.next() {
+        if letter == ',' && letters.next_if_eq(&',').is_none() {
+            items.push(String::new());
+        } else if let Some(item) = items.last_mut() {
+            item.push(letter);
+        }
+    }
+    items.retain(|item| !item.is_empty());
+    items
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(list: &str) -> OptionList {
+        OptionList::parse(&[list.to_owned()]).expect("a well formed list")
+    }
+
+    #[test]
+    fn a_double_comma_is_a_comma_of_the_value() {
+        let mut options = parse("backing_file=a,,b.qcow2,size=1G");
+        assert_eq!(options.take("backing_file").as_deref(), Some("a,b.qcow2"));
+        assert_eq!(options.take_size("size").expect("a size"), Some(1 << 30));
+        assert_eq!(options.rest().count(), 0);
+    }
+
+    #[test]
+    fn the_last_of_several_wins() {
+        let mut options = parse("compat=v2,compat=v3");
+        assert_eq!(options.take("compat").as_deref(), Some("v3"));
+        assert_eq!(options.take("compat"), None);
+    }
+
+    #[test]
+    fn malformed_option_is_refused() {
+        assert!(OptionList::parse(&["compat".to_owned()]).is_err());
+        assert!(OptionList::parse(&["=v3".to_owned()]).is_err());
+        let refused = parse("lazy_refcounts=maybe").take_bool("lazy_refcounts");
+        let failure = refused.expect_err("neither on nor off");
+        assert_eq!(
+            failure.to_string(),
+            "option 'lazy_refcounts' cannot be 'maybe' (possible values: on, off)"
+        );
+    }
+
+    #[test]
+    fn help_is_seen_in_any_list() {
+        assert!(OptionList::asks_for_help(&["compat=v3,help".to_owned()]));
+        assert!(OptionList::asks_for_help(&["?".to_owned()]));
+        assert!(!OptionList::asks_for_help(
+            &["backing_file=help".to_owned()]
+        ));
+    }
+
+    #[test]
+    fn a_switch_and_its_option_together_are_refused() {
+        let mut options = parse("backing_file=a");
+        assert!(options.add_switch("backing_file", "b", "-b").is_err());
+        assert!(options.add_switch("backing_fmt", "raw", "-F").is_ok());
+    }
+}

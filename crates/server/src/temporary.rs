@@ -1,0 +1,77 @@
+//! `--snapshot`: a temporary overlay over an image, or over one of its internal snapshots. The overlay's
+//! file is unlinked once it is open, so it disappears with the process, however that ends.
+
+use std::path::Path;
+
+use gaur_engine::{Format, OpenOptions};
+use gaur_format::plan::CreateOptions;
+use gaur_reactor::{BlockingFile, CreateFile, OpenFile, block_on};
+
+use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
+use crate::open;
+use crate::shared_image::SharedImage;
+
+/// Opens the image, or its snapshot `base.snapshot`, below a new overlay in `$TMPDIR`. The options that
+/// are about writing are the overlay's.
+pub fn open(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure> {
+    let fail = |message: &str| Failure::about(spec.path(), message);
+    let reading = OpenOptions {
+        read_only: true,
+        allocation: None,
+        ..base.clone()
+    };
+    // Stays open, and so locked, until the overlay has opened it for itself.
+    let below = spec.open(&reading)?;
+    let options = spec.open_options(&reading)?;
+    if !options.backing {
+        return Err(fail(
+            "a temporary overlay cannot leave the chain of its image out",
+        ));
+    }
+    let path =
+        std::path::absolute(spec.file_path()).map_err(|error| Failure::io(spec.path(), &error))?;
+    let format = below.image.layers().first().map(|layer| layer.format());
+    let plan = CreateOptions {
+        size_bytes: below.image.size_bytes(),
+        // Small writes copy next to nothing from below.
+        extended_l2: true,
+        backing_file: Some(path.into_os_string().into_encoded_bytes()),
+        backing_format: format.map(|format| format.name().to_owned()),
+        ..CreateOptions::default()
+    };
+    let directory = tempfile::Builder::new().prefix("gaur-").tempdir();
+    let directory = directory.map_err(|error| {
+        let place = std::env::temp_dir().display().to_string();
+        Failure::io(&place, &error).hint("TMPDIR says where temporary files go")
+    })?;
+    let overlay = directory.path().join("temporary.qcow2");
+    make(&overlay, &plan)?;
+    let options = OpenOptions {
+        format: Some(Format::Qcow2),
+        read_only: false,
+        direct: false,
+        backing_direct: Some(options.direct),
+        force_share: false,
+        allocation: base.allocation,
+        backing_snapshot: options.snapshot.clone(),
+        snapshot: None,
+        ..options
+    };
+    let opened = open::open(&overlay, &options)?;
+    Ok(SharedImage::new(spec.path(), opened))
+}
+
+/// Makes an image.
+pub fn make(overlay: &Path, plan: &CreateOptions) -> Result<(), Failure> {
+    let name = &*overlay.to_string_lossy();
+    let file = OpenFile::create(overlay, CreateFile::default())
+        .map_err(|error| Failure::about(name, format!("cannot create: {error}")))?;
+    let file = BlockingFile::new(file);
+    block_on(gaur_engine::create(
+        &file,
+        plan,
+        &gaur_engine::Job::default(),
+    ))
+    .map_err(|error| Failure::image(name, &error))
+}
