@@ -65,8 +65,8 @@ mod tests {
     #[test]
     fn numbers_and_a_filter_are_understood_and_nothing_else() {
         let parsed = |line: &str| Arguments::try_parse_from(line.split(' '));
-        let deep = parsed("model --preemptions 4 grace").unwrap();
-        assert_eq!((deep.preemptions, deep.filter.as_str()), (4, "grace"));
+        let deep = parsed("model --preemptions 4 epochs").unwrap();
+        assert_eq!((deep.preemptions, deep.filter.as_str()), (4, "epochs"));
         assert!(parsed("model --preemptions").is_err());
         assert!(parsed("model --seconds many").is_err());
         assert!(parsed("model --depth 4").is_err());
