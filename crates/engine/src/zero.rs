@@ -19,9 +19,9 @@ use crate::image::Writer;
 use crate::job::Job;
 use crate::metadata::alloc::Free;
 use crate::metadata::holes::Hole;
+use crate::metadata::maps::Kind;
 use crate::metadata::maps::{Located, Maps};
 use crate::queue::Unmap;
-use crate::read::Place;
 use crate::write::{Need, reference_of};
 
 /// What is done with a range.
@@ -133,7 +133,7 @@ impl<F: File> Active<'_, F> {
     /// Makes clusters beyond the end of the image read as zeros when it will reach them.
     pub(crate) async fn zero_beyond(&self, range: (u64, u64), job: &Job) -> Result<(), Errno> {
         // As above: some of it may be written.
-        let _inside = self.queue.enter();
+        let _epoch = self.queue.enter();
         self.unmap(UnmapRange::whole(range), Mode::Unmap, job)
             .await?;
         Ok(())
@@ -168,11 +168,11 @@ impl<F: File> Active<'_, F> {
     /// Zeros a range by writing, unless it reads as zeros already.
     async fn zero_by_writing(&self, offset: u64, len: u64) -> Result<(), Errno> {
         let reads_as_zeros =
-            |place: &Place| matches!(place, Place::Nothing { .. } | Place::Zero { .. });
+            |kind: &Kind| matches!(kind, Kind::Unallocated { .. } | Kind::Zero { .. });
         let (mut at, end) = (offset, offset + len);
         while at < end {
             let found = self.queue.find(at, end - at).await?;
-            if !reads_as_zeros(&found.place) {
+            if !reads_as_zeros(&found.kind) {
                 self.write_zero_bytes(at, found.len).await?;
                 at += found.len;
                 continue;
@@ -191,7 +191,7 @@ impl<F: File> Active<'_, F> {
             };
             match now {
                 None => self.writer.claims.waiters(at).wait(ticket).await,
-                Some(Some(now)) if reads_as_zeros(&now.place) => at += now.len,
+                Some(Some(now)) if reads_as_zeros(&now.kind) => at += now.len,
                 Some(_) => {}
             }
         }
@@ -334,7 +334,11 @@ impl<F: File> Unmapper<'_, F> {
                         Some(free) if gone => Free::join(frees, free.start, free.len),
                         Some(kept) if data_of(entry) & !data_of(new) != 0 => {
                             // What the guest had there stays behind in its cluster.
-                            self.active.writer.fresh.write().soil(kept.start, kept.len);
+                            self.active
+                                .writer
+                                .zeroed
+                                .write()
+                                .clear(kept.start, kept.len);
                             self.note_hole(new, at, upto);
                         }
                         Some(_) if self.mode == Mode::Discard => self.note_hole(new, at, upto),
