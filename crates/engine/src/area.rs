@@ -190,7 +190,7 @@ impl<F: File> Queue<F> {
                         .map_err(|_| Errno::EIO)?;
                 }
             }
-            let source = Source::Memory(&bytes);
+            let source = Source::memory(&bytes);
             align::write(file, &self.pool, &self.image.locks, at, source).await?;
             at += bytes.len() as u64;
         }
@@ -264,7 +264,7 @@ impl<F: File> Queue<F> {
             bytes.extend_from_slice(&entry.to_be_bytes());
         }
         let (file, locks) = (self.top_file(), &self.image.locks);
-        let (at, source) = (place + first * 8, Source::Memory(&bytes));
+        let (at, source) = (place + first * 8, Source::memory(&bytes));
         let written = align::write(file, &self.pool, locks, at, source).await;
         written.inspect_err(|errno| self.image.poison(*errno))
     }
@@ -306,7 +306,7 @@ impl<F: File> Queue<F> {
             for (out, entry) in piece[..part as usize].chunks_exact_mut(8).zip(&mut entries) {
                 out.copy_from_slice(&entry.to_be_bytes());
             }
-            let source = Source::Memory(&piece[..part as usize]);
+            let source = Source::memory(&piece[..part as usize]);
             align::write(file, &self.pool, &self.image.locks, offset + done, source).await?;
             done += part;
         }

@@ -1,7 +1,7 @@
 //! Damaged images in use: whatever bytes their metadata holds, requests end with success or an
 //! error, and nothing panics, loops or takes memory without bound.
 
-use gaur_block::{Device, Payload, Request, Source, Tag, Target};
+use gaur_block::{Device, Payload, Request, Source, Target};
 use gaur_format::plan::{CreateOptions, Preallocation};
 use gaur_format::{Header, Version};
 
@@ -56,11 +56,11 @@ async fn request(queue: &Queue<TestFile>, random: &mut Random, memory: &mut [u8]
     let (request, payload) = match random.below(8) {
         0..=2 => (
             Request::Read { offset_bytes },
-            Payload::Read(Target::Memory(part)),
+            Payload::Read(Target::memory(part)),
         ),
         3 | 4 => (
             Request::Write { offset_bytes, fua },
-            Payload::Write(Source::Memory(part)),
+            Payload::Write(Source::memory(part)),
         ),
         5 => (
             Request::WriteZeroes {
@@ -80,7 +80,7 @@ async fn request(queue: &Queue<TestFile>, random: &mut Random, memory: &mut [u8]
         ),
         _ => (Request::Flush, Payload::None),
     };
-    let _ = queue.submit(Tag(0), request, payload).await;
+    let _ = queue.submit(request, payload).await;
     if size > offset_bytes {
         let _ = queue.map(offset_bytes, len_bytes.max(1)).await;
     }

@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, Status, Tag};
+use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, Status};
 
 use crate::compress::Decompressor;
 use crate::image::{Image, Qcow2, Writer};
@@ -246,7 +246,7 @@ impl<F: File> Device for Queue<F> {
         }
     }
 
-    async fn submit(&self, _tag: Tag, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
+    async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         let result = self.serve(request, payload).await;
         if self.image.take_corrupt() {
             self.mark_corrupt().await;

@@ -91,7 +91,7 @@ impl<F: File> Queue<F> {
         let file = self.top_file();
         let geometry = &qcow2.geometry;
         let mut table = self.pool.take(file, geometry.cluster_size() as usize);
-        align::read(file, &self.pool, from, Target::Memory(&mut table)).await?;
+        align::read(file, &self.pool, from, Target::memory(&mut table)).await?;
         for entry in table.chunks_exact_mut(geometry.l2_entry_size() as usize) {
             if let Some(bytes) = entry.first_chunk_mut::<8>() {
                 let raw = u64::from_be_bytes(*bytes);
@@ -105,7 +105,7 @@ impl<F: File> Queue<F> {
             &self.pool,
             &self.image.locks,
             to,
-            Source::Memory(&table),
+            Source::memory(&table),
         )
         .await
     }
@@ -171,7 +171,7 @@ impl<F: File> Queue<F> {
         };
         let file = self.top_file();
         let mut buffer = self.pool.take(file, bytes);
-        align::read(file, &self.pool, slice, Target::Memory(&mut buffer)).await?;
+        align::read(file, &self.pool, slice, Target::memory(&mut buffer)).await?;
         writer.alloc.lock().blocks.insert(slice, &buffer);
         Ok(())
     }
@@ -259,7 +259,7 @@ impl<F: File> Queue<F> {
             &self.pool,
             locks,
             start * size,
-            Source::Memory(&bytes),
+            Source::memory(&bytes),
         )
         .await?;
         self.barrier().await?;
@@ -268,7 +268,7 @@ impl<F: File> Queue<F> {
         for (step, out) in entries.chunks_exact_mut(8).take(count as usize).enumerate() {
             out.copy_from_slice(&((start + step as u64) * size).to_be_bytes());
         }
-        let entries = Source::Memory(&entries[..count as usize * 8]);
+        let entries = Source::memory(&entries[..count as usize * 8]);
         let at = table_offset + index * 8;
         let written = align::write(file, &self.pool, locks, at, entries).await;
         written.inspect_err(|errno| self.image.poison(*errno))?;

@@ -247,7 +247,7 @@ impl<F: File> Queue<F> {
             let step = (end - at).min(ZEROS_BYTES);
             let mut zeros = self.pool.take(self.top_file(), step as usize);
             zeros.fill(0);
-            self.write(qcow2, writer, at, Source::Memory(&zeros))
+            self.write(qcow2, writer, at, Source::memory(&zeros))
                 .await?;
             at += step;
         }

@@ -227,7 +227,7 @@ impl<F: File> Queue<F> {
 
     /// Nothing was changed yet, so what the file says counts.
     async fn read_evidence(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ImageError> {
-        let target = Target::Memory(bytes);
+        let target = Target::memory(bytes);
         let read = align::read(self.top_file(), &self.pool, offset, target).await;
         read.map_err(|errno| ImageError::io(errno, format!("cannot read the table at {offset}")))
     }

@@ -50,7 +50,7 @@ impl<F: File> Queue<F> {
         let start = taken.free.start;
         bytes.resize((clusters * size) as usize, 0);
         let (file, locks) = (self.top_file(), &self.image.locks);
-        let source = Source::Memory(&bytes);
+        let source = Source::memory(&bytes);
         align::write(file, &self.pool, locks, start * size, source).await?;
         // The table and its count are durable before the header leads to it.
         self.flush_all().await?;

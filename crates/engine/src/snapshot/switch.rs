@@ -186,7 +186,7 @@ impl<'a, F: File> Switch<'a, F> {
             let count = in_a_row(&places[at..], size);
             let (part, after) = rest.split_at_mut(count * size as usize);
             rest = after;
-            reads.push(align::read(file, pool, places[at], Target::Memory(part)));
+            reads.push(align::read(file, pool, places[at], Target::memory(part)));
             at += count;
         }
         try_join_all(reads).await?;
@@ -247,14 +247,14 @@ impl<'a, F: File> Switch<'a, F> {
 
     async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let (file, locks) = (self.queue.top_file(), &self.queue.image.locks);
-        align::write(file, &self.queue.pool, locks, offset, Source::Memory(bytes)).await
+        align::write(file, &self.queue.pool, locks, offset, Source::memory(bytes)).await
     }
 
     /// Reads `len` bytes at host offset `offset`.
     pub(crate) async fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, Failure> {
         let file = self.queue.top_file();
         let mut bytes = vec![0; len as usize];
-        align::read(file, &self.queue.pool, offset, Target::Memory(&mut bytes)).await?;
+        align::read(file, &self.queue.pool, offset, Target::memory(&mut bytes)).await?;
         Ok(bytes)
     }
 

@@ -206,7 +206,7 @@ async fn read_l1<F: File>(
         return Err(ImageError::new(ErrorKind::Corrupt, text));
     }
     let mut bytes = vec![0; (entries * 8) as usize];
-    let read = align::read(file, &queue.pool, offset, Target::Memory(&mut bytes)).await;
+    let read = align::read(file, &queue.pool, offset, Target::memory(&mut bytes)).await;
     read.map_err(fail)?;
     let words = bytes.as_chunks::<8>().0.iter();
     Ok(words.map(|word| u64::from_be_bytes(*word)).collect())
@@ -244,12 +244,12 @@ impl State {
             match kind {
                 Kind::Zero => rest.fill(0),
                 Kind::Data { host } => {
-                    let target = Target::Memory(rest);
+                    let target = Target::memory(rest);
                     align::read(queue.top_file(), &queue.pool, host, target).await?;
                 }
                 Kind::Compressed { descriptor } => {
                     let at = self.start_bytes.saturating_add(at);
-                    queue.decompress(0, descriptor, at, rest).await?;
+                    queue.decompress(0, descriptor, at, rest.into()).await?;
                 }
                 Kind::Nothing => {
                     let at = self.start_bytes.saturating_add(at);
@@ -316,7 +316,7 @@ impl State {
         };
         let file = queue.top_file();
         let mut bytes = queue.pool.take(file, count * slice_bytes as usize);
-        align::read(file, &queue.pool, offset, Target::Memory(&mut bytes)).await?;
+        align::read(file, &queue.pool, offset, Target::memory(&mut bytes)).await?;
         let mut slices = self.slices.lock();
         let parts = bytes.chunks_exact(slice_bytes as usize);
         let mut first = None;

@@ -122,13 +122,13 @@ pub(super) async fn write_piece<F: File>(
     let whole =
         (host_bytes | bytes.len() as u64).is_multiple_of(block) && suits_memory(file, bytes);
     if !whole {
-        let (locks, source) = (&queue.image.locks, Source::Memory(bytes));
+        let (locks, source) = (&queue.image.locks, Source::memory(bytes));
         let written = align::write(file, &queue.pool, locks, host_bytes, source).await;
         return written.map_err(failed);
     }
     let mut at = host_bytes;
     for part in bytes.chunks((limits.max_transfer as usize).max(1)) {
-        let written = file.write_at(at, Source::Memory(part)).await;
+        let written = file.write_at(at, Source::memory(part)).await;
         written.map_err(failed)?;
         at += part.len() as u64;
     }

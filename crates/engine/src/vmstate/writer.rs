@@ -199,7 +199,7 @@ impl<'q, F: File> VmStateWriter<'q, F> {
         for place in places {
             let start = ((place.first - base) * size) as usize;
             let range = start..start + (place.len * size) as usize;
-            let target = Target::Memory(memory.get_mut(range.clone()).unwrap_or_default());
+            let target = Target::memory(memory.get_mut(range.clone()).unwrap_or_default());
             let (file, pool) = (self.queue.top_file(), &self.queue.pool);
             let read = align::read(file, pool, place.host * size, target).await;
             read.map_err(fail)?;
