@@ -41,6 +41,9 @@ pub struct EngineArguments {
     /// The gaur binary [default: built in release mode]
     #[arg(long)]
     gaur: Option<PathBuf>,
+    /// An older gaur binary, measured instead of QEMU: what a change did to the speed
+    #[arg(long)]
+    before: Option<PathBuf>,
     /// Folder in memory for images, with 14 GiB of space
     #[arg(long, default_value = "/dev/shm")]
     dir_memory: PathBuf,
@@ -83,7 +86,7 @@ pub fn run(arguments: &EngineArguments) -> Result<()> {
 
 /// Measures the tables; the names of those that failed. The record is kept after each table.
 fn measure(arguments: &EngineArguments, record: &mut Record) -> Result<Vec<&'static str>> {
-    let names = suite::chosen(&arguments.tables)?;
+    let names = suite::chosen(&arguments.tables, arguments.before.is_some())?;
     if arguments.rounds == 0 {
         bail!("no rounds, no figures: --rounds takes 1 or more");
     }
@@ -99,6 +102,7 @@ fn measure(arguments: &EngineArguments, record: &mut Record) -> Result<Vec<&'sta
     record.machine = Machine::here();
     let suite = Suite {
         gaur,
+        before: arguments.before.clone(),
         commit: record.machine.gaur.clone(),
         memory: arguments.dir_memory.clone(),
         disk: arguments

@@ -62,6 +62,9 @@ pub struct ExportsArguments {
     /// The gaur binary [default: built in release mode]
     #[arg(long)]
     gaur: Option<PathBuf>,
+    /// An older gaur binary, measured beside: what a change did to the speed
+    #[arg(long)]
+    before: Option<PathBuf>,
     /// The rublk binary [default: installed by cargo, once, in the cache]
     #[arg(long)]
     rublk: Option<PathBuf>,
@@ -130,7 +133,10 @@ fn measure(arguments: &ExportsArguments) -> Result<Record> {
     image::prepare(&dir, arguments.size_mib)?;
     let mut command = guest(&dir, arguments.cpus)?;
     let [gaur, rublk] = [gaur.canonicalize()?, rublk.canonicalize()?];
-    for folder in [gaur.parent(), rublk.parent()].into_iter().flatten() {
+    let before = arguments.before.as_ref().map(|path| path.canonicalize());
+    let before = before.transpose()?;
+    let programs = [Some(&gaur), Some(&rublk), before.as_ref()];
+    for folder in programs.iter().flatten().filter_map(|path| path.parent()) {
         command.arg("--see").arg(folder);
     }
     command
@@ -139,6 +145,9 @@ fn measure(arguments: &ExportsArguments) -> Result<Record> {
         .arg("exports");
     command.arg("--inside").arg("--dir").arg(&dir);
     command.arg("--gaur").arg(gaur).arg("--rublk").arg(rublk);
+    if let Some(before) = before {
+        command.arg("--before").arg(before);
+    }
     for (option, values) in [
         ("--who", &arguments.who),
         ("--images", &arguments.images),

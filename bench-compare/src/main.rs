@@ -63,6 +63,9 @@ pub struct NbdArguments {
     /// The gaur binary [default: built in release mode]
     #[arg(long)]
     gaur: Option<PathBuf>,
+    /// An older gaur binary, measured instead of qemu-nbd: what a change did to the speed
+    #[arg(long, conflicts_with = "markdown")]
+    before: Option<PathBuf>,
     /// Seconds per measurement
     #[arg(long, default_value_t = 3)]
     seconds: u64,

@@ -97,8 +97,12 @@ fn measure(
         _ => client::over_nbd(&server.socket, cell, arguments.seconds),
     };
     for _ in 0..arguments.rounds {
-        row.qemu_nbd
-            .push(apply(&Server::qemu(image, &socket)?).context("qemu-nbd")?);
+        let other = match &arguments.before {
+            Some(before) => Server::gaur(before, image, &socket)?,
+            None => Server::qemu(image, &socket)?,
+        };
+        row.qemu_nbd.push(apply(&other).context("the other")?);
+        drop(other);
         row.gaur
             .push(apply(&Server::gaur(gaur, image, &socket)?).context("gaur serve")?);
         if load == "fio" {

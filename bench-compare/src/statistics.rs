@@ -1,5 +1,8 @@
 //! Figures made of figures: medians, means of ratios, spread.
 
+/// The least part of its speed that a change may leave to a measurement.
+pub const NO_SLOWER: f64 = 0.95;
+
 /// The middle value; of an even number, the mean of the two in the middle. NaN of none.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();

@@ -165,7 +165,7 @@ fn measure(
         others.push(Contestant::new("raw by qemu", by_qemu));
         others.push(Contestant::new("raw by gaur", || suite.gaur(raw_load)));
     }
-    duel.run(&mut cell, suite.rounds, || suite.gaur(&load), others)?;
+    duel.run(&mut cell, suite, others)?;
     std::fs::remove_file(image)?;
     cell.expect_ratio("gaur", "qemu", EVERY_CELL);
     Ok(cell)

@@ -99,7 +99,7 @@ fn measure(
     );
     let random = Contestant::new("gaur, random", || suite.gaur_random(&load));
     let duel = Duel::on_a_kept_image(&load);
-    duel.run(&mut cell, suite.rounds, || suite.gaur(&load), vec![random])?;
+    duel.run(&mut cell, suite, vec![random])?;
     Ok(cell)
 }
 

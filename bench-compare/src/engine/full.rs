@@ -86,7 +86,7 @@ fn measure(suite: &Suite, progress: &mut Progress, scratch: &Scratch, place: &Pl
             Contestant::new("fio, raw file", by_fio),
         ];
         let duel = Duel::on_a_kept_image(&load);
-        duel.run(&mut cell, suite.rounds, || suite.gaur(&load), others)?;
+        duel.run(&mut cell, suite, others)?;
         if let Some(bound) = place.over_qemu {
             cell.expect_ratio("gaur", "qemu", bound);
             cell.expect_ratio("gaur", "qemu, io_uring", bound);

@@ -70,7 +70,7 @@ fn measure(suite: &Suite, progress: &mut Progress, image: &Path, cluster_bits: u
         Contestant::new("gaur, random, unlimited", || suite.gaur_random(&all)),
     ];
     let duel = Duel::on_a_kept_image(&limited);
-    duel.run(&mut cell, suite.rounds, || suite.gaur(&limited), others)?;
+    duel.run(&mut cell, suite, others)?;
     cell.expect_ratio("gaur, random", "gaur, random, unlimited", OF_UNLIMITED);
     let detail = |who, name| {
         cell.series(who)

@@ -15,6 +15,8 @@ use crate::machine;
 pub struct Suite {
     /// The binary of `gaur`.
     pub gaur: PathBuf,
+    /// An older one, which then stands in QEMU's place.
+    pub before: Option<PathBuf>,
     /// Its commit.
     pub commit: String,
     /// A folder in memory.
@@ -42,6 +44,17 @@ const TABLES: &[(&str, Measure)] = &[
     ("disk", full::on_disk),
     ("huge", huge::random_reads),
     ("scaling", scaling::two_threads),
+];
+
+/// Tables in which an older Gaur can stand in QEMU's place.
+const TABLES_BEFORE: &[&str] = &[
+    "overlay",
+    "overlay-disk",
+    "empty",
+    "cache",
+    "memory",
+    "disk",
+    "huge",
 ];
 
 /// The disk of most tables.
@@ -88,9 +101,11 @@ impl Progress {
     }
 }
 
-/// The names of the tables that are asked for, all without any.
-pub fn chosen(names: &[String]) -> Result<Vec<&'static str>> {
-    let known = || TABLES.iter().map(|&(name, _)| name);
+/// The names of the tables that are asked for, all without any; with `before` of those that compare with
+/// an older Gaur.
+pub fn chosen(names: &[String], before: bool) -> Result<Vec<&'static str>> {
+    let fits = move |name: &&str| !before || TABLES_BEFORE.contains(name);
+    let known = || TABLES.iter().map(|&(name, _)| name).filter(fits);
     for name in names {
         if !known().any(|known| known == name) {
             let all: Vec<&str> = known().collect();
@@ -143,10 +158,10 @@ mod tests {
 
     #[test]
     fn tables_are_chosen_by_name_in_the_order_of_the_page() {
-        assert_eq!(chosen(&[]).unwrap().len(), TABLES.len());
+        assert_eq!(chosen(&[], false).unwrap().len(), TABLES.len());
         let names = ["cache".to_owned(), "overlay".to_owned()];
-        assert_eq!(chosen(&names).unwrap(), ["overlay", "cache"]);
-        let error = chosen(&["x".to_owned()]).unwrap_err().to_string();
+        assert_eq!(chosen(&names, false).unwrap(), ["overlay", "cache"]);
+        let error = chosen(&["x".to_owned()], false).unwrap_err().to_string();
         assert!(
             error.contains("no table 'x', there are overlay,"),
             "{error}"

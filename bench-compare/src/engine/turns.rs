@@ -8,9 +8,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::engine::load::{Aio, Load, Run};
+use crate::engine::load::{Aio, Beyond, Load, Run};
 use crate::engine::record::{Cell, Series};
-use crate::statistics::median;
+use crate::engine::suite::Suite;
+use crate::statistics::{NO_SLOWER, median};
 
 /// Somebody who is measured.
 pub struct Contestant<'a> {
@@ -126,14 +127,16 @@ impl<'l> Duel<'l> {
         }
     }
 
-    /// Measures both, with others beside them. `ours` is one run of Gaur on an image that is ready.
+    /// Measures both, with others beside them.
     pub fn run<'a>(
         &'a self,
         cell: &mut Cell,
-        rounds: usize,
-        mut ours: impl FnMut() -> Result<Run> + 'a,
+        suite: &'a Suite,
         others: Vec<Contestant<'a>>,
     ) -> Result<()> {
+        if let Some(before) = &suite.before {
+            return self.against_older(cell, suite, before);
+        }
         // Which way is fastest shows in a short run.
         let short = Load {
             requests: self.load.requests.div_ceil(4),
@@ -150,13 +153,35 @@ impl<'l> Duel<'l> {
         {
             let gaur = Contestant::new("gaur", || {
                 self.make_ready()?;
-                ours()
+                suite.gaur(self.load)
             });
             let mut contestants = vec![gaur, Contestant::new("qemu", || qemu.run(by_qemu))];
             contestants.extend(others);
-            take_turns(cell, rounds, &mut contestants)?;
+            take_turns(cell, suite.rounds, &mut contestants)?;
         }
         cell.notes.extend(qemu.notes());
+        Ok(())
+    }
+
+    /// Gaur and an older Gaur: the stride of the table, and random offsets from two threads.
+    fn against_older(&self, cell: &mut Cell, suite: &Suite, before: &Path) -> Result<()> {
+        let threads = Beyond {
+            random_seed: Some(1),
+            threads: 2,
+        };
+        for (load, beyond) in [("", Beyond::default()), (", two threads", threads)] {
+            let names = [format!("gaur{load}"), format!("before{load}")];
+            let by = |gaur: &'_ Path| {
+                self.make_ready()?;
+                self.load.by_gaur(gaur, beyond)
+            };
+            let mut contestants = [
+                Contestant::new(&names[0], || by(&suite.gaur)),
+                Contestant::new(&names[1], || by(before)),
+            ];
+            take_turns(cell, suite.rounds, &mut contestants)?;
+            cell.expect_ratio(&names[0], &names[1], NO_SLOWER);
+        }
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use super::device::{self, Running, Target, spawn, wait_for};
 use super::image::succeed;
 
 /// Programs and folders of a run.
+#[derive(Clone)]
 pub struct Place {
     pub gaur: PathBuf,
     pub rublk: PathBuf,

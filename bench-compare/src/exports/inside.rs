@@ -8,7 +8,7 @@ use super::contestant::{ALL, Contestant, Place};
 use super::device::Target;
 use super::image::Images;
 use super::load::{self, Run};
-use super::record::{Cell, Record, Series};
+use super::record::{BEFORE, Cell, Record, Series};
 use super::{ExportsArguments, store, vhost};
 use crate::machine;
 
@@ -139,10 +139,23 @@ impl Bench<'_> {
     }
 
     fn measure(&self, cell: &mut Cell, place: &Place) {
-        let contestants: Vec<_> = ALL.iter().filter(|one| self.wants(one.who)).collect();
-        for one in &contestants {
+        let mut contestants = Vec::new();
+        for one in ALL.iter().filter(|one| self.wants(one.who)) {
+            contestants.push((one.who.to_owned(), one, place.clone()));
+            if let Some(gaur) = &self.arguments.before
+                && one.who.starts_with("gaur")
+            {
+                let gaur = gaur.clone();
+                let place = Place {
+                    gaur,
+                    ..place.clone()
+                };
+                contestants.push((format!("{}{BEFORE}", one.who), one, place));
+            }
+        }
+        for (who, ..) in &contestants {
             cell.series.push(Series {
-                who: one.who.to_owned(),
+                who: who.clone(),
                 ..Series::default()
             });
         }
@@ -153,8 +166,8 @@ impl Bench<'_> {
                 order.reverse();
             }
             for index in order {
-                let run = self.once(contestants[index], cell, place);
-                let name = contestants[index].who;
+                let (name, contestant, place) = &contestants[index];
+                let run = self.once(contestant, cell, place);
                 let what = format!(
                     "{} {} depth {} jobs {}",
                     cell.image, cell.load, cell.depth, cell.jobs

@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
 
+/// What the name of a contestant ends with that an older Gaur serves.
+pub const BEFORE: &str = ", before";
+
 /// Everything that was measured in one run of a guest.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -3,20 +3,20 @@
 use std::fmt::Write;
 
 use super::load::block_bytes;
-use super::record::{Cell, Record};
-use crate::statistics::{geometric_mean, median};
+use super::record::{BEFORE, Cell, Record};
+use crate::statistics::{NO_SLOWER, geometric_mean, median};
 
 /// A target: one contestant over another, in the cells that count.
-struct Goal {
-    over: &'static str,
-    under: &'static str,
+struct Goal<'a> {
+    over: &'a str,
+    under: &'a str,
     at_least: f64,
     /// In words.
     cells: &'static str,
     counts: fn(&Cell) -> bool,
 }
 
-const GOALS: &[Goal] = &[
+const GOALS: &[Goal<'static>] = &[
     Goal {
         over: "gaur ublk",
         under: "qemu-nbd",
@@ -120,10 +120,26 @@ fn rounds(record: &Record) -> usize {
     counts.map(|series| series.iops.len()).max().unwrap_or(0)
 }
 
+/// Every contestant that an older Gaur was measured beside is to be no slower.
+fn no_slower(record: &Record) -> Vec<Goal<'_>> {
+    let series = record.cells.first().map_or(&[][..], |cell| &cell.series);
+    let older = series.iter().filter_map(|series| {
+        let over = series.who.strip_suffix(BEFORE)?;
+        Some(Goal {
+            over,
+            under: &series.who,
+            at_least: NO_SLOWER,
+            cells: "every cell",
+            counts: |_| true,
+        })
+    });
+    older.collect()
+}
+
 fn goals(record: &Record) -> String {
     let mut text = "| | over | in | target | met in | mean | least, in |\n".to_owned();
     text += "|---|---|---|---|---|---|---|\n";
-    for goal in GOALS {
+    for goal in no_slower(record).iter().chain(GOALS) {
         let ratios: Vec<(f64, &Cell)> = record
             .cells
             .iter()

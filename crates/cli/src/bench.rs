@@ -25,7 +25,9 @@ use crate::host_kind::HostKind;
 use crate::image_spec::{Aio, ImageSpec};
 use crate::interrupt;
 use crate::json;
-use crate::open::{CacheMode, Output, allocation_parser, format_parser};
+use crate::open::{
+    CacheMode, Output, aio, allocation_parser, cache_mode, format_parser, host_kind,
+};
 use crate::shared_image::SharedImage;
 use crate::size::{human, parse_size};
 use lane::{Failed, Tally};
@@ -69,7 +71,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "format")]
     image_opts: bool,
     /// How files are reached, in QEMU's words; here it is io_uring wherever that works
-    #[arg(short = 'i', long, value_name = "AIO", value_enum)]
+    #[arg(short = 'i', long, value_name = "AIO", value_parser = aio())]
     aio: Option<Aio>,
     /// The same as -i native
     #[arg(short, long)]
@@ -79,7 +81,7 @@ pub struct Args {
         short = 't',
         long,
         value_name = "MODE",
-        value_enum,
+        value_parser = cache_mode(),
         default_value = "writeback"
     )]
     cache: CacheMode,
@@ -121,7 +123,7 @@ pub struct Args {
     #[arg(long, value_name = "OUTPUT", value_enum, default_value = "human")]
     output: Output,
     /// How files are reached
-    #[arg(long, value_enum, default_value = "auto", hide = true)]
+    #[arg(long, value_parser = host_kind(), default_value = "auto", hide = true)]
     host: HostKind,
     /// The image
     file: OsString,

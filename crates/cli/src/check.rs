@@ -14,7 +14,7 @@ use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::json;
 use crate::notice::say;
-use crate::open::{self, CacheMode, Output, format_parser};
+use crate::open::{self, CacheMode, Output, cache_mode, format_parser};
 use crate::reclaimable;
 
 /// Check the consistency of an image
@@ -34,7 +34,7 @@ pub struct Args {
         short = 'T',
         long,
         value_name = "MODE",
-        value_enum,
+        value_parser = cache_mode(),
         default_value = "writeback"
     )]
     cache: CacheMode,

@@ -14,7 +14,7 @@ use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::new_image::{self, NewImage};
 use crate::notice::say;
-use crate::open::{self, CacheMode, allocation_parser, format_parser};
+use crate::open::{self, CacheMode, allocation_parser, cache_mode, format_parser};
 use crate::options::OptionList;
 use crate::progress::Progress;
 use crate::shared_image::SharedImage;
@@ -75,7 +75,7 @@ pub struct Args {
         short = 't',
         long,
         value_name = "MODE",
-        value_enum,
+        value_parser = cache_mode(),
         default_value = "writeback"
     )]
     target_cache: CacheMode,
@@ -84,7 +84,7 @@ pub struct Args {
         short = 'T',
         long,
         value_name = "MODE",
-        value_enum,
+        value_parser = cache_mode(),
         default_value = "writeback"
     )]
     source_cache: CacheMode,

@@ -5,13 +5,15 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
+use gaur_server::export_name::as_text;
 use serde::de::DeserializeOwned;
 
 use crate::control::client::Client;
 use crate::control::protocol::{Command, Removing, Resizing};
-use crate::exporter::{AddExport, ExportFacts, ImageOptions};
+use crate::exporter::{AddExport, ExportFacts};
 use crate::failure::Failure;
-use crate::fronts::FrontArgs;
+use crate::front_args::FrontArgs;
+use crate::image_args::ImageArgs;
 use crate::image_spec::ImageSpec;
 use crate::json;
 use crate::notice::one_line;
@@ -66,7 +68,7 @@ struct AddArgs {
     #[arg(short = 'D', long, value_name = "TEXT")]
     description: Option<String>,
     #[command(flatten)]
-    image: ImageOptions,
+    image: ImageArgs,
     #[command(flatten)]
     fronts: FrontArgs,
     /// The image: PATH, or NAME=PATH to call the export NAME
@@ -165,7 +167,7 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
     let add = AddExport {
         file: absolute(&file, &args.image)?,
         description: args.description.clone().unwrap_or_default(),
-        image: args.image.clone(),
+        image: args.image.options(),
         front: fronts.pop().map(|front| front.absolute()),
     };
     add.fields()?;
@@ -182,14 +184,14 @@ fn named_file(args: &AddArgs) -> Result<(Option<String>, String), Failure> {
         false => serve::split_name(&args.file),
     };
     let (name, file) = match split {
-        Some((name, file)) => (Some(name.to_owned()), serve::as_text(file)?),
-        None => (None, serve::as_text(&args.file)?),
+        Some((name, file)) => (Some(name.to_owned()), as_text(file)?),
+        None => (None, as_text(&args.file)?),
     };
     Ok((args.export_name.clone().or(name), file))
 }
 
 /// The image as the server finds it, which may run in another directory.
-fn absolute(file: &str, image: &ImageOptions) -> Result<String, Failure> {
+fn absolute(file: &str, image: &ImageArgs) -> Result<String, Failure> {
     let spec = ImageSpec::parse(file, image.image_opts, image.format)?;
     let path = Path::new(spec.path());
     if path.is_absolute() {
@@ -200,7 +202,7 @@ fn absolute(file: &str, image: &ImageOptions) -> Result<String, Failure> {
         return Err(failure.hint("begin the file's name with a slash"));
     }
     let path = std::path::absolute(path).map_err(|error| Failure::io(file, &error))?;
-    serve::as_text(path.as_os_str())
+    as_text(path.as_os_str())
 }
 
 fn list(args: &ListArgs, out: &mut dyn Write) -> Result<u8, Failure> {

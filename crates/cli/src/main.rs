@@ -7,8 +7,6 @@
 
 mod background;
 mod bench;
-mod cache_cleaner;
-mod cached_device;
 mod check;
 mod check_report;
 mod command;
@@ -19,50 +17,38 @@ mod convert;
 mod copy;
 mod create;
 mod export;
-mod exporter;
-mod failure;
 mod file_holes;
-mod fronts;
-mod guest;
-mod handover;
-mod health;
-mod host_kind;
-mod image_file;
-mod image_spec;
+mod front_args;
+mod image_args;
 mod info;
 mod info_report;
 mod interrupt;
 mod json;
-mod kept;
-mod key_values;
 mod luks;
 mod man;
 mod map;
 mod new_image;
-mod notice;
 mod open;
-mod options;
-mod pin;
+mod pin_args;
 mod progress;
 mod reclaimable;
 mod resize;
 mod serve;
-mod shared_image;
-mod size;
 mod snapshot;
 mod snapshot_choice;
 mod snapshot_report;
 mod snapshot_table;
 mod socket_path;
-mod state_pipe;
 mod table;
-mod temporary;
-mod trimmer;
 mod ublk;
 mod usage;
-mod vm_state;
 
 use std::process::ExitCode;
+
+use gaur_server::{
+    cache_cleaner, cached_device, exporter, failure, fronts, guest, host_kind, image_file,
+    image_spec, notice, options, pin, shared_image, size, state_pipe, trimmer, vm_state,
+};
 
 fn main() -> ExitCode {
     gaur_reactor::ignore_file_size_signal();

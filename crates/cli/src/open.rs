@@ -1,26 +1,16 @@
-//! Opening images for the verbs, and the options they share.
+//! Options about opening images that verbs share.
 
-use std::path::Path;
-
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use gaur_block::{Errno, OpenError};
-use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions, Opened};
-use gaur_reactor::{BlockingFile, BlockingHost, block_on};
-use serde::{Deserialize, Serialize};
-
-use crate::failure::Failure;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use gaur_engine::{AllocationPolicy, Format};
+use gaur_server::host_kind::HostKind;
+use gaur_server::image_spec::Aio;
+pub use gaur_server::open::*;
 
 /// Reads a format's name; the allowed ones are listed when it is none of them.
 pub fn format_parser() -> impl TypedValueParser<Value = Format> {
     PossibleValuesParser::new(["qcow2", "raw"])
         .map(|name| Format::from_name(&name).unwrap_or(Format::Raw))
 }
-
-/// Names of the policies for space.
-pub const ALLOCATION_POLICIES: [&str; 2] = [
-    AllocationPolicy::Compact.name(),
-    AllocationPolicy::Contiguous.name(),
-];
 
 /// Reads the name of a policy for space.
 pub fn allocation_parser() -> impl TypedValueParser<Value = AllocationPolicy> {
@@ -37,78 +27,72 @@ pub enum Output {
     Json,
 }
 
-/// How the host's cache is used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CacheMode {
-    /// Bypass it (O_DIRECT)
-    #[value(alias = "off")]
-    None,
-    /// Use it; a flush reaches the disk
-    #[default]
-    Writeback,
-    /// Use it; every write reaches the disk before it is done
-    Writethrough,
-    /// Bypass it; every write reaches the disk before it is done
-    Directsync,
-    /// Use it; a flush does nothing
-    Unsafe,
-}
-
-impl CacheMode {
-    /// Whether the host's page cache is bypassed.
-    pub fn direct(self) -> bool {
-        matches!(self, CacheMode::None | CacheMode::Directsync)
-    }
-
-    /// Whether every write is durable before it completes.
-    pub fn writethrough(self) -> bool {
-        matches!(self, CacheMode::Writethrough | CacheMode::Directsync)
-    }
-}
-
-/// Options for reading `format` (probed if `None`) without changing anything.
-pub fn reading(format: Option<Format>, force_share: bool) -> OpenOptions {
-    OpenOptions {
-        format,
-        read_only: true,
-        force_share,
-        ..OpenOptions::default()
-    }
-}
-
-/// Opens an image and its chain for calls that block.
-pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened<BlockingFile>, Failure> {
-    block_on(gaur_engine::open(&BlockingHost, path, options)).map_err(|error| {
-        let failure = Failure::image(&path.to_string_lossy(), &error);
-        match error.kind() {
-            ErrorKind::Locked if options.read_only => failure.hint(LOCKED_HINT),
-            ErrorKind::NotFound => hint_at_protocol(failure, &path.to_string_lossy()),
-            _ => failure,
-        }
+/// Reads one of several values by its name.
+pub fn choice<T: Copy + Send + Sync + 'static>(
+    values: Vec<(PossibleValue, T)>,
+) -> impl TypedValueParser<Value = T> {
+    let names: Vec<PossibleValue> = values.iter().map(|(name, _)| name.clone()).collect();
+    PossibleValuesParser::new(names).try_map(move |given| {
+        let found = values.iter().find(|(name, _)| name.matches(&given, false));
+        found.map(|(_, value)| *value).ok_or("the value is unknown")
     })
 }
 
-/// The failure to open a file, with advice where there is some.
-pub fn file_failed(name: &str, error: &OpenError) -> Failure {
-    let failure = Failure::about(name, error.reason.clone());
-    match error.errno {
-        Errno::EAGAIN => failure.kind(ErrorKind::Locked).hint(LOCKED_HINT),
-        Errno::ENOENT => hint_at_protocol(failure.kind(ErrorKind::NotFound), name),
-        _ => failure,
-    }
+/// Reads a use of the host's cache.
+pub fn cache_mode() -> impl TypedValueParser<Value = CacheMode> {
+    let none = PossibleValue::new("none").alias("off");
+    choice(vec![
+        (none.help("Bypass it (O_DIRECT)"), CacheMode::None),
+        (
+            PossibleValue::new("writeback").help("Use it; a flush reaches the disk"),
+            CacheMode::Writeback,
+        ),
+        (
+            PossibleValue::new("writethrough")
+                .help("Use it; every write reaches the disk before it is done"),
+            CacheMode::Writethrough,
+        ),
+        (
+            PossibleValue::new("directsync")
+                .help("Bypass it; every write reaches the disk before it is done"),
+            CacheMode::Directsync,
+        ),
+        (
+            PossibleValue::new("unsafe").help("Use it; a flush does nothing"),
+            CacheMode::Unsafe,
+        ),
+    ])
 }
 
-/// What QEMU would take for a protocol is a path here, and there is seldom such a file.
-fn hint_at_protocol(failure: Failure, name: &str) -> Failure {
-    match name.split_once(':') {
-        Some(("file", _)) => failure.hint("leave 'file:' out, an image is named by its path"),
-        Some((protocol, rest)) if rest.starts_with("//") && !protocol.contains('/') => failure
-            .hint(format!(
-                "only files are opened, '{protocol}' is not supported"
-            )),
-        _ => failure,
-    }
+/// Reads a way to reach files.
+pub fn host_kind() -> impl TypedValueParser<Value = HostKind> {
+    choice(vec![
+        (
+            PossibleValue::new("auto").help("io_uring where it is allowed"),
+            HostKind::Auto,
+        ),
+        (
+            PossibleValue::new("uring").help("io_uring"),
+            HostKind::Uring,
+        ),
+        (
+            PossibleValue::new("blocking").help("pread and pwrite"),
+            HostKind::Blocking,
+        ),
+    ])
 }
 
-const LOCKED_HINT: &str = "-U reads it all the same";
+/// Reads one of QEMU's names for ways to reach a file.
+pub fn aio() -> impl TypedValueParser<Value = Aio> {
+    choice(vec![
+        (PossibleValue::new("threads").help("Any way"), Aio::Threads),
+        (
+            PossibleValue::new("native").help("Any way, with O_DIRECT"),
+            Aio::Native,
+        ),
+        (
+            PossibleValue::new("io_uring").help("io_uring or nothing"),
+            Aio::Uring,
+        ),
+    ])
+}

@@ -12,7 +12,7 @@ use crate::interrupt;
 use crate::notice::say;
 use crate::open::{allocation_parser, format_parser};
 use crate::progress::Progress;
-use crate::size::{NewSize, SIZE_MAX, parse_new_size};
+use crate::size::{self, NewSize, parse_new_size};
 
 /// Change the size of an image
 #[derive(Debug, clap::Args)]
@@ -60,29 +60,6 @@ enum Preallocation {
     Full,
 }
 
-/// The new size in bytes of an image that has `old`.
-pub fn checked(image: &str, old: u64, size: NewSize, shrink: bool) -> Result<u64, Failure> {
-    let fail = |message: &str| Failure::about(image, message).kind(ErrorKind::InvalidInput);
-    let new = match size {
-        NewSize::Exactly(size) => Some(size),
-        NewSize::More(more) => old.checked_add(more),
-        NewSize::Less(less) => match old.checked_sub(less) {
-            Some(size) => Some(size),
-            None => return Err(fail("cannot take away more than there is")),
-        },
-    };
-    let new = new.filter(|size| *size <= SIZE_MAX);
-    let new =
-        new.ok_or_else(|| fail(&format!("the size would be larger than {SIZE_MAX} bytes")))?;
-    if new < old && !shrink {
-        let failure = fail(&format!(
-            "the new size of {new} bytes is smaller than the old of {old}"
-        ));
-        return Err(failure.hint("--shrink allows it; what lies beyond the new size is lost"));
-    }
-    Ok(new)
-}
-
 /// Resizes the image.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
@@ -103,7 +80,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     })?;
     let old = opened.image.size_bytes();
     let probed_raw = told.is_none() && spec.format() == Some(Format::Raw);
-    let new = checked(spec.path(), old, args.size, args.shrink)?;
+    let new = size::checked(spec.path(), old, args.size, args.shrink)?;
     if probed_raw && !args.quiet {
         out.flush()?;
         let advice = "taken for a raw image by its content (say -f raw to be sure)";

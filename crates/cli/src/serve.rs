@@ -14,18 +14,23 @@ use gaur_engine::{ErrorKind, Format, Job};
 use gaur_export::nbd::{self, Listen, Listener, Log};
 use gaur_reactor::{Signal, Signals};
 
-use crate::control::server::ControlServer;
-use crate::exporter::{Exporter, ImageOptions, Limits, NbdSettings, NewExport};
+use crate::exporter::{Exporter, Limits, NbdSettings, NewExport};
 use crate::failure::Failure;
-use crate::fronts::{FrontArgs, Request};
+use crate::front_args::FrontArgs;
+use crate::fronts::Request;
 use crate::host_kind::HostKind;
+use crate::image_args::ImageArgs;
 use crate::image_spec::{Aio, ImageSpec};
 use crate::new_image::NewImage;
 use crate::notice::say;
+use crate::open::host_kind;
 use crate::options::OptionList;
-use crate::pin::{PinArgs, Prospect};
+use crate::pin::Prospect;
+use crate::pin_args::PinArgs;
 use crate::size::parse_size;
-use crate::{background, control, socket_path, trimmer};
+use crate::{background, socket_path, trimmer};
+use gaur_server::control::server::{self as control_server, ControlServer};
+use gaur_server::export_name::stem;
 
 mod announce;
 mod end;
@@ -33,7 +38,7 @@ mod names;
 
 use end::{EXIT_FORCED, End};
 
-pub use names::{as_text, split_name, stem};
+pub use names::split_name;
 
 /// Serve images as network block devices (NBD), or in other ways
 ///
@@ -44,7 +49,7 @@ pub struct Args {
     #[arg(required_unless_present_any = ["control", "export_json"], value_name = "[NAME=]FILE")]
     images: Vec<OsString>,
     #[command(flatten)]
-    image: ImageOptions,
+    image: ImageArgs,
     /// A Unix socket for commands about exports and images while they are served ('gaur export',
     /// 'gaur snapshot --control')
     #[arg(long, value_name = "PATH", conflicts_with = "temporary")]
@@ -109,7 +114,7 @@ pub struct Args {
     #[arg(short, long)]
     quiet: bool,
     /// How files are reached
-    #[arg(long, value_enum, default_value = "auto", hide = true)]
+    #[arg(long, value_parser = host_kind(), default_value = "auto", hide = true)]
     host: HostKind,
     /// This process is the one in the background
     #[arg(long, hide = true)]
@@ -266,7 +271,7 @@ fn start(
     let exporter = Exporter::new(host, pin, args.log(), args.limits());
     trimmer::start(&exporter);
     // First, while the process has one thread.
-    let control = args.control.as_deref().map(control::server::bind);
+    let control = args.control.as_deref().map(control_server::bind);
     let control = control.transpose()?;
     let mut settings = None;
     if nbd {

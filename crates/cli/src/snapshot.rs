@@ -109,9 +109,12 @@ fn run_switches(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     };
     let (target, []) = place.split(std::slice::from_ref(image), [])?;
     match operation(args)? {
-        Some(operation) => {
-            operation.perform(&target, &ActArgs::plain(args.quiet, args.drop_bitmaps), out)
-        }
+        Some(operation) => operation::perform(
+            operation,
+            &target,
+            &ActArgs::plain(args.quiet, args.drop_bitmaps),
+            out,
+        ),
         None => list::print(&target, args.force_share, Output::Human, out),
     }
 }

@@ -2,95 +2,30 @@
 
 use std::io::Write;
 
-use gaur_format::snapshot::Snapshot;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::size::human;
+pub use gaur_server::snapshot_facts::{SnapshotDetail, SnapshotInfo};
 
-const NANOSECONDS: u64 = 1_000_000_000;
-
-/// An internal snapshot.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct SnapshotInfo {
-    /// Instructions executed, where they were counted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub icount: Option<u64>,
-    /// Time of the guest's clock: nanoseconds beyond the second.
-    pub vm_clock_nsec: u64,
-    /// Its name.
-    pub name: String,
-    /// When it was made: seconds since 1970.
-    pub date_sec: u64,
-    /// When it was made: nanoseconds beyond the second.
-    pub date_nsec: u32,
-    /// Time of the guest's clock: seconds.
-    pub vm_clock_sec: u64,
-    /// Its number.
-    pub id: String,
-    /// Bytes of machine state.
-    pub vm_state_size: u64,
-}
-
-/// The same with what qemu-img does not tell.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct SnapshotDetail {
-    /// What qemu-img tells.
-    #[serde(flatten)]
-    pub info: SnapshotInfo,
-    /// Bytes of the disk it keeps, where that was recorded.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub disk_size: Option<u64>,
-}
-
-impl SnapshotInfo {
-    /// From an entry of the table.
-    pub fn new(snapshot: &Snapshot) -> SnapshotInfo {
-        SnapshotInfo {
-            icount: snapshot.icount,
-            vm_clock_nsec: snapshot.vm_clock_nsec % NANOSECONDS,
-            name: String::from_utf8_lossy(&snapshot.name).into_owned(),
-            date_sec: u64::from(snapshot.date_sec),
-            date_nsec: snapshot.date_nsec,
-            vm_clock_sec: snapshot.vm_clock_nsec / NANOSECONDS,
-            id: String::from_utf8_lossy(&snapshot.id).into_owned(),
-            vm_state_size: snapshot.vm_state_size,
-        }
+/// Prints a snapshot for people.
+pub fn print(detail: &SnapshotDetail, out: &mut dyn Write) -> Result<(), Failure> {
+    let info = &detail.info;
+    writeln!(out, "id: {}", printable(&info.id))?;
+    writeln!(out, "name: {}", printable(&info.name))?;
+    writeln!(out, "date: {}", local_date(info.date_sec))?;
+    if let Some(size) = detail.disk_size {
+        writeln!(out, "virtual size: {} ({size} bytes)", human(size))?;
     }
-}
-
-impl SnapshotDetail {
-    /// From an entry of the table.
-    pub fn new(snapshot: &Snapshot) -> SnapshotDetail {
-        SnapshotDetail {
-            info: SnapshotInfo::new(snapshot),
-            disk_size: snapshot.disk_size,
-        }
+    let size = info.vm_state_size;
+    writeln!(out, "vm state size: {} ({size} bytes)", human(size))?;
+    writeln!(out, "vm clock: {}", clock(info))?;
+    if let Some(icount) = info.icount {
+        writeln!(out, "icount: {icount}")?;
     }
-
-    /// Prints it for people.
-    pub fn print(&self, out: &mut dyn Write) -> Result<(), Failure> {
-        let info = &self.info;
-        writeln!(out, "id: {}", printable(&info.id))?;
-        writeln!(out, "name: {}", printable(&info.name))?;
-        writeln!(out, "date: {}", local_date(info.date_sec))?;
-        if let Some(size) = self.disk_size {
-            writeln!(out, "virtual size: {} ({size} bytes)", human(size))?;
-        }
-        let size = info.vm_state_size;
-        writeln!(out, "vm state size: {} ({size} bytes)", human(size))?;
-        writeln!(out, "vm clock: {}", clock(info))?;
-        if let Some(icount) = info.icount {
-            writeln!(out, "icount: {icount}")?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
-
 /// A name out of an image, safe to show: a hostile one must not drive the terminal or fake a line.
 pub fn printable(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
@@ -196,19 +131,5 @@ mod tests {
         let shown = printable("a\x1b[2Jb\nimage: c");
         assert_eq!(shown, "a\\u{1b}[2Jb\\nimage: c");
         assert_eq!(printable("grün 图像.qcow2"), "grün 图像.qcow2");
-    }
-
-    #[test]
-    fn details_are_one_object_that_reads_back() {
-        let detail = SnapshotDetail {
-            info: snapshot(),
-            disk_size: Some(1 << 30),
-        };
-        let value = serde_json::to_value(&detail).expect("plain data");
-        assert_eq!(value["disk-size"], 1 << 30);
-        assert_eq!(value["vm-state-size"], 1107);
-        assert!(value.get("icount").is_none());
-        let back: SnapshotDetail = serde_json::from_value(value).expect("the same");
-        assert_eq!(back, detail);
     }
 }

@@ -9,16 +9,20 @@ use std::time::{Duration, Instant};
 use clap::Subcommand;
 use gaur_export::ublk::{self, Deletion};
 
-use crate::exporter::{AddExport, ImageOptions};
+use gaur_server::export_name::as_text;
+
+use crate::exporter::AddExport;
 use crate::failure::Failure;
+use crate::front_args::zero_copy;
 use crate::fronts::{self, Request};
+use crate::image_args::ImageArgs;
 use crate::open::Output;
-use crate::pin::PinArgs;
+use crate::pin_args::PinArgs;
 use crate::{background, json, serve};
 
 mod list;
-pub mod state;
 
+pub use gaur_server::ublk_state as state;
 use state::State;
 
 /// Make, list, remove and recover block devices of this machine (ublk)
@@ -84,7 +88,7 @@ struct AddArgs {
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
-    image: ImageOptions,
+    image: ImageArgs,
     /// Number of the device (the first that is free)
     #[arg(long, value_name = "N")]
     id: Option<u32>,
@@ -99,7 +103,7 @@ struct AddArgs {
     #[arg(long)]
     unprivileged: bool,
     /// Whether the kernel's pages go to the image's file without a copy
-    #[arg(long, value_name = "WHEN", value_enum, default_value = "auto")]
+    #[arg(long, value_name = "WHEN", value_parser = zero_copy(), default_value = "auto")]
     zero_copy: fronts::ublk::ZeroCopy,
     /// The image: PATH, or NAME=PATH to call the export NAME
     #[arg(value_name = "[NAME=]FILE")]
@@ -131,8 +135,8 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         false => serve::split_name(&args.file),
     };
     let (name, file) = match split {
-        Some((name, file)) => (Some(name.to_owned()), serve::as_text(file)?),
-        None => (None, serve::as_text(&args.file)?),
+        Some((name, file)) => (Some(name.to_owned()), as_text(file)?),
+        None => (None, as_text(&args.file)?),
     };
     let request = fronts::ublk::Request {
         id: args.id,
@@ -145,7 +149,7 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
     let add = AddExport {
         file,
         description: String::new(),
-        image: args.image.clone(),
+        image: args.image.options(),
         front: Some(Request::Ublk(request)),
     };
     start(&args.server, name.as_deref(), add.fields()?, None, out)

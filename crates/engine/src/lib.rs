@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod active;
 mod adopt;
 mod align;
 mod area;

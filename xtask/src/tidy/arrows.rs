@@ -56,6 +56,17 @@ const RULES: &[Rule] = &[
         tests: &["gaur-sim", "gaur-engine", "gaur-format"],
     },
     Rule {
+        name: "gaur-server",
+        depends: &[
+            "gaur-format",
+            "gaur-block",
+            "gaur-engine",
+            "gaur-reactor",
+            "gaur-export",
+        ],
+        tests: &[],
+    },
+    Rule {
         name: "gaur-cli",
         depends: &[
             "gaur-format",
@@ -63,6 +74,7 @@ const RULES: &[Rule] = &[
             "gaur-engine",
             "gaur-reactor",
             "gaur-export",
+            "gaur-server",
         ],
         tests: &[],
     },

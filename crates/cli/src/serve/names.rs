@@ -4,6 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use gaur_server::export_name::stem;
+
 use super::Args;
 use crate::exporter::{AddExport, NewExport};
 use crate::failure::Failure;
@@ -67,14 +69,6 @@ pub fn split_name(text: &OsStr) -> Option<(&str, &OsStr)> {
     (is_name && !is_file).then_some((name, file))
 }
 
-/// An image that is named to another process, in JSON.
-pub fn as_text(file: &OsStr) -> Result<String, Failure> {
-    file.to_str().map(str::to_owned).ok_or_else(|| {
-        let message = "its path is not valid UTF-8, and it is told to the server in JSON";
-        Failure::about(file.to_string_lossy(), message).hint("a link by another name will do")
-    })
-}
-
 /// An export as the control socket has it, to serve by itself.
 pub fn from_json(json: &str, recover: bool) -> Result<NewExport, Failure> {
     let wrong = |error: String| Failure::new(format!("--export-json: {error}"));
@@ -89,15 +83,6 @@ pub fn from_json(json: &str, recover: bool) -> Result<NewExport, Failure> {
     Ok(new)
 }
 
-/// A file's name without its extension.
-pub fn stem(file: &str) -> String {
-    let stem = Path::new(file).file_stem();
-    stem.map_or_else(
-        || "disk".to_owned(),
-        |stem| stem.to_string_lossy().into_owned(),
-    )
-}
-
 /// The exports that the command line asks for. Those of NBD come first; each front end shows the one
 /// image, under its name or that of its file, and its own behind it where there are several.
 pub fn exports(
@@ -109,7 +94,7 @@ pub fn exports(
     let export = |name: String, spec: &ImageSpec, front: Option<Request>| NewExport {
         name,
         spec: spec.clone(),
-        image: args.image.clone(),
+        image: args.image.options(),
         description: args.description.clone().unwrap_or_default(),
         front,
     };

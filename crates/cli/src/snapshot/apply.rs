@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::Write;
 
-use super::operation::Operation;
+use super::operation::{self, Operation};
 use super::target::{ActArgs, TargetArgs};
 use crate::failure::Failure;
 
@@ -23,5 +23,5 @@ pub struct Args {
 /// Does it.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let (target, [snapshot]) = args.target.split(&args.words, ["the snapshot"])?;
-    Operation::Apply { snapshot }.perform(&target, &args.act, out)
+    operation::perform(Operation::Apply { snapshot }, &target, &args.act, out)
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::Write;
 
 use super::metadata::MetadataArgs;
-use super::operation::Operation;
+use super::operation::{self, Operation};
 use super::target::{ActArgs, TargetArgs};
 use crate::failure::Failure;
 
@@ -27,5 +27,5 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let (target, [name]) = args.target.split(&args.words, ["the name"])?;
     let new = args.metadata.snapshot(&name)?;
-    Operation::Create(new).perform(&target, &args.act, out)
+    operation::perform(Operation::Create(new), &target, &args.act, out)
 }

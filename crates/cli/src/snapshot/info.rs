@@ -8,7 +8,7 @@ use super::target::{Target, TargetArgs};
 use crate::failure::Failure;
 use crate::json;
 use crate::open::Output;
-use crate::snapshot_report::SnapshotDetail;
+use crate::snapshot_report::{self, SnapshotDetail};
 
 /// Show what a snapshot is
 #[derive(Debug, clap::Args)]
@@ -40,7 +40,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     })?;
     match args.output {
         Output::Json => json::write(out, found)?,
-        Output::Human => found.print(out)?,
+        Output::Human => snapshot_report::print(found, out)?,
     }
     Ok(0)
 }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::Write;
 
-use super::operation::Operation;
+use super::operation::{self, Operation};
 use super::target::{ActArgs, TargetArgs};
 use crate::failure::Failure;
 
@@ -24,5 +24,10 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let wanted = ["the snapshot", "the new name"];
     let (target, [snapshot, name]) = args.target.split(&args.words, wanted)?;
-    Operation::Rename { snapshot, name }.perform(&target, &args.act, out)
+    operation::perform(
+        Operation::Rename { snapshot, name },
+        &target,
+        &args.act,
+        out,
+    )
 }

@@ -9,7 +9,7 @@ use gaur_engine::{Format, OpenOptions};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
-use crate::open::{self, CacheMode, format_parser};
+use crate::open::{self, CacheMode, cache_mode, format_parser, host_kind};
 use crate::shared_image::SharedImage;
 
 /// Where the image is.
@@ -41,7 +41,7 @@ pub struct ActArgs {
         short = 't',
         long,
         value_name = "MODE",
-        value_enum,
+        value_parser = cache_mode(),
         default_value = "writeback"
     )]
     pub cache: CacheMode,
@@ -55,7 +55,7 @@ pub struct ActArgs {
     #[arg(short, long)]
     pub quiet: bool,
     /// How files are reached
-    #[arg(long, value_enum, default_value = "auto", hide = true)]
+    #[arg(long, value_parser = host_kind(), default_value = "auto", hide = true)]
     pub host: HostKind,
 }
 

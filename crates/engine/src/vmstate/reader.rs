@@ -249,7 +249,10 @@ impl State {
                 }
                 Kind::Compressed { descriptor } => {
                     let at = self.start_bytes.saturating_add(at);
-                    queue.decompress(0, descriptor, at, rest.into()).await?;
+                    queue
+                        .mapped(0)?
+                        .decompress(descriptor, at, rest.into())
+                        .await?;
                 }
                 Kind::Nothing => {
                     let at = self.start_bytes.saturating_add(at);

@@ -116,27 +116,24 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::time::Instant;
 
-    use gaur_engine::{Format, Job, OpenOptions};
+    use gaur_engine::{Format, OpenOptions};
+    use gaur_format::plan::CreateOptions;
 
     use super::*;
     use crate::image_spec::ImageSpec;
-    use crate::new_image::NewImage;
-    use crate::options::OptionList;
     use crate::shared_image::SharedImage;
+    use crate::temporary;
 
     /// An image with one mapped cluster, whose slice was read.
     fn used_image(path: &str) -> SharedImage {
-        let new = NewImage::new(
-            path,
-            Format::Qcow2,
-            OptionList::default(),
-            Some(1 << 20),
-            false,
-        );
-        new.and_then(|new| new.make(false, &Job::default()))
-            .expect("a new image");
+        let plan = CreateOptions {
+            size_bytes: 1 << 20,
+            ..CreateOptions::default()
+        };
+        temporary::make(Path::new(path), &plan).expect("a new image");
         let spec = ImageSpec::plain(path, Some(Format::Qcow2));
         let image = SharedImage::open(&spec, &OpenOptions::default()).expect("it opens");
         image.guest().write(0, &[1; 512]).expect("a write");

@@ -14,7 +14,7 @@ use gaur_export::{vduse, vhost_user};
 
 use crate::failure::Failure;
 use crate::fronts::Request;
-use crate::ublk::state;
+use crate::ublk_state as state;
 
 /// A log that a server keeps by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]

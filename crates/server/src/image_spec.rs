@@ -52,14 +52,13 @@ struct Changes {
 }
 
 /// QEMU's names for ways to reach a file. Here it is io_uring wherever that works.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aio {
     /// Any way
     Threads,
     /// Any way, with O_DIRECT
     Native,
     /// io_uring or nothing
-    #[value(name = "io_uring")]
     Uring,
 }
 

@@ -138,7 +138,7 @@ impl AddExport {
         let image = self.image;
         let spec = ImageSpec::parse(&self.file, image.image_opts, image.format)?;
         Ok(NewExport {
-            name: name.unwrap_or_else(|| crate::serve::stem(spec.path())),
+            name: name.unwrap_or_else(|| crate::export_name::stem(spec.path())),
             spec,
             image,
             description: self.description,

@@ -63,7 +63,8 @@ pub fn open(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure
     Ok(SharedImage::new(spec.path(), opened))
 }
 
-fn make(overlay: &Path, plan: &CreateOptions) -> Result<(), Failure> {
+/// Makes an image.
+pub fn make(overlay: &Path, plan: &CreateOptions) -> Result<(), Failure> {
     let name = &*overlay.to_string_lossy();
     let file = OpenFile::create(overlay, CreateFile::default())
         .map_err(|error| Failure::about(name, format!("cannot create: {error}")))?;

@@ -11,7 +11,7 @@ use crate::exporter::Served;
 use crate::failure::Failure;
 
 /// Whether the kernel's pages go to the image's file without a copy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ZeroCopy {
     /// Where the kernel can do it

@@ -10,7 +10,7 @@ use crate::exporter::AddExport;
 use crate::failure::Failure;
 use crate::json;
 use crate::size::{NewSize, parse_new_size};
-use crate::snapshot::Operation;
+use crate::snapshot_operation::Operation;
 
 /// What a client and a server must have in common.
 pub const VERSION: u32 = 1;
@@ -70,6 +70,7 @@ impl From<NewSnapshot> for NewEntry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Which {
+    /// Its id or name.
     pub snapshot: String,
 }
 
@@ -77,7 +78,9 @@ pub struct Which {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Renaming {
+    /// Its id or name.
     pub snapshot: String,
+    /// The new name.
     pub name: String,
 }
 
@@ -133,18 +136,31 @@ impl Removing {
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
+    /// What the server is and exports.
     Ping,
+    /// The snapshots of an image.
     List,
+    /// One snapshot.
     Info(Which),
+    /// Make a snapshot of the disk.
     Create(NewEntry),
+    /// Set the disk back to a snapshot.
     Apply(Which),
+    /// Delete a snapshot.
     Delete(Which),
+    /// Rename a snapshot.
     Rename(Renaming),
+    /// Make a snapshot with the state of a machine, which the client sends.
     Save(NewEntry),
+    /// Send the client the state that a snapshot has.
     Extract(Which),
+    /// Add an export.
     ExportAdd(Box<AddExport>),
+    /// The exports.
     ExportList,
+    /// Remove an export.
     ExportRemove(Removing),
+    /// Change the size of an export's image.
     ExportResize(Resizing),
 }
 
@@ -273,15 +289,28 @@ impl Request {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     /// So much is done; a total of 0 is one that is not known yet.
-    Progress { done: u64, total: u64 },
+    Progress {
+        /// Bytes done.
+        done: u64,
+        /// Bytes in all.
+        total: u64,
+    },
     /// The state may be sent now.
     Ready,
     /// The state follows, so many bytes of it.
-    State { size: u64 },
+    State {
+        /// Bytes.
+        size: u64,
+    },
     /// The command went well; this is its result.
     Result(Value),
     /// It did not, and why.
-    Error { kind: String, message: String },
+    Error {
+        /// One of a fixed set of words.
+        kind: String,
+        /// For people.
+        message: String,
+    },
 }
 
 impl Answer {

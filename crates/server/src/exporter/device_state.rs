@@ -8,13 +8,13 @@ use gaur_engine::OpenOptions;
 use gaur_export::ublk::Added;
 
 use super::{AddExport, NewExport};
+use crate::export_name;
 use crate::failure::Failure;
 use crate::fronts::Request;
 use crate::kept::Kept;
 use crate::notice::say;
-use crate::serve;
 use crate::shared_image::refuses_log;
-use crate::ublk::state::{self, State};
+use crate::ublk_state::{self as state, State};
 
 /// What a block device has acknowledged has to be there for its next server, so it has a log of commits
 /// (`--handover`) unless the command line names another. Every server of a ublk device has a new one,
@@ -124,7 +124,7 @@ pub fn forget_if_gone(place: &str) {
 fn write(device: u32, new: &NewExport) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::io(new.spec.path(), &error);
     // What is noted is text.
-    serve::as_text(new.spec.given())?;
+    export_name::as_text(new.spec.given())?;
     let state = State {
         device,
         pid: std::process::id(),

@@ -22,8 +22,8 @@ use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
 use crate::notice::say;
 use crate::pin::Pin;
-use crate::resize;
-use crate::size::NewSize;
+
+use crate::size::{self, NewSize};
 
 mod device_state;
 mod facts;
@@ -34,7 +34,7 @@ mod nbd;
 mod served;
 
 pub use facts::{AddExport, ExportFacts};
-pub use image_options::ImageOptions;
+pub use image_options::{Discard, ImageOptions};
 pub use images::CommandUse;
 use images::Images;
 pub use limits::Limits;
@@ -394,7 +394,7 @@ impl Exporter {
             return Err(failure.kind(ErrorKind::ReadOnly));
         }
         let old = export.served.size_bytes();
-        let new = resize::checked(file, old, size, shrink)?;
+        let new = size::checked(file, old, size, shrink)?;
         let raw = export.served.is_raw();
         if raw && new < old {
             let failure = Failure::about(file, "a raw image does not shrink while it is served");

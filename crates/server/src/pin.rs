@@ -9,51 +9,9 @@ use crate::failure::Failure;
 use crate::notice::say;
 use crate::size::human;
 
-/// What a server is told about its memory and its threads.
-#[derive(Clone, Copy, Debug, clap::Args)]
-pub struct PinArgs {
-    /// Keep the server's memory from being taken away; an error where that is not allowed (the default
-    /// with block devices of this machine, as far as it is allowed)
-    #[arg(long, overrides_with = "no_pin")]
-    pin: bool,
-    /// Leave that out
-    #[arg(long)]
-    no_pin: bool,
-    /// Schedule its threads before all ordinary ones, and pin it: for a device that is swapped to
-    #[arg(long, conflicts_with = "no_pin")]
-    realtime: bool,
-}
-
-impl PinArgs {
-    /// What this process makes of them.
-    pub fn pin(self) -> Pin {
-        Pin::new(self.wish(), self.realtime)
-    }
-
-    fn wish(self) -> Wish {
-        match (self.pin || self.realtime, self.no_pin) {
-            (true, _) => Wish::Always,
-            (false, true) => Wish::Never,
-            (false, false) => Wish::WhereNeeded,
-        }
-    }
-
-    /// The same for the command line of another server.
-    pub fn words(self) -> impl Iterator<Item = &'static str> {
-        let words = [
-            ("--pin", self.pin),
-            ("--no-pin", self.no_pin),
-            ("--realtime", self.realtime),
-        ];
-        words
-            .into_iter()
-            .filter_map(|(word, said)| said.then_some(word))
-    }
-}
-
 /// Whether the process is pinned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Wish {
+pub enum Wish {
     /// Or fail.
     Always,
     /// Where the kernel's memory may depend on an export, as far as it is allowed.
@@ -88,7 +46,7 @@ pub struct Pin {
 impl Pin {
     /// By this wish; with threads that the kernel schedules before all ordinary ones, or fails, if they
     /// are to be `real_time`.
-    fn new(wish: Wish, real_time: bool) -> Pin {
+    pub fn new(wish: Wish, real_time: bool) -> Pin {
         Pin {
             wish,
             real_time,
@@ -215,50 +173,3 @@ const CLUSTER_BITS_MIN_USUAL: u32 = 12;
 const ENTRY_BYTES_MAX: u64 = 16;
 /// What a cache has in any case.
 const CACHE_BYTES_MIN: u64 = 8 << 20;
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Line {
-        #[command(flatten)]
-        pin: PinArgs,
-    }
-
-    fn parse(words: &[&str]) -> PinArgs {
-        let line = ["gaur"].iter().chain(words);
-        Line::try_parse_from(line).unwrap().pin
-    }
-
-    #[test]
-    fn another_server_is_told_the_same() {
-        let lines: [(&[&str], Wish, bool); 6] = [
-            (&[], Wish::WhereNeeded, false),
-            (&["--pin"], Wish::Always, false),
-            (&["--no-pin"], Wish::Never, false),
-            (&["--realtime"], Wish::Always, true),
-            (&["--pin", "--no-pin"], Wish::Never, false),
-            (&["--no-pin", "--pin"], Wish::Always, false),
-        ];
-        for (words, wish, realtime) in lines {
-            let said = parse(words);
-            assert_eq!((said.wish(), said.realtime), (wish, realtime), "{words:?}");
-            let passed: Vec<_> = said.words().collect();
-            let heard = parse(&passed);
-            assert_eq!(
-                (heard.wish(), heard.realtime),
-                (wish, realtime),
-                "{passed:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn threads_that_come_first_are_not_left_unpinned() {
-        let line = ["gaur", "--realtime", "--no-pin"];
-        assert!(Line::try_parse_from(line).is_err());
-    }
-}

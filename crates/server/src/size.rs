@@ -4,6 +4,10 @@
 
 use std::fmt;
 
+use gaur_engine::ErrorKind;
+
+use crate::failure::Failure;
+
 /// The largest size an image may have, in bytes: offsets are signed in the tools of this format.
 pub const SIZE_MAX: u64 = i64::MAX as u64;
 
@@ -163,6 +167,29 @@ fn three_digits(value: f64) -> String {
         return trimmed.to_owned();
     }
     text
+}
+
+/// The new size in bytes of an image that has `old`.
+pub fn checked(image: &str, old: u64, size: NewSize, shrink: bool) -> Result<u64, Failure> {
+    let fail = |message: &str| Failure::about(image, message).kind(ErrorKind::InvalidInput);
+    let new = match size {
+        NewSize::Exactly(size) => Some(size),
+        NewSize::More(more) => old.checked_add(more),
+        NewSize::Less(less) => match old.checked_sub(less) {
+            Some(size) => Some(size),
+            None => return Err(fail("cannot take away more than there is")),
+        },
+    };
+    let new = new.filter(|size| *size <= SIZE_MAX);
+    let new =
+        new.ok_or_else(|| fail(&format!("the size would be larger than {SIZE_MAX} bytes")))?;
+    if new < old && !shrink {
+        let failure = fail(&format!(
+            "the new size of {new} bytes is smaller than the old of {old}"
+        ));
+        return Err(failure.hint("--shrink allows it; what lies beyond the new size is lost"));
+    }
+    Ok(new)
 }
 
 #[cfg(test)]

@@ -9,12 +9,12 @@ use crate::cached_device::Policy;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::kept::Kept;
-use crate::open::{CacheMode, allocation_parser, format_parser};
+use crate::open::CacheMode;
 use crate::shared_image::SharedImage;
 use crate::temporary;
 
 /// What a client's discard does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Discard {
     /// Give the space back to the host
@@ -25,48 +25,37 @@ pub enum Discard {
 }
 
 /// How an image is opened for an export.
-#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct ImageOptions {
     /// Format of the images (probed by default)
-    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
     #[serde(with = "format_name", skip_serializing_if = "Option::is_none")]
     pub format: Option<Format>,
     /// The images are lists of options, driver=qcow2,file.filename=PATH,..
-    #[arg(long, conflicts_with = "format")]
     pub image_opts: bool,
     /// Refuse writes
-    #[arg(short, long)]
     pub read_only: bool,
     /// Serve the disk as it was when this internal snapshot (an id or a name) was made; it cannot be
     /// written to, unless --temporary is given
-    #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
     /// What clients write is kept beside the image, in $TMPDIR, and forgotten at the end
-    #[arg(long, conflicts_with = "read_only")]
     pub temporary: bool,
     /// Use of the host's cache
-    #[arg(long, value_name = "MODE", value_enum, default_value = "writeback")]
     pub cache: CacheMode,
     /// What a client's discard does
-    #[arg(long, value_name = "MODE", value_enum, default_value = "unmap")]
     pub discard: Discard,
     /// What to do with the host's space, whatever the image says
-    #[arg(long, value_name = "POLICY", value_parser = allocation_parser())]
     #[serde(with = "allocation_name", skip_serializing_if = "Option::is_none")]
     pub allocation: Option<AllocationPolicy>,
     /// Remove the images' persistent bitmaps with the first write, which would make them useless
-    #[arg(long)]
     pub drop_bitmaps: bool,
     /// Keep in FILE (in /run, or where else a reboot forgets it) what clients have been told is written
     /// and the image does not say yet; what a server that was killed left there is taken over, unless
     /// somebody else has written to the image since
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["read_only", "snapshot", "temporary"])]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handover: Option<PathBuf>,
     /// The same, without being asked to.
-    #[arg(skip)]
     #[serde(skip)]
     pub kept: Option<Box<Kept>>,
 }

@@ -18,8 +18,8 @@ use super::server::Context;
 use super::state;
 use crate::exporter::{CommandUse, Export};
 use crate::failure::Failure;
-use crate::snapshot::Operation;
-use crate::snapshot_report::SnapshotDetail;
+use crate::snapshot_facts::SnapshotDetail;
+use crate::snapshot_operation::Operation;
 
 /// Time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);

@@ -13,7 +13,7 @@ use super::line::Inbound;
 use super::protocol::Answer;
 use super::session::{self, Gone, Next, Session};
 use crate::exporter::CommandUse;
-use crate::snapshot_report::SnapshotDetail;
+use crate::snapshot_facts::SnapshotDetail;
 use crate::state_pipe::{Piece, Receiver, Sender, pipe};
 use crate::vm_state;
 

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::notice::say;
 
 /// The ways to reach files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostKind {
     /// io_uring where it is allowed
     Auto,

@@ -3,7 +3,7 @@
 //! Every front end is a file of its own, with a request (what it is told, by the command line or by a
 //! line of JSON) and a function `start` that makes a running export of an open image.
 
-use std::num::{NonZeroU16, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -143,103 +143,6 @@ impl Request {
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Nothing {}
-
-/// The front ends that a command line asks for.
-#[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Exports other than NBD")]
-pub struct FrontArgs {
-    /// The image as the block device /dev/ublkbID; the first that is free without an ID
-    #[arg(long, value_name = "ID", num_args = 0..=1, require_equals = true,
-          default_missing_value = "-1", allow_negative_numbers = true)]
-    pub ublk: Option<i32>,
-    /// Queues of the device, each with a thread of its own
-    #[arg(long, value_name = "N", requires = "ublk")]
-    ublk_queues: Option<NonZeroU16>,
-    /// Requests of a queue that run at once, each with 512 KiB of memory (128 with one or two queues, 64
-    /// with more)
-    #[arg(long, value_name = "N", requires = "ublk")]
-    ublk_depth: Option<NonZeroU16>,
-    /// The device belongs to the user who makes it, who need not be root
-    #[arg(long, requires = "ublk")]
-    ublk_unprivileged: bool,
-    /// Whether the kernel's pages go to the image's file without a copy
-    #[arg(long, value_name = "WHEN", value_enum, requires = "ublk")]
-    ublk_zero_copy: Option<ublk::ZeroCopy>,
-    /// The image for a virtual machine monitor that connects to this Unix socket (vhost-user-blk)
-    #[arg(long, value_name = "SOCKET")]
-    vhost_user: Option<PathBuf>,
-    /// The image as the VDUSE device NAME
-    #[arg(long, value_name = "NAME")]
-    vduse: Option<String>,
-    /// The image as a raw file in place of this one, which must be there
-    #[arg(long, value_name = "FILE")]
-    fuse: Option<PathBuf>,
-    /// Queues of the virtio device
-    #[arg(long, value_name = "N")]
-    queues: Option<NonZeroU16>,
-    /// Writes beyond the end of the file make the image larger
-    #[arg(long, requires = "fuse")]
-    growable: bool,
-}
-
-impl FrontArgs {
-    /// Whether a front end is asked for.
-    pub fn any(&self) -> bool {
-        self.ublk.is_some()
-            || self.vhost_user.is_some()
-            || self.vduse.is_some()
-            || self.fuse.is_some()
-    }
-
-    /// What is asked for.
-    pub fn requests(&self) -> Result<Vec<Request>, Failure> {
-        let virtio = self.vhost_user.is_some() || self.vduse.is_some();
-        if self.queues.is_some() && !virtio {
-            let failure = Failure::new("--queues is for --vhost-user and --vduse");
-            return Err(failure.hint("a ublk device has --ublk-queues"));
-        }
-        let mut requests = Vec::new();
-        if let Some(id) = self.ublk {
-            requests.push(Request::Ublk(self.ublk_request(id)?));
-        }
-        if let Some(socket) = &self.vhost_user {
-            requests.push(Request::VhostUser(vhost_user::Request {
-                socket: socket.clone(),
-                queues: self.queues,
-            }));
-        }
-        if let Some(device) = &self.vduse {
-            requests.push(Request::Vduse(vduse::Request {
-                device: device.clone(),
-                queues: self.queues,
-            }));
-        }
-        if let Some(path) = &self.fuse {
-            requests.push(Request::Fuse(fuse::Request {
-                path: path.clone(),
-                growable: self.growable,
-            }));
-        }
-        Ok(requests)
-    }
-
-    fn ublk_request(&self, id: i32) -> Result<ublk::Request, Failure> {
-        let id = match id {
-            -1 => None,
-            id => Some(u32::try_from(id).map_err(|_| {
-                Failure::new(format!("--ublk={id}: a device's number is 0 or more"))
-            })?),
-        };
-        Ok(ublk::Request {
-            id,
-            queues: self.ublk_queues,
-            depth: self.ublk_depth,
-            unprivileged: self.ublk_unprivileged,
-            zero_copy: self.ublk_zero_copy.unwrap_or_default(),
-            recover: false,
-        })
-    }
-}
 
 /// How many threads serve so many queues of a virtio device.
 fn threads_for(queues: u16) -> usize {

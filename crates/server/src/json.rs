@@ -1,0 +1,65 @@
+//! Reading JSON that people have written.
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// Reads a value. The error says which key is wrong, for who wrote it.
+pub fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path = error.path().to_string();
+        explain(&path, &error.into_inner().to_string())
+    })
+}
+
+/// The words of a reader of JSON for who knows keys and not fields.
+fn explain(path: &str, text: &str) -> String {
+    let named = |start: &str| {
+        let (name, rest) = text.strip_prefix(start)?.split_once('`')?;
+        Some((name, rest.replace('`', "\"")))
+    };
+    if let Some((name, rest)) = named("unknown field `") {
+        return match rest.split_once("expected ") {
+            Some((_, known)) => format!("key \"{name}\" is unknown, expected {known}"),
+            None => format!("key \"{name}\" is unknown"),
+        };
+    }
+    match named("missing field `") {
+        Some((name, _)) => format!("\"{name}\" is missing"),
+        None if path == "." => text.to_owned(),
+        None => format!("\"{path}\": {text}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// "export-add: nbd: unknown field `colour`, there are no fields", and for a value of the wrong type
+    /// not even the key.
+    #[test]
+    fn errors_name_the_key() {
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Nothing {}
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[expect(dead_code, reason = "it is never read whole")]
+        struct Two {
+            size: u64,
+            shrink: bool,
+        }
+        let wrong =
+            |text: &str| read::<Two>(serde_json::from_str(text).expect("json")).expect_err(text);
+        assert_eq!(wrong(r#"{"size":1}"#), r#""shrink" is missing"#);
+        assert_eq!(
+            wrong(r#"{"size":1,"colour":2}"#),
+            r#"key "colour" is unknown, expected "size" or "shrink""#
+        );
+        assert_eq!(
+            wrong(r#"{"size":1,"shrink":"yes"}"#),
+            r#""shrink": invalid type: string "yes", expected a boolean"#
+        );
+        let none = read::<Nothing>(serde_json::json!({ "colour": 1 }));
+        assert_eq!(none.expect_err("unknown"), r#"key "colour" is unknown"#);
+    }
+}

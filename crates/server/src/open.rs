@@ -1,0 +1,91 @@
+//! Opening images for the verbs, and the options they share.
+
+use std::path::Path;
+
+use gaur_block::{Errno, OpenError};
+use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions, Opened};
+use gaur_reactor::{BlockingFile, BlockingHost, block_on};
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+/// Names of the policies for space.
+pub const ALLOCATION_POLICIES: [&str; 2] = [
+    AllocationPolicy::Compact.name(),
+    AllocationPolicy::Contiguous.name(),
+];
+
+/// How the host's cache is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheMode {
+    /// Bypass it (O_DIRECT)
+    None,
+    /// Use it; a flush reaches the disk
+    #[default]
+    Writeback,
+    /// Use it; every write reaches the disk before it is done
+    Writethrough,
+    /// Bypass it; every write reaches the disk before it is done
+    Directsync,
+    /// Use it; a flush does nothing
+    Unsafe,
+}
+
+impl CacheMode {
+    /// Whether the host's page cache is bypassed.
+    pub fn direct(self) -> bool {
+        matches!(self, CacheMode::None | CacheMode::Directsync)
+    }
+
+    /// Whether every write is durable before it completes.
+    pub fn writethrough(self) -> bool {
+        matches!(self, CacheMode::Writethrough | CacheMode::Directsync)
+    }
+}
+
+/// Options for reading `format` (probed if `None`) without changing anything.
+pub fn reading(format: Option<Format>, force_share: bool) -> OpenOptions {
+    OpenOptions {
+        format,
+        read_only: true,
+        force_share,
+        ..OpenOptions::default()
+    }
+}
+
+/// Opens an image and its chain for calls that block.
+pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened<BlockingFile>, Failure> {
+    block_on(gaur_engine::open(&BlockingHost, path, options)).map_err(|error| {
+        let failure = Failure::image(&path.to_string_lossy(), &error);
+        match error.kind() {
+            ErrorKind::Locked if options.read_only => failure.hint(LOCKED_HINT),
+            ErrorKind::NotFound => hint_at_protocol(failure, &path.to_string_lossy()),
+            _ => failure,
+        }
+    })
+}
+
+/// The failure to open a file, with advice where there is some.
+pub fn file_failed(name: &str, error: &OpenError) -> Failure {
+    let failure = Failure::about(name, error.reason.clone());
+    match error.errno {
+        Errno::EAGAIN => failure.kind(ErrorKind::Locked).hint(LOCKED_HINT),
+        Errno::ENOENT => hint_at_protocol(failure.kind(ErrorKind::NotFound), name),
+        _ => failure,
+    }
+}
+
+/// What QEMU would take for a protocol is a path here, and there is seldom such a file.
+fn hint_at_protocol(failure: Failure, name: &str) -> Failure {
+    match name.split_once(':') {
+        Some(("file", _)) => failure.hint("leave 'file:' out, an image is named by its path"),
+        Some((protocol, rest)) if rest.starts_with("//") && !protocol.contains('/') => failure
+            .hint(format!(
+                "only files are opened, '{protocol}' is not supported"
+            )),
+        _ => failure,
+    }
+}
+
+const LOCKED_HINT: &str = "-U reads it all the same";
