@@ -1,6 +1,5 @@
-//! A process that takes over from one that was killed: every write that was acknowledged is there,
-//! flushed or not, because the log of commits has outlived the process. Once somebody else has written to
-//! the image nobody may take over.
+//! Handover after a kill: a new process finds every acknowledged write, flushed or not, because the commit
+//! log has outlived the killed one. Once another writer has changed the image, the log must be refused.
 
 use std::sync::{Arc, Mutex};
 
@@ -31,7 +30,7 @@ fn bits(image: &FileImage, at: u64) -> u64 {
         .map_or(0, |raw| u64::from_be_bytes(*raw))
 }
 
-/// What the feature bits of an image say of who writes.
+/// What the feature bits of an image say about its writer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
     /// All autoclear bits.
@@ -64,7 +63,7 @@ impl Marks {
         self.has_snapshots && self.autoclear & IN_USE != 0
     }
 
-    /// Whether these are right after a process has closed an image that had those when it came: nobody writes, and
+    /// Whether these are right after a process has closed an image that had those when it was opened: no process writes, and
     /// there is no log.
     pub(crate) fn follow(self, before: Marks) -> bool {
         let unchanged = [before.autoclear, before.compatible] == [self.autoclear, self.compatible];
@@ -73,19 +72,19 @@ impl Marks {
     }
 }
 
-/// A log that outlives the process, as memory shared with nobody else would.
+/// A log that outlives the process, as a memory file would.
 #[derive(Debug)]
 pub(crate) struct KeptLog {
     number: u64,
     parts: Mutex<Parts>,
 }
 
-/// What a killed process has left and nobody has taken over, although he might have.
+/// The state that a killed process has left and no process has taken over yet.
 #[derive(Debug)]
 pub(crate) struct StaleLog {
     number: u64,
     left: Vec<Commit>,
-    /// The image as it was left; nothing if somebody has written to it.
+    /// The image as it was left; `None` if another writer has changed it.
     image: Option<FileImage>,
 }
 
@@ -105,7 +104,7 @@ impl KeptLog {
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut Parts) -> T) -> T {
-        act(&mut self.parts.lock().expect("nobody panics while they hold it"))
+        act(&mut self.parts.lock().expect("no holder panics"))
     }
 
     /// What is left; `None` if a pass has failed.
@@ -168,7 +167,7 @@ impl Run<'_> {
         self.judge(&files, true)
     }
 
-    /// Nobody takes over: the log stays, and whoever comes next writes without it. It may be another program,
+    /// No handover: the log stays, and the next process writes without it. It may be another program,
     /// which clears the bits that it does not know before it changes anything.
     pub(crate) fn leave_log(&mut self, number: u64, left: Vec<Commit>) -> Result<(), String> {
         let foreign = self.aside.chance(300);
@@ -189,7 +188,7 @@ impl Run<'_> {
         }
     }
 
-    /// Somebody finds the log that was left. If others have written to the image since, it must not count.
+    /// A process finds the log that was left. If others have written to the image since, it must be refused.
     pub(crate) fn find_stale_log(&mut self) -> Result<(), String> {
         let Some(stale) = self.stale.take() else {
             return Ok(());
@@ -205,7 +204,7 @@ impl Run<'_> {
         self.stats.stale_logs += 1;
         match self.adopt(stale.number, &stale.left, STEPS_MAX)? {
             Some(false) => Ok(()),
-            _ => Err("a log counts although somebody else has written since".to_owned()),
+            _ => Err("a log counts although another writer has changed the image since".to_owned()),
         }
     }
 

@@ -1,4 +1,4 @@
-//! How a verb fails: one line for the user and an exit code for the script.
+//! The failure of a verb: one line for the user and an exit code for the script.
 
 use std::fmt;
 
@@ -39,7 +39,7 @@ impl Failure {
         }
     }
 
-    /// An end that needs no words, because they were said or nobody listens.
+    /// A failure that prints nothing, because its message was printed already or standard output is closed.
     pub fn silent(code: u8) -> Failure {
         Failure {
             silent: true,
@@ -61,7 +61,7 @@ impl Failure {
             return Failure::cancelled(name);
         }
         let text = format!("{error:#}");
-        // The engine may name the file itself; saying it twice helps nobody.
+        // The engine may name the file itself; do not name it twice.
         let rest = text.strip_prefix(name);
         let rest = rest.and_then(|rest| rest.strip_prefix(": "));
         Failure::about(name, rest.unwrap_or(&text)).kind(error.kind())
@@ -124,7 +124,7 @@ impl Failure {
         }
     }
 
-    /// Whether somebody else has the image.
+    /// Whether another program has the image locked.
     pub fn is_locked(&self) -> bool {
         self.kind == Some(ErrorKind::Locked)
     }
@@ -157,7 +157,7 @@ impl Failure {
     }
 }
 
-/// Failures of printing. Whoever closes the pipe has read enough.
+/// Failures of printing. A reader that closes the pipe has read enough.
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Failure {
         match error.kind() {
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_one_line_even_when_the_file_name_is_not() {
+    fn failure_message_is_one_line() {
         let failure = Failure::about("a\nb", "is a directory").hint("name a file");
         assert_eq!(failure.to_string(), "a\\nb: is a directory (name a file)");
         let failure = Failure::new("option 'a\u{1b}[1m\nb' is unknown");

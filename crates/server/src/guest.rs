@@ -1,4 +1,4 @@
-//! The guest's view of an image, with calls that block.
+//! Blocking access to the guest's view of an image.
 
 use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 use gaur_engine::{ImageError, Job, MapExtent, Queue};

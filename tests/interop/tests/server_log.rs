@@ -15,14 +15,14 @@ const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server whose standard error goes to a file, and whose files are limited in length.
-struct Logged {
+struct LoggedServer {
     server: Server,
     log: String,
     control: String,
 }
 
-impl Logged {
-    fn start(scratch: &Scratch, image: &str, more: &[&str]) -> Logged {
+impl LoggedServer {
+    fn start(scratch: &Scratch, image: &str, more: &[&str]) -> LoggedServer {
         let (socket, log) = (scratch.path("s"), scratch.path("log"));
         let control = scratch.path("c");
         let mut command = Command::new("bash");
@@ -32,7 +32,7 @@ impl Logged {
         command.args(["--control", &control, "-x", "d"]);
         command.args(more).arg(image);
         File::create(&log).expect("scratch is writable");
-        Logged {
+        LoggedServer {
             server: Server::start(command, &socket),
             log,
             control,
@@ -91,7 +91,7 @@ fn the_first_failure_and_the_recovery_are_told_and_those_between_are_counted() {
     let scratch = Scratch::new("log");
     let image = scratch.zeros("d.raw", 0);
     qemu_img(&["create", "-q", "-f", "raw", &image, "64M"]).ok();
-    let served = Logged::start(&scratch, &image, &["-f", "raw"]);
+    let served = LoggedServer::start(&scratch, &image, &["-f", "raw"]);
     assert_eq!(served.write(0), 0);
     assert_eq!(served.lines().len(), 0, "nothing to be told");
     served.limit(&(16 * MIB).to_string());
@@ -182,7 +182,7 @@ fn an_image_that_refuses_writes_is_told_once() {
     let scratch = Scratch::new("log");
     let image = scratch.path("d.qcow2");
     gaur(&["create", "-q", &image, "64M"]).ok();
-    let mut served = Logged::start(&scratch, &image, &[]);
+    let mut served = LoggedServer::start(&scratch, &image, &[]);
     assert_eq!(served.write(0), 0);
     served.limit("65536");
     for at in 1..6 {

@@ -1,4 +1,4 @@
-//! Rules about Rust source: sizes, names of modules, what roots of modules hold, where `unsafe` and
+//! Tidy rules for Rust source: sizes, names of modules, what roots of modules hold, where `unsafe` and
 //! `async` may be.
 
 use std::path::Path;
@@ -125,9 +125,7 @@ impl<'a> Visitor<'a> {
         let shown = workspace::shown(path);
         Visitor {
             path,
-            may_be_unsafe: UNSAFE_PLACES
-                .iter()
-                .any(|place| shown.starts_with(place)),
+            may_be_unsafe: UNSAFE_PLACES.iter().any(|place| shown.starts_with(place)),
             must_be_sync: shown.starts_with(SYNC_FOLDER),
             findings: Vec::new(),
         }
