@@ -39,7 +39,10 @@ impl<F: File> Queue<F> {
         commits: &[Commit],
         is_whole: bool,
     ) -> Result<Option<u64>, ImageError> {
-        let fail = |errno| ImageError::io(errno, "cannot take over from a process that was killed");
+        let fail = |errno| {
+            self.image
+                .explain(errno, "cannot take over from a process that was killed")
+        };
         if self.image.is_read_only() {
             return Err(fail(Errno::EROFS));
         }
@@ -92,7 +95,7 @@ impl<F: File> Active<'_, F> {
                 Ok(()) => return Ok(()),
                 Err(AllocError::Need(need)) => self.resolve_alloc(need).await?,
                 Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Corrupt(_)) => return Err(self.image.contradiction()),
+                Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),
             }
         }
     }
@@ -112,7 +115,7 @@ impl<F: File> Active<'_, F> {
         let _claims = self.writer.claims.lock(guest);
         let located = maps
             .locate(guest)
-            .map_err(|what| self.image.corruption(0, what))?;
+            .map_err(|fault| self.image.corrupt(0, fault))?;
         let table = Need::Table(self.geometry().l1_index(GuestOffset(guest)));
         let (old, slice, table_copied) = match located {
             Located::Miss(slice) => return Ok(Err(Need::Slice(slice))),

@@ -68,9 +68,8 @@ impl<'q, F: File> Active<'q, F> {
                     self.load_refcounts(slice).await?;
                 }
                 Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Need(_) | AllocError::Corrupt(_)) => {
-                    return Err(self.image.contradiction());
-                }
+                Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),
+                Err(AllocError::Need(_)) => return Err(Errno::EIO),
             }
         }
     }
@@ -104,7 +103,8 @@ impl<'q, F: File> Active<'q, F> {
         }
         let metadata = &self.qcow2.maps.metadata;
         if metadata.touches(area.plan.start, area.plan.len()) {
-            return Err(self.image.contradiction());
+            let fault = self.writer.alloc.lock().metadata_is_free(area.plan.start);
+            return Err(self.image.corrupt(0, fault));
         }
         let fixed = self.writer.alloc.lock().capacity.is_some();
         if !fixed {

@@ -21,7 +21,7 @@ impl<F: File> Queue<F> {
         }
         if let Some(errno) = self.image.poisoned() {
             let text = "closed after an earlier error; writes since the last flush may be lost";
-            return Err(ImageError::io(errno, text));
+            return Err(self.image.explain(errno, text));
         }
         let fail = |errno| ImageError::io(errno, "cannot write back what was changed");
         let Some(active) = self.active() else {

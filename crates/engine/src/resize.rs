@@ -45,7 +45,7 @@ impl<F: File> Queue<F> {
             let text = "shrinking would lose the data beyond the new end; ask for it with --shrink";
             return Err(ImageError::new(ErrorKind::InvalidInput, text));
         }
-        let fail = |errno| ImageError::io(errno, "cannot resize");
+        let fail = |errno| self.image.explain(errno, "cannot resize");
         let Some(active) = self.active() else {
             return self.resize_raw(new_size_bytes).await.map_err(fail);
         };
@@ -123,7 +123,7 @@ impl<F: File> Active<'_, F> {
     async fn cluster_has_bytes(&self, at: u64) -> Result<bool, Errno> {
         loop {
             let located = self.qcow2.maps.locate(at);
-            match located.map_err(|what| self.image.corruption(0, what))? {
+            match located.map_err(|fault| self.image.corrupt(0, fault))? {
                 Located::Miss(slice) => self.layer().load_slice(slice).await?,
                 Located::NoTable => return Ok(self.image.has_backing_at(at)),
                 Located::Entry {

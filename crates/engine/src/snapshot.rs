@@ -140,7 +140,7 @@ impl<F: File> Queue<F> {
         }
         if let Some(errno) = self.image.poisoned() {
             let text = "an earlier failure left the image unwritable";
-            return Err(ImageError::io(errno, text));
+            return Err(self.image.explain(errno, text));
         }
         self.active().ok_or_else(|| {
             let text = "a raw image has no internal snapshots; convert it to qcow2";

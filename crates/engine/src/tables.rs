@@ -38,7 +38,7 @@ impl<'q, F: File> Active<'q, F> {
         let old = {
             let maps = &self.qcow2.maps;
             maps.table(index)
-                .map_err(|what| self.image.corruption(0, what))?
+                .map_err(|fault| self.image.corrupt(0, fault))?
         };
         if made(old) {
             return Ok(());
@@ -110,7 +110,7 @@ impl<'q, F: File> Active<'q, F> {
                 Ok(run) => return Ok(run),
                 Err(AllocError::Need(need)) => self.resolve_alloc(need).await?,
                 Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Corrupt(_)) => return Err(self.image.contradiction()),
+                Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),
             }
         }
     }
@@ -221,7 +221,8 @@ impl<'q, F: File> Active<'q, F> {
             return Ok(());
         }
         if self.qcow2.maps.metadata.touches(start, count) {
-            return Err(self.image.contradiction());
+            let fault = self.writer.alloc.lock().metadata_is_free(start);
+            return Err(self.image.corrupt(0, fault));
         }
         let file = self.queue.top_file();
         let mut bytes = self.queue.pool.take(file, (count * size) as usize);

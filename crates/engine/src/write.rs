@@ -12,6 +12,7 @@ use gaur_format::l2::L2Entry;
 
 use crate::active::Active;
 use crate::align;
+use crate::corruption::Fault;
 use crate::fill::Fill;
 use crate::metadata::alloc::{AllocError, AllocNeed, Free, Run};
 use crate::metadata::claims::ClaimList;
@@ -131,7 +132,7 @@ impl<'q, F: File> Active<'q, F> {
     fn plan_in_place(&self, maps: &Maps, at: u64, len: u64) -> Result<Option<Plan<'q, F>>, Errno> {
         let lookup = maps
             .extent(at, len)
-            .map_err(|what| self.image.corruption(0, what))?;
+            .map_err(|fault| self.image.corrupt(0, fault))?;
         match lookup {
             Lookup::Miss(slice) => Ok(Some(Plan::Need(Need::Slice(slice)))),
             Lookup::Extent {
@@ -149,7 +150,7 @@ impl<'q, F: File> Active<'q, F> {
         let bits = maps.geometry.cluster_bits();
         let (first, last) = (host >> bits, (host + len - 1) >> bits);
         if maps.metadata.touches(first, last - first + 1) {
-            return Err(self.image.contradiction());
+            return Err(self.image.corrupt(0, Fault::maps_metadata(host)));
         }
         Ok(())
     }
@@ -208,7 +209,7 @@ impl<'q, F: File> Planner<'q, F> {
             }) => Err(Obstacle::Need(table)),
             Ok(Located::Miss(slice)) => Err(Obstacle::Need(Need::Slice(slice))),
             Ok(Located::Entry { entry, slice, .. }) => Ok((entry, slice)),
-            Err(what) => Err(Obstacle::Failed(self.active.image.corruption(0, what))),
+            Err(fault) => Err(Obstacle::Failed(self.active.image.corrupt(0, fault))),
         }
     }
 
@@ -251,7 +252,8 @@ impl<'q, F: File> Planner<'q, F> {
             return Err(Obstacle::Busy);
         }
         if maps.metadata.contains(geometry.cluster_of(host).0) {
-            return Err(Obstacle::Failed(self.active.image.contradiction()));
+            let fault = Fault::maps_metadata(host.0);
+            return Err(Obstacle::Failed(self.active.image.corrupt(0, fault)));
         }
         let edge = |index: u64| {
             let bit = 1_u32 << index;
@@ -384,7 +386,9 @@ impl<'q, F: File> Planner<'q, F> {
             Ok(run) => Ok(run),
             Err(AllocError::Need(need)) => Err(Obstacle::Need(Need::Alloc(need))),
             Err(AllocError::Failed(errno)) => Err(Obstacle::Failed(errno)),
-            Err(AllocError::Corrupt(_)) => Err(Obstacle::Failed(self.active.image.contradiction())),
+            Err(AllocError::Corrupt(fault)) => {
+                Err(Obstacle::Failed(self.active.image.corrupt(0, fault)))
+            }
         }
     }
 

@@ -235,7 +235,7 @@ impl<F: File> Active<'_, F> {
         let maps = &self.qcow2.maps;
         let located = maps
             .locate(at)
-            .map_err(|what| self.image.corruption(0, what))?;
+            .map_err(|fault| self.image.corrupt(0, fault))?;
         let index = geometry.l1_index(GuestOffset(at));
         let per_table = geometry.guest_bytes_per_l2();
         let table_end = (at / per_table + 1).saturating_mul(per_table);
