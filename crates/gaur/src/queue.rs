@@ -6,9 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use gaur_block::{
-    Device, DeviceLimits, Errno, File, Payload, Request, Source, Status, Tag, Target,
-};
+use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, Status, Target};
 use gaur_engine::{Job, NewSnapshot, Snapshot, VmStateReader, VmStateSave, VmStateWriter};
 use gaur_reactor::{OpenFile, ReactorFile};
 
@@ -60,46 +58,22 @@ impl<F: File> Queue<F> {
     /// # Errors
     /// Beyond the end of the disk nothing is read, and so for all that follow.
     pub async fn read_at(&self, offset: u64, memory: &mut [u8]) -> Result<()> {
-        let len = memory.len();
-        let request = Request::Read {
-            offset_bytes: offset,
-        };
-        let read = self.request(request, Payload::Read(Target::Memory(memory)));
-        read.await
-            .map_err(|errno| failed("read", offset, len as u64, errno))
+        self.read(offset, Target::memory(memory)).await
     }
 
-    /// Fills `parts`, one after the other, from `offset` on.
+    /// Fills `parts`, one after the other, from `offset` on in one request.
     pub async fn read_vectored_at(&self, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
-        let mut at = offset;
-        for part in parts {
-            self.read_at(at, part).await?;
-            at += part.len() as u64;
-        }
-        Ok(())
+        self.read(offset, Target::Memory(parts.into())).await
     }
 
     /// Stores `bytes` at `offset`. They are durable after the next [`Queue::flush`].
     pub async fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let request = Request::Write {
-            offset_bytes: offset,
-            fua: false,
-        };
-        let written = self.request(request, Payload::Write(Source::Memory(bytes)));
-        let len = bytes.len() as u64;
-        written
-            .await
-            .map_err(|errno| failed("write", offset, len, errno))
+        self.write(offset, Source::memory(bytes)).await
     }
 
-    /// Stores `parts`, one after the other, at `offset`.
+    /// Stores `parts`, one after the other, at `offset` in one request.
     pub async fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<()> {
-        let mut at = offset;
-        for part in parts {
-            self.write_at(at, part).await?;
-            at += part.len() as u64;
-        }
-        Ok(())
+        self.write(offset, Source::Memory(parts.into())).await
     }
 
     /// Makes a range read as zeros.
@@ -111,7 +85,7 @@ impl<F: File> Queue<F> {
             fua: false,
             may_unmap: unmap == Unmap::Allowed,
         };
-        let zeroed = self.request(request, Payload::None).await;
+        let zeroed = self.queue.submit(request, Payload::None).await;
         zeroed.map_err(|errno| failed("zero", offset_bytes, len_bytes, errno))
     }
 
@@ -122,13 +96,13 @@ impl<F: File> Queue<F> {
             offset_bytes,
             len_bytes,
         };
-        let discarded = self.request(request, Payload::None).await;
+        let discarded = self.queue.submit(request, Payload::None).await;
         discarded.map_err(|errno| failed("discard", offset_bytes, len_bytes, errno))
     }
 
     /// Makes every request durable that was complete before this one, on any queue of the disk.
     pub async fn flush(&self) -> Result<()> {
-        let flushed = self.request(Request::Flush, Payload::None).await;
+        let flushed = self.queue.submit(Request::Flush, Payload::None).await;
         flushed.map_err(|errno| Error::from(errno).context("cannot flush"))
     }
 
@@ -214,12 +188,23 @@ impl<F: File> Queue<F> {
         Ok(VmStateReader::open(&self.queue, which).await?)
     }
 
-    async fn request(
-        &self,
-        request: Request,
-        payload: Payload<'_>,
-    ) -> std::result::Result<(), Errno> {
-        self.queue.submit(Tag(0), request, payload).await
+    async fn read(&self, offset_bytes: u64, target: Target<'_>) -> Result<()> {
+        let len = target.len() as u64;
+        let read = self
+            .queue
+            .submit(Request::Read { offset_bytes }, Payload::Read(target));
+        read.await
+            .map_err(|errno| failed("read", offset_bytes, len, errno))
+    }
+
+    async fn write(&self, offset_bytes: u64, source: Source<'_>) -> Result<()> {
+        let len = source.len() as u64;
+        let request = Request::Write {
+            offset_bytes,
+            fua: false,
+        };
+        let written = self.queue.submit(request, Payload::Write(source)).await;
+        written.map_err(|errno| failed("write", offset_bytes, len, errno))
     }
 }
 
@@ -234,11 +219,10 @@ impl<F: File> Device for Queue<F> {
 
     fn submit(
         &self,
-        tag: Tag,
         request: Request,
         payload: Payload<'_>,
     ) -> impl Future<Output = std::result::Result<(), Errno>> {
-        self.queue.submit(tag, request, payload)
+        self.queue.submit(request, payload)
     }
 
     fn status(

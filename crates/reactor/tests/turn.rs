@@ -78,7 +78,7 @@ fn completion_of_a_ring_makes_its_descriptor_readable() {
         let (file, left) = (file.clone(), left.clone());
         spawn(async move {
             let mut memory = file.buffer(4096);
-            let read = file.read_at(number % 16 * 4096, Target::Memory(&mut memory));
+            let read = file.read_at(number % 16 * 4096, Target::memory(&mut memory));
             read.await.expect("a read");
             left.set(left.get() - 1);
         });
