@@ -13,8 +13,8 @@ use gaur_simulator::{Failure, Options, Rule, Stats, run_seed};
 
 const USAGE: &str = "\
 usage: cargo xtask sim [--seeds N] [--start S | --fresh] [--jobs J] [--qemu PER_MILLE] [--by-qemu]
-                      [--broken O1|O2|O3|O4|O5|O7]
-       cargo xtask sim --seed S [--broken O1|O2|O3|O4|O5|O7] [--dump DIRECTORY]
+                      [--broken O1|O2|O3|O4|O5|O7|log]
+       cargo xtask sim --seed S [--broken O1|O2|O3|O4|O5|O7|log] [--dump DIRECTORY]
 
   --seeds N    run N seeds (default 100), from --start on (default 0)
   --fresh      from a start that no run had before: it is drawn by the clock, and printed
@@ -23,7 +23,8 @@ usage: cargo xtask sim [--seeds N] [--start S | --fresh] [--jobs J] [--qemu PER_
   --qemu P     crash images in a thousand that qemu-img judges as well (default 5)
   --by-qemu    start from images that QEMU's tools have made
   --dump D     keep the files of a failure: before its epoch, and as judged
-  --broken O   break this rule of the write order on purpose and see whether that is noticed";
+  --broken O   break this rule of the write order on purpose, or that of the handover log's records, and
+               see whether that is noticed";
 
 struct Arguments {
     seeds: u64,
@@ -110,8 +111,9 @@ fn rule(name: &str) -> Result<Rule, String> {
         "O4" => Ok(Rule::O4),
         "O5" => Ok(Rule::O5),
         "O7" => Ok(Rule::O7),
+        "log" => Ok(Rule::Log),
         _ => Err(format!(
-            "--broken: '{name}' is none of O1, O2, O3, O4, O5, O7"
+            "--broken: '{name}' is none of O1, O2, O3, O4, O5, O7, log"
         )),
     }
 }
