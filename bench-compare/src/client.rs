@@ -39,7 +39,7 @@ pub struct Sample {
     pub end: Instant,
 }
 
-/// Writes 4 KiB at random over the disk, `depth` at a time, until it is told to stop.
+/// Writes 4 KiB at random over the disk, `depth` at a time, until `stop` is set.
 pub fn timed_writes(
     socket: &Path,
     size_bytes: u64,

@@ -1,4 +1,4 @@
-//! fio as the source of load: nobody here wrote it.
+//! fio as an independent load generator.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! What an export costs that nobody uses: memory, and the time that a server needs to start with it.
+//! Cost of an idle export: memory, and the time that a server needs to start with it.
 //!
 //! A server is started with one NBD export and with many, each of an image of its own; the difference over
 //! the number is what one costs. QEMU's storage daemon stands beside it, because `qemu-nbd` has one export a
@@ -114,12 +114,12 @@ fn images(gaur: &Path, arguments: &IdleArguments) -> Result<Vec<PathBuf>> {
 }
 
 /// A server that is ready, and how long that took.
-struct Running {
+struct RunningServer {
     child: Child,
     took: Duration,
 }
 
-impl Running {
+impl RunningServer {
     /// Its share of memory in KiB.
     fn memory_kib(&self) -> Result<f64> {
         let path = format!("/proc/{}/smaps_rollup", self.child.id());
@@ -137,21 +137,21 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-fn start(mut command: Command, ready: impl Fn() -> bool) -> Result<Running> {
+fn start(mut command: Command, ready: impl Fn() -> bool) -> Result<RunningServer> {
     let begin = Instant::now();
     let name = format!("{:?}", command.get_program());
     command.stdin(Stdio::null()).stdout(Stdio::null());
     let child = command
         .spawn()
         .with_context(|| format!("cannot start {name}"))?;
-    let mut running = Running {
+    let mut running = RunningServer {
         child,
         took: Duration::ZERO,
     };
@@ -169,7 +169,7 @@ fn start(mut command: Command, ready: impl Fn() -> bool) -> Result<Running> {
 }
 
 /// `gaur serve`: ready when it greets, because it opens its images first.
-fn start_gaur(gaur: &Path, dir: &Path, images: &[PathBuf]) -> Result<Running> {
+fn start_gaur(gaur: &Path, dir: &Path, images: &[PathBuf]) -> Result<RunningServer> {
     let socket = dir.join("server.sock");
     let _ = std::fs::remove_file(&socket);
     let mut command = Command::new(gaur);
@@ -185,7 +185,7 @@ fn start_gaur(gaur: &Path, dir: &Path, images: &[PathBuf]) -> Result<Running> {
 }
 
 /// `qemu-storage-daemon`: ready when it has written its process id, which it does last.
-fn start_daemon(dir: &Path, images: &[PathBuf]) -> Result<Running> {
+fn start_daemon(dir: &Path, images: &[PathBuf]) -> Result<RunningServer> {
     let (socket, pid) = (dir.join("daemon.sock"), dir.join("daemon.pid"));
     let _ = std::fs::remove_file(&pid);
     let mut command = Command::new("qemu-storage-daemon");
@@ -207,7 +207,7 @@ fn start_daemon(dir: &Path, images: &[PathBuf]) -> Result<Running> {
 /// What one export costs, by the difference of many and one.
 fn difference(
     images: &[PathBuf],
-    start: impl Fn(&[PathBuf]) -> Result<Running>,
+    start: impl Fn(&[PathBuf]) -> Result<RunningServer>,
     figures: &mut Figures,
 ) -> Result<()> {
     let measure = |images: &[PathBuf]| -> Result<(f64, f64)> {

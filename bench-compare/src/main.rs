@@ -10,7 +10,7 @@
 //!
 //! `bench-compare exports` runs every kind of export in a guest: see [`exports`].
 //!
-//! `bench-compare idle` counts what many exports cost that nobody uses: see [`idle`].
+//! `bench-compare idle` measures the cost of many idle exports: see [`idle`].
 //!
 //! `bench-compare snapshot` measures snapshots and states of virtual machines: see [`snapshot`].
 
@@ -46,7 +46,7 @@ enum Benchmark {
     Nbd(NbdArguments),
     /// Every kind of export, in a guest: gaur, qemu-nbd, qemu-storage-daemon and rublk
     Exports(exports::ExportsArguments),
-    /// What an export costs that nobody uses: gaur serve and qemu-storage-daemon
+    /// What an idle export costs: gaur serve and qemu-storage-daemon
     Idle(idle::IdleArguments),
     /// The tables of the engine: gaur bench, qemu-img bench, and fio on raw files
     Engine(engine::EngineArguments),

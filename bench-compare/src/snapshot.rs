@@ -131,7 +131,7 @@ impl Row {
         }
     }
 
-    /// Adds a sample of somebody.
+    /// Adds a sample of a contestant.
     pub fn add(&mut self, who: &str, sample: f64) {
         println!("{}: {who} {sample:.3} {}", self.what, self.unit);
         match self.series.iter_mut().find(|series| series.who == who) {
@@ -143,7 +143,7 @@ impl Row {
         }
     }
 
-    /// The samples of somebody.
+    /// The samples of a contestant.
     pub fn samples(&self, who: &str) -> &[f64] {
         let found = self.series.iter().find(|series| series.who == who);
         found.map_or(&[], |series| &series.samples)

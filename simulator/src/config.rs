@@ -1,4 +1,4 @@
-//! What a seed tests: the shape of the image, its disk, its history, the load and the mishaps.
+//! The configuration of a seed: image, disk, history, load and faults.
 //!
 //! Every seed switches whole features on and off (swarm testing): a load without discards fills
 //! tables that one with discards never fills.
@@ -40,7 +40,7 @@ pub struct Weights {
 
 /// Which mishaps befall the host's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mishaps {
+pub enum FaultPlan {
     /// None.
     None,
     /// Requests fail at random, this often in a thousand, from the start or from open on.
@@ -53,7 +53,7 @@ pub enum Mishaps {
     Full,
 }
 
-/// Somebody who changes internal snapshots while the load runs.
+/// The task that changes internal snapshots while the load runs.
 #[derive(Clone, Copy, Debug)]
 pub struct SnapshotLoad {
     /// How many do so at once.
@@ -73,7 +73,7 @@ pub struct SnapshotLoad {
 
 /// Loads that chance alone would make too rarely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Special {
+enum TargetedLoad {
     None,
     /// Discards of parts of clusters, and writes into them again.
     Holes,
@@ -116,7 +116,7 @@ pub struct Config {
     /// Some of these, and the last table of the disk, map clusters behind the end of the disk: the state of
     /// a machine that another program has left, or what it has not cut off.
     pub mapped_beyond: bool,
-    /// It has persistent bitmaps, valid or made useless by somebody who does not know them.
+    /// It has persistent bitmaps, valid or made stale by a writer that does not know them.
     pub bitmaps: Option<Bitmaps>,
     /// Clusters of the refcount table beyond those that it needs.
     pub spare_refcount_clusters: u64,
@@ -165,7 +165,7 @@ pub struct Config {
     /// Runs from open to crash or close.
     pub epochs: u32,
     /// What goes wrong.
-    pub mishaps: Mishaps,
+    pub mishaps: FaultPlan,
     /// Snapshots are made and applied meanwhile.
     pub snapshot_load: Option<SnapshotLoad>,
     /// A process that is killed leaves a log of its commits to the next.
@@ -250,12 +250,17 @@ impl Config {
             .with_special(special, space, tables)
     }
 
-    fn with_special(self, special: Special, space: &mut Random, tables: &mut Random) -> Config {
+    fn with_special(
+        self,
+        special: TargetedLoad,
+        space: &mut Random,
+        tables: &mut Random,
+    ) -> Config {
         match special {
-            Special::None => self,
-            Special::Holes => self.with_holes(space),
-            Special::TornWrites => self.with_holes(space).with_torn_writes(space),
-            Special::LongDisk => self.with_long_disk(tables),
+            TargetedLoad::None => self,
+            TargetedLoad::Holes => self.with_holes(space),
+            TargetedLoad::TornWrites => self.with_holes(space).with_torn_writes(space),
+            TargetedLoad::LongDisk => self.with_long_disk(tables),
         }
     }
 
@@ -319,7 +324,7 @@ impl Config {
                 flush: 0,
                 ..self.weights
             },
-            mishaps: Mishaps::Writes(60),
+            mishaps: FaultPlan::Writes(60),
             ..self
         }
     }
@@ -349,12 +354,12 @@ impl Config {
     }
 }
 
-fn draw_mishaps(random: &mut Random) -> Mishaps {
+fn draw_mishaps(random: &mut Random) -> FaultPlan {
     match random.below(100) {
-        0..70 => Mishaps::None,
-        70..82 => Mishaps::Once,
-        82..95 => Mishaps::Random(random.pick(&[2, 10, 50])),
-        _ => Mishaps::Full,
+        0..70 => FaultPlan::None,
+        70..82 => FaultPlan::Once,
+        82..95 => FaultPlan::Random(random.pick(&[2, 10, 50])),
+        _ => FaultPlan::Full,
     }
 }
 
@@ -365,7 +370,7 @@ fn draw_bitmaps(shape: Shape, random: &mut Random) -> Option<Bitmaps> {
     }
 }
 
-fn draw_special(shape: Shape, random: &mut Random, tables: &mut Random) -> (Special, Shape) {
+fn draw_special(shape: Shape, random: &mut Random, tables: &mut Random) -> (TargetedLoad, Shape) {
     if tables.chance(8) {
         let shape = Shape {
             version: 3,
@@ -373,15 +378,15 @@ fn draw_special(shape: Shape, random: &mut Random, tables: &mut Random) -> (Spec
             extended: false,
             refcount_order: 6,
         };
-        return (Special::LongDisk, shape);
+        return (TargetedLoad::LongDisk, shape);
     }
     match random.below(100) {
         0..18 => {
             let cluster_bits = random.pick(&[14, 14, 15, 16]);
-            (Special::Holes, shape.with_subclusters(cluster_bits))
+            (TargetedLoad::Holes, shape.with_subclusters(cluster_bits))
         }
-        18..25 => (Special::TornWrites, shape.with_subclusters(16)),
-        _ => (Special::None, shape),
+        18..25 => (TargetedLoad::TornWrites, shape.with_subclusters(16)),
+        _ => (TargetedLoad::None, shape),
     }
 }
 

@@ -1,10 +1,10 @@
-//! What the guest's bytes say: who wrote them, and where they belong.
+//! Content of guest data: which request wrote it, and at which offset it belongs.
 //!
 //! Guest space is divided into units, the smallest thing that a request of the workload covers. A
 //! unit holds a *value*: zeros, or the number of the request that wrote it. A value is spelled out
 //! as lines of 16 bytes that carry the number, the unit's own place and a hash over both and the
 //! seed; so bytes that turn up in the wrong place, from an earlier life of a cluster, or from half a
-//! request are told apart from the right ones, and the report can say whose they are.
+//! request can be distinguished from the right ones, and the report names their request.
 
 use gaur_sim::Random;
 
@@ -23,7 +23,7 @@ pub enum Found {
     Value(Value),
     /// A value that was written, but to this unit.
     Misplaced(Value, u32),
-    /// Something that nobody wrote.
+    /// Bytes that no request wrote.
     Garbage,
 }
 
@@ -33,26 +33,26 @@ impl std::fmt::Display for Found {
             Found::Value(ZERO) => out.write_str("zeros"),
             Found::Value(value) => write!(out, "write #{value}"),
             Found::Misplaced(value, unit) => write!(out, "write #{value} of unit {unit}"),
-            Found::Garbage => out.write_str("bytes that nobody wrote"),
+            Found::Garbage => out.write_str("bytes that no request wrote"),
         }
     }
 }
 
 /// The script in which values are written: one per seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Script {
+pub struct ValueEncoding {
     seed: u64,
     unit_bytes: usize,
 }
 
-impl Script {
+impl ValueEncoding {
     /// The script of a seed. A unit is a power of two from 16 to 512 bytes.
-    pub fn new(seed: u64, unit_bytes: u64) -> Script {
+    pub fn new(seed: u64, unit_bytes: u64) -> ValueEncoding {
         assert!(
             unit_bytes.is_power_of_two() && (16..=512).contains(&unit_bytes),
             "a unit is between a line and a sector"
         );
-        Script {
+        ValueEncoding {
             seed: Random::new(seed ^ 0x5c21_97a0).number(),
             unit_bytes: unit_bytes as usize,
         }
@@ -140,14 +140,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_known_in_its_place_and_in_a_wrong_one() {
-        let script = Script::new(5, 64);
+    fn content_names_its_writer_and_offset() {
+        let script = ValueEncoding::new(5, 64);
         let mut bytes = vec![0; 128];
         script.encode_run(7, 3, &mut bytes);
         assert_eq!(script.decode(3, &bytes[..64]), Found::Value(7));
         assert_eq!(script.decode(4, &bytes[64..]), Found::Value(7));
         assert_eq!(script.decode(9, &bytes[..64]), Found::Misplaced(7, 3));
-        assert_eq!(Script::new(6, 64).decode(3, &bytes[..64]), Found::Garbage);
+        assert_eq!(
+            ValueEncoding::new(6, 64).decode(3, &bytes[..64]),
+            Found::Garbage
+        );
         bytes[40] ^= 1;
         assert_eq!(script.decode(3, &bytes[..64]), Found::Garbage);
         assert_eq!(script.decode(3, &[0; 64]), Found::Value(ZERO));

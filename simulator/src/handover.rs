@@ -1,6 +1,5 @@
-//! A process that takes over from one that was killed: every write that was acknowledged is there,
-//! flushed or not, because the log of commits has outlived the process. Once somebody else has written to
-//! the image nobody may take over.
+//! Handover after a kill: a new process finds every acknowledged write, flushed or not, because the commit
+//! log has outlived the killed one. Once another writer has changed the image, the log must be refused.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -36,7 +35,7 @@ fn bits(image: &FileImage, at: u64) -> u64 {
         .map_or(0, |raw| u64::from_be_bytes(*raw))
 }
 
-/// What the feature bits of an image say of who writes.
+/// What the feature bits of an image say about its writer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
     /// All autoclear bits.
@@ -69,7 +68,7 @@ impl Marks {
         self.has_snapshots && self.autoclear & IN_USE != 0
     }
 
-    /// Whether these are right after a process has closed an image that had those when it came: nobody writes, and
+    /// Whether these are right after a process has closed an image that had those when it was opened: no process writes, and
     /// there is no log.
     pub(crate) fn follow(self, before: Marks) -> bool {
         let unchanged = [before.autoclear, before.compatible] == [self.autoclear, self.compatible];
@@ -203,10 +202,7 @@ impl CommitLog for KeptLog {
     }
 
     fn committed(&self, commit: Commit) {
-        let mut random = self
-            .random
-            .lock()
-            .expect("nobody panics while they hold it");
+        let mut random = self.random.lock().expect("no holder panics");
         let cut = random.chance(20).then(|| random.below(STORES_OF_A_RECORD));
         drop(random);
         if let Some(stores) = cut {
@@ -254,11 +250,11 @@ struct Taken {
     has_left: bool,
 }
 
-/// What a killed process has left and nobody has taken over, although he might have.
+/// The state that a killed process has left and no process has taken over yet.
 #[derive(Debug)]
 pub(crate) struct StaleLog {
     memory: Memory,
-    /// The image as it was left; nothing if somebody has written to it.
+    /// The image as it was left; `None` if another writer has changed it.
     image: Option<FileImage>,
 }
 
@@ -288,7 +284,7 @@ impl Run<'_> {
         self.judge(&files, true)
     }
 
-    /// Nobody takes over: the log stays, and whoever comes next writes without it. It may be another program,
+    /// No handover: the log stays, and the next process writes without it. It may be another program,
     /// which clears the bits that it does not know before it changes anything.
     pub(crate) fn leave_log(&mut self, memory: Memory) -> Result<(), String> {
         let foreign = self.aside.chance(300);
@@ -308,7 +304,7 @@ impl Run<'_> {
         }
     }
 
-    /// Somebody finds the log that was left. If others have written to the image since, it must not count.
+    /// A process finds the log that was left. If others have written to the image since, it must be refused.
     pub(crate) fn find_stale_log(&mut self) -> Result<(), String> {
         let Some(stale) = self.stale.take() else {
             return Ok(());
@@ -325,7 +321,9 @@ impl Run<'_> {
         let taken = self.adopt(&stale.memory, (STEPS_MAX, None))?;
         match taken.is_some_and(|taken| !taken.counts) {
             true => Ok(()),
-            false => Err("a log counts although somebody else has written since".to_owned()),
+            false => {
+                Err("a log counts although another writer has changed the image since".to_owned())
+            }
         }
     }
 

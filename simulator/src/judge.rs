@@ -1,4 +1,4 @@
-//! What an image must be after a power cut, a kill or a close.
+//! The judge: what an image must be after a power cut, a kill or a close.
 
 use std::rc::Rc;
 
@@ -6,9 +6,9 @@ use gaur_format::check::{Check, Severity, Step};
 use gaur_sim::FileImage;
 
 use crate::config::Bitmaps;
-use crate::content::Script;
+use crate::content::ValueEncoding;
 use crate::content::{Value, ZERO};
-use crate::model::{Model, Seen};
+use crate::model::{FoundSnapshot, Model};
 use crate::prepare::{
     ALLOCATION_EXTENSION, BITMAPS_EXTENSION, Content, UNKNOWN_EXTENSION, allocation_data,
 };
@@ -107,8 +107,8 @@ pub struct Expectations {
     /// Its shape.
     pub shape: Shape,
     /// The script of the content.
-    pub script: Script,
-    /// The header has the extension that nobody knows.
+    pub script: ValueEncoding,
+    /// The header has the unknown extension.
     pub has_extension: bool,
     /// The policy for space that the header says.
     pub stored_allocation: Option<u8>,
@@ -120,7 +120,7 @@ pub struct Expectations {
 
 impl Expectations {
     /// The snapshot called `id`, as the reader sees it.
-    pub fn snapshot(&self, files: &Files, id: &str) -> Result<Seen, String> {
+    pub fn snapshot(&self, files: &Files, id: &str) -> Result<FoundSnapshot, String> {
         let file = files.get(&self.name).ok_or("the image is gone")?;
         let view = View::open(file, &self.below)?;
         let found = view.snapshots.iter().find(|snapshot| snapshot.id == id);
@@ -128,7 +128,7 @@ impl Expectations {
     }
 
     /// The snapshots of an image, as the reader sees them.
-    pub fn snapshots(&self, files: &Files) -> Result<Vec<Seen>, String> {
+    pub fn snapshots(&self, files: &Files) -> Result<Vec<FoundSnapshot>, String> {
         let file = files.get(&self.name).ok_or("the image is gone")?;
         read_snapshots(&View::open(file, &self.below)?)
     }
@@ -168,14 +168,14 @@ impl Expectations {
 }
 
 /// Every snapshot with its content.
-pub fn read_snapshots(view: &View<'_>) -> Result<Vec<Seen>, String> {
+pub fn read_snapshots(view: &View<'_>) -> Result<Vec<FoundSnapshot>, String> {
     let snapshots = view.snapshots.iter();
     snapshots.map(|one| read_snapshot(view, one)).collect()
 }
 
-fn read_snapshot(view: &View<'_>, snapshot: &Snapshot) -> Result<Seen, String> {
+fn read_snapshot(view: &View<'_>, snapshot: &Snapshot) -> Result<FoundSnapshot, String> {
     let within = |what| format!("snapshot {} ({}): {what}", snapshot.id, snapshot.name);
-    Ok(Seen {
+    Ok(FoundSnapshot {
         id: snapshot.id.clone(),
         name: snapshot.name.clone(),
         times: snapshot.times,
@@ -200,7 +200,7 @@ pub struct Verdict {
     /// The value of each unit.
     pub values: Vec<Value>,
     /// The snapshots.
-    pub snapshots: Vec<Seen>,
+    pub snapshots: Vec<FoundSnapshot>,
 }
 
 /// What each unit holds, where `content` leaves it to a layer below that holds `below`.

@@ -1,4 +1,4 @@
-//! The guest: tasks that send requests to the queues of an image and judge every answer at once.
+//! Guest workload: tasks that send requests to the queues of an image and judge every answer at once.
 //!
 //! Any number of requests are in flight, on several queues; ranges overlap and touch. What a request
 //! may see and what it leaves is kept in the [`Model`]. The first answer that is wrong is kept and
@@ -61,7 +61,7 @@ pub struct Load {
 
 /// What a task does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum RequestKind {
     Read,
     Write,
     Zero,
@@ -72,15 +72,15 @@ enum Kind {
     Beyond,
 }
 
-const KINDS: [Kind; 8] = [
-    Kind::Read,
-    Kind::Write,
-    Kind::Zero,
-    Kind::Discard,
-    Kind::Flush,
-    Kind::Status,
-    Kind::Resize,
-    Kind::Beyond,
+const KINDS: [RequestKind; 8] = [
+    RequestKind::Read,
+    RequestKind::Write,
+    RequestKind::Zero,
+    RequestKind::Discard,
+    RequestKind::Flush,
+    RequestKind::Status,
+    RequestKind::Resize,
+    RequestKind::Beyond,
 ];
 
 impl Load {
@@ -151,16 +151,16 @@ impl Load {
         self.handle.doing("done".to_owned());
     }
 
-    async fn one(&self, queue: &Queue<SimFile>, kind: Kind, random: &mut Random) {
+    async fn one(&self, queue: &Queue<SimFile>, kind: RequestKind, random: &mut Random) {
         match kind {
-            Kind::Read => self.read(queue, random).await,
-            Kind::Write => self.write(queue, random).await,
-            Kind::Zero => self.zero(queue, random).await,
-            Kind::Discard => self.discard(queue, random).await,
-            Kind::Flush => self.flush(queue).await,
-            Kind::Status => self.status(queue, random).await,
-            Kind::Resize => self.resize(queue, random).await,
-            Kind::Beyond => self.beyond(queue, random).await,
+            RequestKind::Read => self.read(queue, random).await,
+            RequestKind::Write => self.write(queue, random).await,
+            RequestKind::Zero => self.zero(queue, random).await,
+            RequestKind::Discard => self.discard(queue, random).await,
+            RequestKind::Flush => self.flush(queue).await,
+            RequestKind::Status => self.status(queue, random).await,
+            RequestKind::Resize => self.resize(queue, random).await,
+            RequestKind::Beyond => self.beyond(queue, random).await,
         }
     }
 
@@ -475,7 +475,7 @@ impl Load {
         if (well || cancelled) && !self.poisoned.get() {
             self.model.borrow_mut().settle_size(now);
         } else {
-            // Nobody knows the size any more: this was the last request of the epoch.
+            // The size is unknown now: this was the last request of the epoch.
             self.fail_quietly();
         }
     }

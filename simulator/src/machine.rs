@@ -1,11 +1,11 @@
-//! The files that a seed starts with, and what they hold.
+//! The simulated machine at the start of a seed: its files and their content.
 
 use gaur_sim::{DiskProfile, FileImage, Random};
 
 use crate::config::Config;
-use crate::content::{Script, Value};
+use crate::content::{Value, ValueEncoding};
 use crate::judge;
-use crate::prepare::{Wanted, prepare};
+use crate::prepare::{PreparedOptions, prepare};
 use crate::qemu;
 
 /// Name of the image under test on its machine.
@@ -23,7 +23,7 @@ pub struct Machine {
     pub below_values: Vec<Value>,
     /// The disk at each snapshot.
     pub snapshots: Vec<Vec<u8>>,
-    /// The header of the image has the extension that nobody knows.
+    /// The header of the image has the unknown extension.
     pub has_extension: bool,
 }
 
@@ -31,7 +31,7 @@ impl Machine {
     /// The machine that a seed starts with.
     pub fn build(
         config: &Config,
-        script: Script,
+        script: ValueEncoding,
         next_value: &mut Value,
         random: &mut Random,
     ) -> Machine {
@@ -46,7 +46,7 @@ impl Machine {
                 (below, backing) = (values, Some((name, "raw")));
                 continue;
             };
-            let wanted = Wanted {
+            let wanted = PreparedOptions {
                 shape,
                 guest_bytes: layer.bytes,
                 backing,
@@ -68,7 +68,7 @@ impl Machine {
             files.push((name.clone(), prepared.file, DiskProfile::default()));
             backing = Some((name, "qcow2"));
         }
-        let wanted = Wanted {
+        let wanted = PreparedOptions {
             shape: config.shape,
             guest_bytes: config.guest_bytes,
             backing,
@@ -105,7 +105,7 @@ impl Machine {
     /// with writes between them.
     pub fn by_qemu(
         config: &Config,
-        script: Script,
+        script: ValueEncoding,
         next_value: &mut Value,
         random: &mut Random,
     ) -> Result<Machine, String> {
@@ -141,7 +141,7 @@ impl Machine {
 /// A raw file with runs of values and zeros.
 fn raw_file(
     bytes: u64,
-    script: Script,
+    script: ValueEncoding,
     next_value: &mut Value,
     random: &mut Random,
 ) -> (FileImage, Vec<Value>) {

@@ -1,5 +1,5 @@
-//! What the guest may see: for every unit the values that a read may return now, and those that may
-//! be there after a power cut.
+//! Model of the guest's disk: for every unit the values that a read may return now, and those that a
+//! power cut may leave.
 //!
 //! Each unit is a register. A request adds an entry when it is issued. When it completes, it
 //! *supersedes* every entry whose request had completed before it was issued; of requests that
@@ -14,51 +14,51 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::content::{Found, Script, Value, ZERO};
+use crate::content::{Found, Value, ValueEncoding, ZERO};
 
 mod snapshots;
 
 use snapshots::Snapshots;
-pub use snapshots::{Applying, ChangeId, Creation, Saved, Seen};
+pub use snapshots::{ChangeId, FoundSnapshot, ModelSnapshot, PendingApply, PendingCreate};
 
-type Moment = u64;
+type Tick = u64;
 
 #[derive(Clone, Debug)]
 struct Entry {
     value: Value,
-    issued: Moment,
-    /// `Moment::MAX` while in flight.
-    completed: Moment,
-    superseded: Option<Moment>,
+    issued: Tick,
+    /// `Tick::MAX` while in flight.
+    completed: Tick,
+    superseded: Option<Tick>,
     /// No power cut brings it back.
     settled: bool,
 }
 
 /// What a write, discard or resize in flight gives back when it ends.
 #[derive(Debug)]
-pub struct Issued {
+pub struct PendingChange {
     units: Range<u32>,
-    issued: Moment,
+    issued: Tick,
     /// Whether it supersedes what was there (a discard does not).
     replaces: bool,
 }
 
 /// A read in flight.
 #[derive(Debug)]
-pub struct Reading {
-    issued: Moment,
+pub struct PendingRead {
+    issued: Tick,
 }
 
 /// A flush in flight.
 #[derive(Debug)]
-pub struct Flushing {
-    issued: Moment,
+pub struct PendingFlush {
+    issued: Tick,
 }
 
 /// The guest's disk as it should be.
 #[derive(Clone, Debug)]
 pub struct Model {
-    script: Script,
+    script: ValueEncoding,
     /// What lies below the image.
     below: Rc<[Value]>,
     /// One for each unit of the disk, and more when a longer disk may come back.
@@ -67,8 +67,8 @@ pub struct Model {
     size: u32,
     /// Units with more than one entry.
     open: BTreeSet<u32>,
-    now: Moment,
-    reads: BTreeMap<Moment, u32>,
+    now: Tick,
+    reads: BTreeMap<Tick, u32>,
     /// A flush failed: until the image is opened again, reads may give anything, because the host
     /// may have forgotten data for which the engine has a mapping.
     shaken: bool,
@@ -79,12 +79,12 @@ pub struct Model {
     /// Changes of these that a power cut may still take back, because the process was killed.
     killed_changes: Vec<ChangeId>,
     /// An apply in flight: when it was issued, and the size in units that it brings.
-    applying: Option<(Moment, u32)>,
+    applying: Option<(Tick, u32)>,
 }
 
 /// A unit that holds what it must not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wrong {
+pub struct Violation {
     /// The unit.
     pub unit: u32,
     /// What it holds.
@@ -93,7 +93,7 @@ pub struct Wrong {
     pub allowed: Vec<Value>,
 }
 
-impl std::fmt::Display for Wrong {
+impl std::fmt::Display for Violation {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let allowed: Vec<String> = self
             .allowed
@@ -112,7 +112,7 @@ impl std::fmt::Display for Wrong {
 
 impl Model {
     /// A disk whose units hold these values, all durable, over one that holds `below`.
-    pub fn new(script: Script, values: &[Value], below: Rc<[Value]>) -> Model {
+    pub fn new(script: ValueEncoding, values: &[Value], below: Rc<[Value]>) -> Model {
         Model {
             script,
             below,
@@ -138,12 +138,12 @@ impl Model {
     }
 
     /// The same disk, as it was found to be after a power cut or a close.
-    pub fn restarted(&self, values: &[Value], snapshots: Vec<Seen>) -> Model {
+    pub fn restarted(&self, values: &[Value], snapshots: Vec<FoundSnapshot>) -> Model {
         Model::new(self.script, values, Rc::clone(&self.below)).with_snapshots(snapshots)
     }
 
     /// The script of the content.
-    pub fn script(&self) -> Script {
+    pub fn script(&self) -> ValueEncoding {
         self.script
     }
 
@@ -155,22 +155,22 @@ impl Model {
     }
 
     /// A write of `value` to `units` is issued.
-    pub fn write(&mut self, units: Range<u32>, value: Value) -> Issued {
+    pub fn write(&mut self, units: Range<u32>, value: Value) -> PendingChange {
         self.issue(units, value, true)
     }
 
     /// A discard is issued.
-    pub fn discard(&mut self, units: Range<u32>) -> Issued {
+    pub fn discard(&mut self, units: Range<u32>) -> PendingChange {
         self.issue(units, ZERO, false)
     }
 
-    fn issue(&mut self, units: Range<u32>, value: Value, replaces: bool) -> Issued {
+    fn issue(&mut self, units: Range<u32>, value: Value, replaces: bool) -> PendingChange {
         let issued = self.tick();
         for unit in units.clone() {
             self.units[unit as usize].push(Entry::issued(value, issued));
             self.open.insert(unit);
         }
-        Issued {
+        PendingChange {
             units,
             issued,
             replaces,
@@ -178,7 +178,7 @@ impl Model {
     }
 
     /// A write or discard has ended, well or not; `durable` when it promised to be so by now.
-    pub fn end(&mut self, request: Issued, well: bool, durable: bool) {
+    pub fn end(&mut self, request: PendingChange, well: bool, durable: bool) {
         let now = self.tick();
         for unit in request.units {
             let Some(entries) = self.units.get_mut(unit as usize) else {
@@ -197,14 +197,19 @@ impl Model {
     }
 
     /// A read is issued.
-    pub fn read(&mut self) -> Reading {
+    pub fn read(&mut self) -> PendingRead {
         let issued = self.tick();
         self.reads.insert(issued, 0);
-        Reading { issued }
+        PendingRead { issued }
     }
 
     /// A read of `bytes` from the unit `first` on has ended well; the first unit that is wrong.
-    pub fn check_read(&mut self, read: &Reading, first: u32, bytes: &[u8]) -> Result<(), Wrong> {
+    pub fn check_read(
+        &mut self,
+        read: &PendingRead,
+        first: u32,
+        bytes: &[u8],
+    ) -> Result<(), Violation> {
         if self.shaken {
             return Ok(());
         }
@@ -225,7 +230,7 @@ impl Model {
                     self.pin_at(unit, value, read.issued, now);
                 }
                 _ => {
-                    return Err(Wrong {
+                    return Err(Violation {
                         unit,
                         found,
                         allowed,
@@ -237,11 +242,11 @@ impl Model {
     }
 
     /// Whether every unit may read as zeros, for a caller that was told so since `read`.
-    pub fn check_zero(&self, read: &Reading, units: Range<u32>) -> Result<(), Wrong> {
+    pub fn check_zero(&self, read: &PendingRead, units: Range<u32>) -> Result<(), Violation> {
         for unit in units.start..units.end.min(self.size) {
             let allowed = self.readable(unit, read.issued);
             if !allowed.contains(&ZERO) {
-                return Err(Wrong {
+                return Err(Violation {
                     unit,
                     found: Found::Value(ZERO),
                     allowed,
@@ -252,11 +257,11 @@ impl Model {
     }
 
     /// A read is over.
-    pub fn end_read(&mut self, read: Reading) {
+    pub fn end_read(&mut self, read: PendingRead) {
         self.reads.remove(&read.issued);
     }
 
-    fn readable(&self, unit: u32, since: Moment) -> Vec<Value> {
+    fn readable(&self, unit: u32, since: Tick) -> Vec<Value> {
         let entries = &self.units[unit as usize];
         let live = |entry: &&Entry| entry.superseded.is_none_or(|at| at > since);
         let mut values: Vec<Value> = entries
@@ -269,7 +274,7 @@ impl Model {
     }
 
     /// What was read once, with nothing in flight, stays so.
-    fn pin_at(&mut self, unit: u32, value: Value, since: Moment, now: Moment) {
+    fn pin_at(&mut self, unit: u32, value: Value, since: Tick, now: Tick) {
         let Some(entries) = self.units.get_mut(unit as usize) else {
             return;
         };
@@ -288,14 +293,14 @@ impl Model {
     }
 
     /// A flush is issued.
-    pub fn flush(&mut self) -> Flushing {
-        Flushing {
+    pub fn flush(&mut self) -> PendingFlush {
+        PendingFlush {
             issued: self.tick(),
         }
     }
 
     /// A flush has ended. After one that failed, unflushed data may be gone.
-    pub fn end_flush(&mut self, flush: Flushing, well: bool) {
+    pub fn end_flush(&mut self, flush: PendingFlush, well: bool) {
         if !well {
             self.shaken = true;
             return;
@@ -309,9 +314,9 @@ impl Model {
         }
     }
 
-    /// Drops entries that nobody can see any more.
+    /// Drops entries that no read can return any more.
     fn forget(&mut self, unit: u32) {
-        let oldest = self.reads.keys().next().copied().unwrap_or(Moment::MAX);
+        let oldest = self.reads.keys().next().copied().unwrap_or(Tick::MAX);
         let entries = &mut self.units[unit as usize];
         entries.retain(|entry| {
             !(entry.settled
@@ -326,7 +331,7 @@ impl Model {
 
     /// A resize is issued; when it shrinks the disk, nothing else is in flight. It must be followed
     /// by a flush, and that by `settle_size`.
-    pub fn resize(&mut self, len_units: u32) -> Issued {
+    pub fn resize(&mut self, len_units: u32) -> PendingChange {
         let old = self.size;
         self.note_size(len_units);
         self.other_sizes.push(len_units);
@@ -345,7 +350,7 @@ impl Model {
     }
 
     /// A resize has ended. After one that failed the size is what the engine says it is.
-    pub fn end_resize(&mut self, resize: Issued, len_units: u32, well: bool) {
+    pub fn end_resize(&mut self, resize: PendingChange, len_units: u32, well: bool) {
         self.end(resize, well, false);
         if well {
             self.other_sizes = vec![self.size];
@@ -383,7 +388,7 @@ impl Model {
 
     /// Checks what is there after a power cut, or after a close (`exact`), when only what is
     /// readable counts.
-    pub fn check_view(&self, bytes: &[u8], exact: bool) -> Result<Vec<Value>, Wrong> {
+    pub fn check_view(&self, bytes: &[u8], exact: bool) -> Result<Vec<Value>, Violation> {
         let Some(worlds) = self.worlds() else {
             return self.check_world(bytes, exact);
         };
@@ -399,7 +404,7 @@ impl Model {
         outcome
     }
 
-    fn check_world(&self, bytes: &[u8], exact: bool) -> Result<Vec<Value>, Wrong> {
+    fn check_world(&self, bytes: &[u8], exact: bool) -> Result<Vec<Value>, Violation> {
         let unit_bytes = self.script.unit_bytes() as usize;
         let mut values = Vec::with_capacity(bytes.len() / unit_bytes);
         for (number, part) in bytes.chunks_exact(unit_bytes).enumerate() {
@@ -422,7 +427,7 @@ impl Model {
             match found {
                 Found::Value(value) if allowed.contains(&value) => values.push(value),
                 _ => {
-                    return Err(Wrong {
+                    return Err(Violation {
                         unit,
                         found,
                         allowed,
@@ -433,18 +438,18 @@ impl Model {
         Ok(values)
     }
 
-    fn tick(&mut self) -> Moment {
+    fn tick(&mut self) -> Tick {
         self.now += 1;
         self.now
     }
 }
 
 impl Entry {
-    fn issued(value: Value, issued: Moment) -> Entry {
+    fn issued(value: Value, issued: Tick) -> Entry {
         Entry {
             value,
             issued,
-            completed: Moment::MAX,
+            completed: Tick::MAX,
             superseded: None,
             settled: false,
         }
@@ -476,7 +481,7 @@ mod tests {
     use super::*;
 
     fn model() -> Model {
-        Model::new(Script::new(1, 16), &[5, 5], Rc::new([]))
+        Model::new(ValueEncoding::new(1, 16), &[5, 5], Rc::new([]))
     }
 
     fn view(model: &Model, values: [Value; 2]) -> Vec<u8> {
@@ -524,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_that_overlap_in_time_may_end_either_way_until_somebody_looked() {
+    fn overlapping_writes_are_undecided_until_first_read() {
         let mut model = model();
         let (first, second) = (model.write(0..1, 6), model.write(0..1, 7));
         model.end(first, true, false);

@@ -1,4 +1,4 @@
-//! Images with a past: written bit by bit, not by the engine.
+//! Prepared images: built by the simulator's own code, not by the engine.
 //!
 //! A prepared image has clusters of every kind, compressed ones that share host clusters, internal
 //! snapshots that share tables and data with the active disk, holes in the host file that hold
@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use gaur_sim::{FileImage, Random};
 
 use crate::config::Bitmaps;
-use crate::content::{Script, Value, ZERO};
+use crate::content::{Value, ValueEncoding, ZERO};
 use crate::shape::{COMPRESSED, COPIED, OFFSET_MASK, Shape, ZERO_FLAG};
 
 /// What is wanted.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct PreparedOptions {
     /// The shape.
     pub shape: Shape,
     /// Size of the disk in bytes.
@@ -35,7 +35,7 @@ pub struct Wanted {
     pub bitmaps: Option<Bitmaps>,
     /// Clusters of the refcount table that it does not need.
     pub spare_refcount_clusters: u64,
-    /// Refcounts may be written late, says the header; whoever cannot do that need not.
+    /// The header allows lazy refcounts; a writer need not use them.
     pub lazy_refcounts: bool,
     /// The start of the file is full of leaked clusters, so that the refcount table is about to
     /// become too small; only where that takes few of them.
@@ -62,16 +62,16 @@ pub struct Prepared {
 
 /// One L2 entry: its two words as they will be, without COPIED.
 #[derive(Clone, Copy, Debug, Default)]
-struct Cell {
+struct L2Words {
     entry: u64,
     bitmap: u64,
 }
 
 /// A table of cells, shared by the L1 tables that name it.
 #[derive(Clone, Debug)]
-struct Table {
+struct L2Table {
     host: u64,
-    cells: Vec<Cell>,
+    cells: Vec<L2Words>,
 }
 
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ struct Disk {
 
 /// The rest of a host cluster that holds compressed ones.
 #[derive(Clone, Copy, Debug)]
-struct Room {
+struct CompressedRoom {
     at: u64,
     end: u64,
     /// How many more the refcount can bear.
@@ -90,8 +90,8 @@ struct Room {
 }
 
 struct Builder<'a> {
-    wanted: &'a Wanted,
-    script: Script,
+    wanted: &'a PreparedOptions,
+    script: ValueEncoding,
     random: &'a mut Random,
     next_value: &'a mut Value,
     file: FileImage,
@@ -99,16 +99,16 @@ struct Builder<'a> {
     next: u64,
     /// Host clusters skipped, free to use.
     holes: Vec<u64>,
-    tables: Vec<Table>,
+    tables: Vec<L2Table>,
     /// Where more compressed clusters have room.
-    compressed: Option<Room>,
+    compressed: Option<CompressedRoom>,
     refcounts: BTreeMap<u64, u64>,
 }
 
 /// Makes an image; values for what it writes are taken from `next_value`.
 pub fn prepare(
-    wanted: &Wanted,
-    script: Script,
+    wanted: &PreparedOptions,
+    script: ValueEncoding,
     next_value: &mut Value,
     random: &mut Random,
 ) -> Prepared {
@@ -214,10 +214,10 @@ impl Builder<'_> {
                 shared => {
                     let cells = match shared {
                         Some(index) => self.tables[index].cells.clone(),
-                        None => vec![Cell::default(); entries as usize],
+                        None => vec![L2Words::default(); entries as usize],
                     };
                     let host = self.allocate(1);
-                    self.tables.push(Table { host, cells });
+                    self.tables.push(L2Table { host, cells });
                     self.tables.len() - 1
                 }
             };
@@ -246,20 +246,20 @@ impl Builder<'_> {
                 disk.l1.push(None);
                 continue;
             }
-            let mut cells = vec![Cell::default(); entries as usize];
+            let mut cells = vec![L2Words::default(); entries as usize];
             for _ in 0..self.random.between(1, 4) {
                 let at = self.random.index(cells.len());
                 cells[at] = self.garbage_cell();
             }
             let host = self.allocate(1);
-            self.tables.push(Table { host, cells });
+            self.tables.push(L2Table { host, cells });
             disk.l1.push(Some(self.tables.len() - 1));
         }
     }
 
     /// A cell whose cluster holds what no guest may ever see.
-    fn garbage_cell(&mut self) -> Cell {
-        Cell {
+    fn garbage_cell(&mut self) -> L2Words {
+        L2Words {
             entry: self.garbage_cluster(),
             bitmap: if self.shape().extended {
                 0xffff_ffff
@@ -270,7 +270,7 @@ impl Builder<'_> {
     }
 
     /// A new content for one guest cluster.
-    fn cell(&mut self, disk: &mut Disk, cluster: u64) -> Cell {
+    fn cell(&mut self, disk: &mut Disk, cluster: u64) -> L2Words {
         if self.random.chance(self.wanted.compressed_per_mille)
             && let Some(cell) = self.compressed_cell(disk, cluster)
         {
@@ -287,7 +287,7 @@ impl Builder<'_> {
             } else {
                 0
             };
-            return Cell {
+            return L2Words {
                 entry: host | ZERO_FLAG,
                 bitmap: 0,
             };
@@ -296,13 +296,13 @@ impl Builder<'_> {
         let host = self.allocate(1);
         self.write_part(host, cluster, 0..1, 1, value);
         self.describe(disk, cluster, 0..1, 1, Some(value));
-        Cell {
+        L2Words {
             entry: host,
             bitmap: 0,
         }
     }
 
-    fn extended_cell(&mut self, disk: &mut Disk, cluster: u64) -> Cell {
+    fn extended_cell(&mut self, disk: &mut Disk, cluster: u64) -> L2Words {
         let allocated = self.random.chance(800);
         let host = if allocated { self.garbage_cluster() } else { 0 };
         let mut bitmap = 0;
@@ -326,13 +326,13 @@ impl Builder<'_> {
             }
             subcluster += run;
         }
-        Cell {
+        L2Words {
             entry: host,
             bitmap,
         }
     }
 
-    fn compressed_cell(&mut self, disk: &mut Disk, cluster: u64) -> Option<Cell> {
+    fn compressed_cell(&mut self, disk: &mut Disk, cluster: u64) -> Option<L2Words> {
         let bytes = self.cluster_bytes();
         let value = self.value();
         let mut plain = vec![0; bytes as usize];
@@ -346,7 +346,7 @@ impl Builder<'_> {
         let offset = self.compressed_space(len);
         self.write(offset, &packed);
         self.describe(disk, cluster, 0..1, 1, Some(value));
-        Some(Cell {
+        Some(L2Words {
             entry: self.shape().compressed_entry(offset, len),
             bitmap: 0,
         })
@@ -358,7 +358,7 @@ impl Builder<'_> {
             && room.left > 0
             && room.at + len <= room.end
         {
-            self.compressed = Some(Room {
+            self.compressed = Some(CompressedRoom {
                 at: room.at + len,
                 left: room.left - 1,
                 ..room
@@ -376,7 +376,7 @@ impl Builder<'_> {
         let bearable = self.shape().refcount_max() / u64::from(self.wanted.snapshots + 1);
         let end = start + count * self.cluster_bytes();
         let left = bearable.saturating_sub(1).min(8);
-        self.compressed = Some(Room {
+        self.compressed = Some(CompressedRoom {
             at: start + skip + len,
             end,
             left,
@@ -485,7 +485,7 @@ impl Builder<'_> {
         }
         self.write_l1(active, active_l1, true);
         self.write_tables(active);
-        let places = Places {
+        let places = TableOffsets {
             l1: active_l1,
             reftable,
             bitmaps,
@@ -680,8 +680,14 @@ impl Builder<'_> {
         (table_offset, table_clusters)
     }
 
-    fn header(&self, active: &Disk, places: &Places, table: &[u8], snapshots: usize) -> Vec<u8> {
-        let Places { l1, reftable, .. } = *places;
+    fn header(
+        &self,
+        active: &Disk,
+        places: &TableOffsets,
+        table: &[u8],
+        snapshots: usize,
+    ) -> Vec<u8> {
+        let TableOffsets { l1, reftable, .. } = *places;
         let shape = self.shape();
         let mut header = Vec::from(*b"QFI\xfb");
         header.extend(shape.version.to_be_bytes());
@@ -704,7 +710,7 @@ impl Builder<'_> {
         if shape.version == 3 {
             header.extend((u64::from(shape.extended) << 4).to_be_bytes());
             header.extend(u64::from(self.wanted.lazy_refcounts).to_be_bytes());
-            // A bit that nobody knows: whoever writes to the image clears it.
+            // An unknown autoclear bit: every writer clears it.
             let bitmaps = u64::from(self.wanted.bitmaps == Some(Bitmaps::Valid));
             header.extend((1_u64 << 40 | bitmaps).to_be_bytes());
             header.extend(shape.refcount_order.to_be_bytes());
@@ -742,7 +748,7 @@ impl Builder<'_> {
 }
 
 /// What the header leads to beside the snapshots.
-struct Places {
+struct TableOffsets {
     l1: u64,
     /// Offset and length in clusters.
     reftable: (u64, u64),

@@ -1,4 +1,4 @@
-//! QEMU's opinion of an image: `qemu-img check` and `qemu-img convert`.
+//! QEMU as a judge: `qemu-img check` and `qemu-img convert`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,25 +7,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use gaur_sim::FileImage;
 
-use crate::model::Seen;
+use crate::model::FoundSnapshot;
 use crate::shape::Shape;
 use crate::view::Files;
 
 /// A directory that goes away with this value.
-struct Directory(PathBuf);
+struct TempDir(PathBuf);
 
-impl Directory {
-    fn new() -> Result<Directory, String> {
+impl TempDir {
+    fn new() -> Result<TempDir, String> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path =
             std::env::temp_dir().join(format!("gaur-simulator-{}-{number}", std::process::id()));
         fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        Ok(Directory(path))
+        Ok(TempDir(path))
     }
 }
 
-impl Drop for Directory {
+impl Drop for TempDir {
     fn drop(&mut self) {
         // Nothing depends on it: it lies among the temporary files.
         fs::remove_dir_all(&self.0).ok();
@@ -39,10 +39,10 @@ pub fn judge(
     files: &Files,
     name: &str,
     view: &[u8],
-    snapshots: &[Seen],
+    snapshots: &[FoundSnapshot],
     leaks: Option<u64>,
 ) -> Result<(), String> {
-    let directory = Directory::new()?;
+    let directory = TempDir::new()?;
     write_files(&directory.0, files)?;
     let found = check(&directory.0, name)?;
     if leaks.is_some_and(|leaks| leaks != found) {
@@ -96,13 +96,13 @@ pub(crate) fn write_files(directory: &Path, files: &Files) -> Result<(), String>
 
 /// An image in the making.
 pub(crate) struct Image {
-    directory: Directory,
+    directory: TempDir,
 }
 
 impl Image {
     /// Makes an image that holds what `raw` does.
     pub(crate) fn make(shape: Shape, raw: &FileImage, compressed: bool) -> Result<Image, String> {
-        let directory = Directory::new()?;
+        let directory = TempDir::new()?;
         write_files(
             &directory.0,
             &Files::from([("raw".to_owned(), raw.clone())]),

@@ -1,4 +1,4 @@
-//! The engine as a judge: it opens a copy of what a power cut left, and must see what the reader saw.
+//! The engine as a judge: it opens a copy of what a power cut left, and must read what the independent reader read.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use gaur_sim::{Scheduler, SimFile, SimHost, Trace};
 use crate::judge::Verdict;
 use crate::load::{check_list, compare_state};
 use crate::machine::TOP;
-use crate::model::Seen;
+use crate::model::FoundSnapshot;
 use crate::run::{Run, STEPS_MAX};
 use crate::view::Files;
 
@@ -66,7 +66,7 @@ impl Run<'_> {
         &mut self,
         scheduler: &mut Scheduler,
         host: &SimHost,
-        seen: &Seen,
+        seen: &FoundSnapshot,
     ) -> Result<(), String> {
         let options = OpenOptions {
             read_only: true,
@@ -113,7 +113,7 @@ pub(crate) fn open(
 fn compare_list(
     scheduler: &mut Scheduler,
     queue: Queue<SimFile>,
-    seen: &[Seen],
+    seen: &[FoundSnapshot],
 ) -> Result<(), String> {
     let listing = async move { queue.snapshots().await };
     let list = scheduler.block_on("list snapshots", STEPS_MAX, listing);

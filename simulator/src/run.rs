@@ -1,4 +1,4 @@
-//! One seed from beginning to end.
+//! Runs one seed from beginning to end.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -9,8 +9,8 @@ use gaur_sim::{
     FaultKind, Faults, FileImage, Random, Scheduler, SimFile, SimHost, Stop, Survivors, Trace,
 };
 
-use crate::config::{Config, Mishaps};
-use crate::content::{Script, Value};
+use crate::config::{Config, FaultPlan};
+use crate::content::{Value, ValueEncoding};
 use crate::handover::{KeptLog, Marks, StaleLog, empty_memory, until_killed};
 use crate::judge::{Expectations, Verdict};
 use crate::load::Load;
@@ -19,7 +19,7 @@ use crate::model::Model;
 use crate::reopen::open;
 use crate::stats::Stats;
 use crate::view::Files;
-use crate::watch::{Moment, Watch};
+use crate::watch::{Phase, Watch};
 
 /// Steps after which an epoch counts as hanging: many times what the longest needs.
 pub(crate) const STEPS_MAX: u64 = 3_000_000;
@@ -82,7 +82,7 @@ pub fn run_seed(seed: u64, options: &Options) -> Result<(Stats, u64), Failure> {
 
 /// How an epoch ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum EpochEnd {
     /// The power goes while requests are in flight, or after the last.
     PowerCut,
     /// The process is killed; the host's cache survives.
@@ -107,7 +107,7 @@ pub(crate) struct Run<'a> {
     tables: (u64, u64),
     /// What the running process has committed, for the next one if it is killed.
     pub(crate) log: Option<Arc<KeptLog>>,
-    /// The log of a killed process that nobody has taken over.
+    /// The log of a killed process that no process has taken over yet.
     pub(crate) stale: Option<StaleLog>,
     /// What becomes of logs, without a part in what else a seed does.
     pub(crate) aside: Random,
@@ -132,7 +132,7 @@ impl<'a> Run<'a> {
         if options.print_trace {
             println!("{config:#?}");
         }
-        let script = Script::new(seed, config.unit_bytes);
+        let script = ValueEncoding::new(seed, config.unit_bytes);
         let mut next_value = 0;
         let machine = match options.by_qemu {
             true => Machine::by_qemu(&config, script, &mut next_value, &mut random)?,
@@ -182,7 +182,7 @@ impl<'a> Run<'a> {
         self.tables = verdict.tables;
         for epoch in 0..self.config.epochs {
             self.dump("before", &self.host.images())?;
-            let mishaps = self.config.mishaps != Mishaps::None && self.random.chance(600);
+            let mishaps = self.config.mishaps != FaultPlan::None && self.random.chance(600);
             self.epoch(mishaps)
                 .map_err(|what| format!("epoch {epoch}: {what}"))?;
         }
@@ -278,7 +278,7 @@ impl<'a> Run<'a> {
         let opened = open(&mut scheduler, &self.host, self.load_options())?;
         let outcome = match opened {
             Ok((image, files)) => self.loaded(&mut scheduler, image, files, mishaps),
-            Err(_) if self.host.faults_struck() > struck_before => Ok(End::Kill),
+            Err(_) if self.host.faults_struck() > struck_before => Ok(EpochEnd::Kill),
             Err(error) => Err(format!("the engine does not open the image: {error}")),
         };
         self.host.set_faults(TOP, Faults::default());
@@ -301,7 +301,7 @@ impl<'a> Run<'a> {
     }
 
     fn is_full(&self, mishaps: bool) -> bool {
-        mishaps && self.config.mishaps == Mishaps::Full
+        mishaps && self.config.mishaps == FaultPlan::Full
     }
 
     fn draw_faults(&mut self) -> Faults {
@@ -313,8 +313,8 @@ impl<'a> Run<'a> {
             FaultKind::Flush,
         ];
         match self.config.mishaps {
-            Mishaps::None => Faults::default(),
-            Mishaps::Once => {
+            FaultPlan::None => Faults::default(),
+            FaultPlan::Once => {
                 let kind = random.pick(&kinds);
                 let rare = matches!(kind, FaultKind::Flush | FaultKind::NoSpace);
                 let count = random.below(if rare { 8 } else { 60 });
@@ -323,18 +323,18 @@ impl<'a> Run<'a> {
                     ..Faults::default()
                 }
             }
-            Mishaps::Writes(per_mille) => Faults {
+            FaultPlan::Writes(per_mille) => Faults {
                 write_per_mille: per_mille,
                 ..Faults::default()
             },
-            Mishaps::Random(per_mille) => Faults {
+            FaultPlan::Random(per_mille) => Faults {
                 read_per_mille: random.pick(&[0, per_mille]),
                 write_per_mille: random.pick(&[0, per_mille]),
                 no_space_per_mille: random.pick(&[0, per_mille]),
                 flush_per_mille: random.pick(&[0, per_mille]),
                 ..Faults::default()
             },
-            Mishaps::Full => {
+            FaultPlan::Full => {
                 let room = random.below(16) * self.config.shape.cluster_bytes();
                 let len = self.host.images().get(TOP).map_or(0, FileImage::len_bytes);
                 Faults {
@@ -352,7 +352,7 @@ impl<'a> Run<'a> {
         image: Arc<Image>,
         files: Vec<SimFile>,
         mishaps: bool,
-    ) -> Result<End, String> {
+    ) -> Result<EpochEnd, String> {
         let load = Load::new(
             &self.config,
             scheduler.handle(),
@@ -387,21 +387,21 @@ impl<'a> Run<'a> {
                 scheduler.handle().spawn(&name, work);
             }
         }
-        let end = until_killed(|| self.drive(scheduler, &load)).unwrap_or(Ok(End::Kill));
+        let end = until_killed(|| self.drive(scheduler, &load)).unwrap_or(Ok(EpochEnd::Kill));
         self.model = load.model.borrow().clone();
         self.next_value = load.next_value.get();
         self.stats += *load.stats.borrow();
         self.stats.holes += image.holes().holes;
         match end? {
-            End::Close => {
-                until_killed(|| close(scheduler, queues, mishaps)).unwrap_or(Ok(End::Kill))
+            EpochEnd::Close => {
+                until_killed(|| close(scheduler, queues, mishaps)).unwrap_or(Ok(EpochEnd::Kill))
             }
             end => Ok(end),
         }
     }
 
     /// Moves the load on, and looks at what a power cut would leave at moments of its choosing.
-    fn drive(&mut self, scheduler: &mut Scheduler, load: &Rc<Load>) -> Result<End, String> {
+    fn drive(&mut self, scheduler: &mut Scheduler, load: &Rc<Load>) -> Result<EpochEnd, String> {
         let mut watch = Watch::draw(&mut self.random, self.config.snapshot_load.is_some());
         let start = scheduler.steps();
         loop {
@@ -410,7 +410,7 @@ impl<'a> Run<'a> {
                 .map_err(|stuck| stuck.to_string())?;
             if let Some(what) = load.failure.borrow().clone() {
                 return if what.is_empty() {
-                    Ok(End::Kill)
+                    Ok(EpochEnd::Kill)
                 } else {
                     Err(what)
                 };
@@ -425,9 +425,9 @@ impl<'a> Run<'a> {
             if taken >= watch.crash_at {
                 let kills = if self.config.keeps_log { 600 } else { 150 };
                 return Ok(if self.random.chance(kills) {
-                    End::Kill
+                    EpochEnd::Kill
                 } else {
-                    End::PowerCut
+                    EpochEnd::PowerCut
                 });
             }
             let changing = load.saving.get() > 0 || load.model.borrow().is_changing();
@@ -437,20 +437,20 @@ impl<'a> Run<'a> {
             };
             self.look(scheduler, &mut load.model.borrow_mut())?;
             let often = match moment {
-                Moment::Any => continue,
-                Moment::Change => 8,
+                Phase::Any => continue,
+                Phase::Change => 8,
                 // These moments are few.
-                Moment::Switch => 50,
+                Phase::Switch => 50,
             };
             self.stats.snapshot_crashes += 1;
             if self.random.chance(often) {
-                return Ok(self.random.pick(&[End::PowerCut, End::Kill]));
+                return Ok(self.random.pick(&[EpochEnd::PowerCut, EpochEnd::Kill]));
             }
         }
         Ok(match self.random.below(6) {
-            0 => End::PowerCut,
-            1 => End::Kill,
-            _ => End::Close,
+            0 => EpochEnd::PowerCut,
+            1 => EpochEnd::Kill,
+            _ => EpochEnd::Close,
         })
     }
 
@@ -483,20 +483,20 @@ impl<'a> Run<'a> {
     }
 
     /// Judges what the end of an epoch left, and goes on from there.
-    fn judge_end(&mut self, end: End, struck: bool) -> Result<(), String> {
+    fn judge_end(&mut self, end: EpochEnd, struck: bool) -> Result<(), String> {
         // What a failed flush has dropped may still be in the host's cache, where the next process
         // would find it; no engine can know. Only the power clears that up.
-        let end = if end == End::Kill && struck {
-            End::PowerCut
+        let end = if end == EpochEnd::Kill && struck {
+            EpochEnd::PowerCut
         } else {
             end
         };
         let files = self.files_after(end);
-        let exact = end == End::Close;
+        let exact = end == EpochEnd::Close;
         let verdict = self
             .judge(&files, exact)
             .map_err(|what| format!("after {end:?}: {what}"))?;
-        if end == End::Close {
+        if end == EpochEnd::Close {
             self.judge_close(&verdict, struck)?;
             self.judge_withdrawn(&files)?;
         } else {
@@ -511,14 +511,14 @@ impl<'a> Run<'a> {
         self.tables = verdict.tables;
         match end {
             // The log has gone, too.
-            End::PowerCut => self.stale = None,
-            End::Kill | End::Close => self.find_stale_log()?,
+            EpochEnd::PowerCut => self.stale = None,
+            EpochEnd::Kill | EpochEnd::Close => self.find_stale_log()?,
         }
         match end {
-            End::Kill => self.go_on_after_kill(verdict)?,
-            End::Close | End::PowerCut => self.settle(&verdict),
+            EpochEnd::Kill => self.go_on_after_kill(verdict)?,
+            EpochEnd::Close | EpochEnd::PowerCut => self.settle(&verdict),
         }
-        if end == End::PowerCut {
+        if end == EpochEnd::PowerCut {
             self.replace_files(files);
         }
         Ok(())
@@ -553,21 +553,21 @@ impl<'a> Run<'a> {
     }
 
     /// What is on the disks after the end of an epoch.
-    fn files_after(&mut self, end: End) -> Files {
+    fn files_after(&mut self, end: EpochEnd) -> Files {
         match end {
-            End::PowerCut => {
+            EpochEnd::PowerCut => {
                 self.stats.crash_points += 1;
                 let survivors = Survivors::draw(&mut self.random);
                 self.host.crash_images(survivors, &mut self.random)
             }
-            End::Kill => {
+            EpochEnd::Kill => {
                 self.stats.kills += 1;
-                // What is in flight lands or not before anybody looks.
+                // In-flight requests complete or not before the image is looked at.
                 let scheduler = Scheduler::new(self.random.number(), Trace::default());
                 self.host = self.host.restarted(&scheduler.handle());
                 self.host.images()
             }
-            End::Close => {
+            EpochEnd::Close => {
                 self.stats.closes += 1;
                 self.host.images()
             }
@@ -594,7 +594,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Whoever opens the image has to hear of leaks.
+    /// Opening the image has to report leaks.
     fn judge_leaks(&self, files: &Files, verdict: &Verdict) -> Result<(), String> {
         let marks = files.get(TOP).map(Marks::of).unwrap_or_default();
         if marks.endangers_snapshots() {
@@ -604,12 +604,12 @@ impl<'a> Run<'a> {
         }
         let leaks = verdict.leaks + verdict.leaks_beyond;
         if self.config.shape.version == 3 && !marks.is_in_use() && leaks > self.leaks {
-            return Err(format!("nobody is told of {leaks} leaked clusters"));
+            return Err(format!("{leaks} leaked clusters are not reported"));
         }
         Ok(())
     }
 
-    /// After a close nobody writes, and there is no log.
+    /// After a close there is no writer and no log.
     fn judge_withdrawn(&self, files: &Files) -> Result<(), String> {
         let before = self.opened_with;
         let after = files.get(TOP).map(Marks::of).unwrap_or_default();
@@ -636,15 +636,15 @@ fn close(
     scheduler: &mut Scheduler,
     mut queues: Vec<Rc<Queue<SimFile>>>,
     mishaps: bool,
-) -> Result<End, String> {
+) -> Result<EpochEnd, String> {
     let last = queues.pop().and_then(Rc::into_inner);
     drop(queues);
     let queue = last.ok_or("a task outlives the load")?;
     let closed = scheduler.block_on("close", STEPS_MAX, async move { queue.close().await });
     match closed.map_err(|stuck| format!("closing: {stuck}"))? {
         None => Err("closing does not end".to_owned()),
-        Some(Ok(())) => Ok(End::Close),
-        Some(Err(_)) if mishaps => Ok(End::Kill),
+        Some(Ok(())) => Ok(EpochEnd::Close),
+        Some(Err(_)) if mishaps => Ok(EpochEnd::Kill),
         Some(Err(error)) => Err(format!("close fails on a healthy disk: {error:#}")),
     }
 }

@@ -1,4 +1,4 @@
-//! What was simulated, in numbers.
+//! Statistics of a simulation.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -24,7 +24,7 @@ pub struct Stats {
     pub kills: u64,
     /// Commits that a process found in the log of one that was killed.
     pub adopted: u64,
-    /// Logs that had to be left alone, because somebody else had written to the image.
+    /// Logs that had to be refused, because another writer had changed the image.
     pub stale_logs: u64,
     /// Clean closes.
     pub closes: u64,

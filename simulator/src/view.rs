@@ -1,4 +1,4 @@
-//! A reader of images that is not the engine: slow, simple, and made from [`crate::shape`] alone.
+//! An independent image reader: slow, simple, made from [`crate::shape`] alone, not from the engine.
 //!
 //! It reads the guest's view through any L1 table of a qcow2 file, so that the content of internal
 //! snapshots can be judged. What lies below the file never changes and is given as plain bytes.
@@ -129,15 +129,15 @@ impl<'a> View<'a> {
     /// Fills `target`, a subcluster or the part of one that the disk has.
     fn fill(&self, l1: L1, guest: u64, target: &mut [u8]) -> Result<(), String> {
         match cell(self.file, self.shape, l1, guest)? {
-            Cell::Below => {
+            Mapping::Below => {
                 let below = self.below.get(guest as usize..).unwrap_or(&[]);
                 let len = below.len().min(target.len());
                 target[..len].copy_from_slice(&below[..len]);
                 target[len..].fill(0);
             }
-            Cell::Zero => target.fill(0),
-            Cell::At(host) => self.file.read(host, target),
-            Cell::Compressed(range) => {
+            Mapping::Zero => target.fill(0),
+            Mapping::At(host) => self.file.read(host, target),
+            Mapping::Compressed(range) => {
                 let plain = inflate(self.file, self.shape, range, guest)?;
                 let start = (guest % self.shape.cluster_bytes()) as usize;
                 target.copy_from_slice(&plain[start..start + target.len()]);
@@ -147,7 +147,7 @@ impl<'a> View<'a> {
     }
 }
 
-enum Cell {
+enum Mapping {
     Below,
     Zero,
     At(u64),
@@ -161,7 +161,7 @@ fn word(file: &FileImage, offset: u64) -> u64 {
 }
 
 /// Where the byte at `guest` is.
-fn cell(file: &FileImage, shape: Shape, l1: L1, guest: u64) -> Result<Cell, String> {
+fn cell(file: &FileImage, shape: Shape, l1: L1, guest: u64) -> Result<Mapping, String> {
     let cluster = guest / shape.cluster_bytes();
     let index = cluster / shape.entries();
     if index >= l1.entries {
@@ -169,13 +169,13 @@ fn cell(file: &FileImage, shape: Shape, l1: L1, guest: u64) -> Result<Cell, Stri
     }
     let table = word(file, l1.offset + index * 8) & OFFSET_MASK;
     if table == 0 {
-        return Ok(Cell::Below);
+        return Ok(Mapping::Below);
     }
     check_host(file, shape, table, guest)?;
     let at = table + cluster % shape.entries() * shape.entry_bytes();
     let entry = word(file, at);
     if entry & COMPRESSED != 0 {
-        return Ok(Cell::Compressed(shape.compressed_range(entry)));
+        return Ok(Mapping::Compressed(shape.compressed_range(entry)));
     }
     let host = entry & OFFSET_MASK;
     let (allocated, zero) = if shape.extended {
@@ -186,13 +186,13 @@ fn cell(file: &FileImage, shape: Shape, l1: L1, guest: u64) -> Result<Cell, Stri
         (host != 0, shape.version == 3 && entry & ZERO_FLAG != 0)
     };
     if zero {
-        return Ok(Cell::Zero);
+        return Ok(Mapping::Zero);
     }
     if !allocated {
-        return Ok(Cell::Below);
+        return Ok(Mapping::Below);
     }
     check_host(file, shape, host, guest)?;
-    Ok(Cell::At(host + guest % shape.cluster_bytes()))
+    Ok(Mapping::At(host + guest % shape.cluster_bytes()))
 }
 
 fn check_host(file: &FileImage, shape: Shape, host: u64, guest: u64) -> Result<(), String> {

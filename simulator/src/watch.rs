@@ -1,7 +1,7 @@
-//! When a run is looked at: at random steps, more often while snapshots change, and most often in the few
+//! When a run is inspected: at random steps, more often while snapshots change, and most often in the few
 //! steps between the write of the header and its flush.
 
-use gaur_sim::{Random, Scheduler, SimHost, Stop, Stuck};
+use gaur_sim::{Deadlock, Random, Scheduler, SimHost, Stop};
 
 use crate::machine::TOP;
 
@@ -10,14 +10,14 @@ use crate::machine::TOP;
 pub(crate) struct Watch {
     stride: u64,
     looks: u32,
-    close: Option<Close>,
+    close: Option<SnapshotWatch>,
     /// The epoch ends here if it has not ended before.
     pub(crate) crash_at: u64,
 }
 
 /// Looks at operations on snapshots.
 #[derive(Debug)]
-struct Close {
+struct SnapshotWatch {
     stride: u64,
     looks: u32,
     /// Those while the header is not durable.
@@ -26,7 +26,7 @@ struct Close {
 
 /// What is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Moment {
+pub(crate) enum Phase {
     /// Any moment.
     Any,
     /// One while snapshots change.
@@ -39,7 +39,7 @@ impl Watch {
     /// The looks of an epoch, in which snapshots are changed if `watches` says so.
     pub(crate) fn draw(random: &mut Random, watches: bool) -> Watch {
         let stride = random.pick(&[10, 40, 150, 600]);
-        let close = watches.then(|| Close {
+        let close = watches.then(|| SnapshotWatch {
             stride: random.pick(&[3, 12, 50]),
             looks: 20,
             switch_looks: 25,
@@ -64,7 +64,7 @@ impl Watch {
         scheduler: &mut Scheduler,
         host: &SimHost,
         random: &mut Random,
-    ) -> Result<Stop, Stuck> {
+    ) -> Result<Stop, Deadlock> {
         match &self.close {
             Some(close) if close.switch_looks > 0 => {
                 if host.is_dirty(TOP, 0) {
@@ -92,22 +92,22 @@ impl Watch {
         host: &SimHost,
         random: &mut Random,
         changing: bool,
-    ) -> Option<Moment> {
+    ) -> Option<Phase> {
         if let Some(close) = &mut self.close {
             if changing && close.switch_looks > 0 && host.is_dirty(TOP, 0) {
                 let looks = random.chance(600);
                 close.switch_looks -= u32::from(looks);
-                return looks.then_some(Moment::Switch);
+                return looks.then_some(Phase::Switch);
             }
             if changing && close.looks > 0 {
                 close.looks -= 1;
-                return Some(Moment::Change);
+                return Some(Phase::Change);
             }
             if close.looks > 0 && !random.chance(100) {
                 return None;
             }
         }
         self.looks = self.looks.checked_sub(1)?;
-        Some(Moment::Any)
+        Some(Phase::Any)
     }
 }

@@ -1,16 +1,16 @@
-//! The images that the simulator starts from are right by everybody's judgement: if they were not,
-//! it would blame the engine for its own faults.
+//! The images that the simulator starts from are valid by every judge. If they were not, the simulator
+//! would blame the engine for its own faults.
 
 use gaur_sim::Random;
 use gaur_simulator::config::Config;
-use gaur_simulator::content::{Found, Script};
+use gaur_simulator::content::{Found, ValueEncoding};
 use gaur_simulator::judge::read_snapshots;
-use gaur_simulator::prepare::{Wanted, prepare};
+use gaur_simulator::prepare::{PreparedOptions, prepare};
 use gaur_simulator::qemu;
 use gaur_simulator::view::{Files, View};
 
-fn wanted(config: &Config) -> Wanted {
-    Wanted {
+fn wanted(config: &Config) -> PreparedOptions {
+    PreparedOptions {
         shape: config.shape,
         guest_bytes: config.guest_bytes,
         backing: None,
@@ -31,11 +31,11 @@ fn wanted(config: &Config) -> Wanted {
 /// Every kind of cluster, snapshots and all refcount widths: QEMU finds nothing but the leaks that
 /// were asked for and sees the same disk, and so do our own reader and the builder's own account.
 #[test]
-fn prepared_images_are_what_they_are_said_to_be() {
+fn prepared_images_match_their_description() {
     let mut with_snapshots = 0;
     for seed in 0..60 {
         let config = Config::draw(seed);
-        let script = Script::new(seed, config.unit_bytes);
+        let script = ValueEncoding::new(seed, config.unit_bytes);
         let mut next_value = 0;
         let prepared = prepare(
             &wanted(&config),

@@ -1,4 +1,4 @@
-//! Everything that continuous integration runs, in the order in which a failure is cheapest.
+//! `cargo xtask ci`: the steps of continuous integration, cheapest first.
 //!
 //! What fails before the tests, in the rules, the lints or the build, ends the run. A test that fails
 //! does not: the others are run all the same, and the end says which steps have failed. The tests of the
@@ -91,7 +91,7 @@ pub fn build_gaur() -> Result<PathBuf, String> {
     step("gaur", || cargo(&["build", "--package", "gaur-cli"]))?;
     let folder = workspace::target()?;
     let tested = folder.join("gaur-under-test");
-    // By a rename: somebody may be running the one that is there.
+    // By a rename: another process may be running the old file.
     let new = folder.join(format!("gaur-under-test-{}", std::process::id()));
     std::fs::copy(folder.join("debug/gaur"), &new)
         .and_then(|_| std::fs::rename(&new, &tested))

@@ -13,8 +13,8 @@ use gaur_simulator::{Failure, Options, Rule, Stats, run_seed};
 
 const USAGE: &str = "\
 usage: cargo xtask sim [--seeds N] [--start S | --fresh] [--jobs J] [--qemu PER_MILLE] [--by-qemu]
-                      [--broken O1|O2|O3|O4|O5|O7|log]
-       cargo xtask sim --seed S [--broken O1|O2|O3|O4|O5|O7|log] [--dump DIRECTORY]
+                      [--broken O1|O2|O3|O4|O5|O7|Log]
+       cargo xtask sim --seed S [--broken O1|O2|O3|O4|O5|O7|Log] [--dump DIRECTORY]
 
   --seeds N    run N seeds (default 100), from --start on (default 0)
   --fresh      from a start that no run had before: it is drawn by the clock, and printed
@@ -111,9 +111,9 @@ fn rule(name: &str) -> Result<Rule, String> {
         "O4" => Ok(Rule::O4),
         "O5" => Ok(Rule::O5),
         "O7" => Ok(Rule::O7),
-        "log" => Ok(Rule::Log),
+        "Log" => Ok(Rule::Log),
         _ => Err(format!(
-            "--broken: '{name}' is none of O1, O2, O3, O4, O5, O7, log"
+            "--broken: '{name}' is none of O1, O2, O3, O4, O5, O7, Log"
         )),
     }
 }

@@ -1,5 +1,5 @@
-//! The long forms of the interop tests: the same tests as in continuous integration, told by an
-//! environment variable to go on for longer.
+//! `cargo xtask soak`: the interop tests for longer than in continuous integration; an environment
+//! variable sets for how long.
 
 use crate::ci::succeed;
 use crate::workspace;

@@ -1,4 +1,4 @@
-//! Where the workspace is, what is in it, and how its programs are started.
+//! The workspace: its folder, its files, and how its programs are started.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

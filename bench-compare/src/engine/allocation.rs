@@ -12,7 +12,7 @@ use crate::engine::images::{Scratch, Shape, create_full_raw, short_size};
 use crate::engine::load::Load;
 use crate::engine::record::{Cell, Direction, Unit, Verdict};
 use crate::engine::suite::{DISK, Progress, Suite};
-use crate::engine::turns::{Contestant, Duel, Qemu};
+use crate::engine::turns::{Comparison, Contestant, Qemu};
 
 /// Cluster sizes of the tables, as powers of two: 16 KiB to 2 MiB.
 pub const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 14..=21;
@@ -147,7 +147,7 @@ fn measure(
             ("requests", &requests.to_string()),
         ],
     );
-    let duel = Duel {
+    let duel = Comparison {
         load: &load,
         prepare: &|| shape.create(image),
         // All clusters that are met, and tables.

@@ -13,7 +13,7 @@ use crate::engine::load::{L2Cache, Load};
 use crate::engine::record::{Cell, Direction, Unit, Verdict};
 use crate::engine::stride::Slices;
 use crate::engine::suite::{DISK, Progress, Suite};
-use crate::engine::turns::{Contestant, Duel};
+use crate::engine::turns::{Comparison, Contestant};
 
 const CLUSTER_BYTES: u64 = 64 << 10;
 
@@ -98,7 +98,7 @@ fn measure(
         ],
     );
     let random = Contestant::new("gaur, random", || suite.gaur_random(&load));
-    let duel = Duel::on_a_kept_image(&load);
+    let duel = Comparison::on_a_kept_image(&load);
     duel.run(&mut cell, suite, vec![random])?;
     Ok(cell)
 }

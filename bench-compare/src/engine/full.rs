@@ -8,13 +8,13 @@ use crate::engine::images::{Scratch, Shape, create_full_raw};
 use crate::engine::load::{Aio, DEPTH, L2Cache, Load, REQUEST_BYTES, Run};
 use crate::engine::record::{Cell, Unit};
 use crate::engine::suite::{DISK, Progress, Suite};
-use crate::engine::turns::{Contestant, Duel, settle};
+use crate::engine::turns::{Comparison, Contestant, settle};
 use crate::{fio, nbd};
 
 const CLUSTER_BYTES: u64 = 64 << 10;
 
 /// What a table is about.
-struct Place {
+struct TableSpec {
     requests: u64,
     /// Gaur over `qemu-img bench`, where that is a target.
     over_qemu: Option<f64>,
@@ -24,7 +24,7 @@ struct Place {
 
 /// The image lies in memory.
 pub fn in_memory(suite: &Suite, progress: &mut Progress) -> Result<()> {
-    let place = Place {
+    let place = TableSpec {
         requests: 400_000,
         over_qemu: Some(2.5),
         over_fio: 0.85,
@@ -34,7 +34,7 @@ pub fn in_memory(suite: &Suite, progress: &mut Progress) -> Result<()> {
 
 /// The image lies on a disk.
 pub fn on_disk(suite: &Suite, progress: &mut Progress) -> Result<()> {
-    let place = Place {
+    let place = TableSpec {
         requests: 150_000,
         over_qemu: None,
         over_fio: 0.95,
@@ -42,7 +42,12 @@ pub fn on_disk(suite: &Suite, progress: &mut Progress) -> Result<()> {
     measure(suite, progress, &Scratch::new(&suite.disk)?, &place)
 }
 
-fn measure(suite: &Suite, progress: &mut Progress, scratch: &Scratch, place: &Place) -> Result<()> {
+fn measure(
+    suite: &Suite,
+    progress: &mut Progress,
+    scratch: &Scratch,
+    place: &TableSpec,
+) -> Result<()> {
     let (image, raw) = (scratch.path("full.qcow2"), scratch.path("full.raw"));
     let shape = Shape {
         cluster_bytes: CLUSTER_BYTES,
@@ -85,7 +90,7 @@ fn measure(suite: &Suite, progress: &mut Progress, scratch: &Scratch, place: &Pl
             Contestant::new("gaur, random", || suite.gaur_random(&load)),
             Contestant::new("fio, raw file", by_fio),
         ];
-        let duel = Duel::on_a_kept_image(&load);
+        let duel = Comparison::on_a_kept_image(&load);
         duel.run(&mut cell, suite, others)?;
         if let Some(bound) = place.over_qemu {
             cell.expect_ratio("gaur", "qemu", bound);

@@ -1,7 +1,7 @@
 //! Table `huge`: random reads of a disk of 8 TiB, extended L2 entries, every cluster allocated, in a
 //! sparse file, with 16 MiB for L2 tables against no limit.
 //!
-//! Nobody writes 8 TiB to measure tables of 64 and 128 MiB: the image is planned with all its
+//! Writing 8 TiB to measure tables of 64 and 128 MiB would take too long: the image is planned with all its
 //! clusters in place, and then every subcluster is marked as data. What such a cluster reads as is a
 //! hole of the file.
 
@@ -18,7 +18,7 @@ use crate::engine::load::{L2Cache, Load};
 use crate::engine::record::{Cell, Direction, Unit, Verdict};
 use crate::engine::stride::Disk;
 use crate::engine::suite::{Progress, Suite};
-use crate::engine::turns::{Contestant, Duel};
+use crate::engine::turns::{Comparison, Contestant};
 
 const HUGE: Disk = Disk {
     size_bytes: 8 << 40,
@@ -69,7 +69,7 @@ fn measure(suite: &Suite, progress: &mut Progress, image: &Path, cluster_bits: u
         Contestant::new("gaur, random", || suite.gaur_random(&limited)),
         Contestant::new("gaur, random, unlimited", || suite.gaur_random(&all)),
     ];
-    let duel = Duel::on_a_kept_image(&limited);
+    let duel = Comparison::on_a_kept_image(&limited);
     duel.run(&mut cell, suite, others)?;
     cell.expect_ratio("gaur, random", "gaur, random, unlimited", OF_UNLIMITED);
     let detail = |who, name| {

@@ -78,7 +78,7 @@ pub struct Run {
 
 /// How `gaur bench` makes its load beyond what QEMU can do.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Beyond {
+pub struct GaurOptions {
     /// Uniformly random offsets instead of the stride, from this seed.
     pub random_seed: Option<u64>,
     /// Queues on the image, one thread each; 1 if 0.
@@ -125,7 +125,7 @@ impl<'a> Load<'a> {
     }
 
     /// Runs `gaur bench`.
-    pub fn by_gaur(&self, gaur: &Path, beyond: Beyond) -> Result<Run> {
+    pub fn by_gaur(&self, gaur: &Path, beyond: GaurOptions) -> Result<Run> {
         let mut command = Command::new(gaur);
         command.args(self.arguments()).arg("--output=json");
         match beyond.random_seed {

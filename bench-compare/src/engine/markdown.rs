@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_not_met() {
+    fn unmeasured_target_is_not_met() {
         let verdict = Verdict::new("x", Unit::Ratio, f64::NAN, Direction::AtLeast, 1.0);
         assert_eq!(
             verdict_text(&verdict),

@@ -44,7 +44,7 @@ pub struct Plot {
 type Split = (&'static str, fn(&str) -> &'static str);
 
 /// How to make a plot of a table.
-struct Recipe {
+struct PlotSpec {
     table: &'static str,
     title: &'static str,
     /// The labels whose values name a group.
@@ -55,8 +55,8 @@ struct Recipe {
     logarithmic: bool,
 }
 
-const RECIPES: &[Recipe] = &[
-    Recipe {
+const RECIPES: &[PlotSpec] = &[
+    PlotSpec {
         table: "overlay",
         title: "Random 4 KiB writes to an empty overlay with a full backing image, by cluster size",
         group: &["cluster"],
@@ -64,7 +64,7 @@ const RECIPES: &[Recipe] = &[
         series: &["gaur", "qemu"],
         logarithmic: true,
     },
-    Recipe {
+    PlotSpec {
         table: "overlay-disk",
         title: "Random 4 KiB writes to an empty overlay on a disk, by cluster size",
         group: &["cluster"],
@@ -72,7 +72,7 @@ const RECIPES: &[Recipe] = &[
         series: &["gaur", "qemu"],
         logarithmic: true,
     },
-    Recipe {
+    PlotSpec {
         table: "empty",
         title: "Random 4 KiB writes to an empty image, by cluster size",
         group: &["cluster"],
@@ -80,7 +80,7 @@ const RECIPES: &[Recipe] = &[
         series: &["gaur", "qemu"],
         logarithmic: true,
     },
-    Recipe {
+    PlotSpec {
         table: "growth",
         title: "Size of the file after 100 MiB of random 4 KiB writes, by cluster/subcluster size",
         group: &["cluster", "subcluster"],
@@ -88,7 +88,7 @@ const RECIPES: &[Recipe] = &[
         series: &["gaur", "qemu"],
         logarithmic: false,
     },
-    Recipe {
+    PlotSpec {
         table: "mkfs",
         title: "Size of the file after mkfs.ext4 on 1 TiB, by cluster/subcluster size",
         group: &["cluster", "subcluster"],
@@ -96,7 +96,7 @@ const RECIPES: &[Recipe] = &[
         series: &["gaur", "qemu"],
         logarithmic: false,
     },
-    Recipe {
+    PlotSpec {
         table: "cache",
         title: "Random 4 KiB reads by size of L2 slices and share of the tables in the cache",
         group: &["slice", "cache"],
@@ -110,7 +110,7 @@ const RECIPES: &[Recipe] = &[
         series: &["gaur", "qemu"],
         logarithmic: false,
     },
-    Recipe {
+    PlotSpec {
         table: "memory",
         title: "Random 4 KiB requests to a full image in memory",
         group: &["random, 4 KiB"],
@@ -124,7 +124,7 @@ const RECIPES: &[Recipe] = &[
         ],
         logarithmic: false,
     },
-    Recipe {
+    PlotSpec {
         table: "disk",
         title: "Random 4 KiB requests to a full image on a disk",
         group: &["random, 4 KiB"],
@@ -138,7 +138,7 @@ const RECIPES: &[Recipe] = &[
         ],
         logarithmic: false,
     },
-    Recipe {
+    PlotSpec {
         table: "huge",
         title: "Random 4 KiB reads of 8 TiB with 16 MiB for L2 tables, by cluster/subcluster size",
         group: &["cluster", "subcluster"],
@@ -146,7 +146,7 @@ const RECIPES: &[Recipe] = &[
         series: &["gaur", "qemu", "gaur, random", "gaur, random, unlimited"],
         logarithmic: false,
     },
-    Recipe {
+    PlotSpec {
         table: "scaling",
         title: "One and two threads on one image",
         group: &["requests"],
@@ -170,7 +170,7 @@ pub fn of(table: &Table) -> Vec<Plot> {
     recipes.map(|recipe| recipe.plot(table)).collect()
 }
 
-impl Recipe {
+impl PlotSpec {
     fn plot(&self, table: &Table) -> Plot {
         let mut plot = Plot {
             name: self.table.to_owned(),

@@ -1,5 +1,5 @@
 //! What was measured, as it goes into the machine-readable file: tables of cells, each with the
-//! samples of everybody who was measured and a verdict on every target.
+//! samples of every contestant and a verdict on every target.
 
 use std::collections::BTreeMap;
 
@@ -113,12 +113,12 @@ impl Cell {
         found.map_or("", |(_, value)| value)
     }
 
-    /// The figures of somebody.
+    /// The figures of a contestant.
     pub fn series(&self, who: &str) -> Option<&Series> {
         self.series.iter().find(|series| series.who == who)
     }
 
-    /// The median figure of somebody, NaN if there is none.
+    /// The median figure of a contestant, NaN if there is none.
     pub fn median(&self, who: &str) -> f64 {
         self.series(who).map_or(f64::NAN, Series::median)
     }

@@ -1,7 +1,7 @@
 //! Table `scaling`: two threads with a queue each on one image in memory, against one thread.
 //!
 //! The targets are for the engine alone, on an image in this process's memory that answers at once:
-//! a file system in memory lets one thread at a time write to a file, whoever asks. How two
+//! a file system in memory lets one thread at a time write to a file, in any program. How two
 //! `gaur bench` threads do on such a file stands beside, and so does the raw file: what that does not
 //! reach is the machine's part.
 
@@ -13,7 +13,7 @@ use anyhow::{Result, anyhow};
 use gaur_bench::engine;
 
 use crate::engine::images::{Scratch, Shape, create_full_raw};
-use crate::engine::load::{Beyond, Load, Run};
+use crate::engine::load::{GaurOptions, Load, Run};
 use crate::engine::record::{Cell, Unit};
 use crate::engine::suite::{DISK, Progress, Suite};
 use crate::engine::turns::{Contestant, settle, take_turns, warm_memory};
@@ -125,7 +125,7 @@ fn measure(
         |threads| {
             prepare()?;
             settle(load.image)?;
-            let beyond = Beyond {
+            let beyond = GaurOptions {
                 random_seed: Some(1),
                 threads,
             };

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::engine::load::{Beyond, Load, Run};
+use crate::engine::load::{GaurOptions, Load, Run};
 use crate::engine::record::{Cell, Table};
 use crate::engine::stride::Disk;
 use crate::engine::{allocation, cache, full, growth, huge, markdown, scaling};
@@ -70,14 +70,14 @@ impl Suite {
 
     /// One run of `gaur bench` with the flags of both.
     pub fn gaur(&self, load: &Load) -> Result<Run> {
-        load.by_gaur(&self.gaur, Beyond::default())
+        load.by_gaur(&self.gaur, GaurOptions::default())
     }
 
     /// One run with uniformly random offsets.
     pub fn gaur_random(&self, load: &Load) -> Result<Run> {
-        let beyond = Beyond {
+        let beyond = GaurOptions {
             random_seed: Some(1),
-            ..Beyond::default()
+            ..GaurOptions::default()
         };
         load.by_gaur(&self.gaur, beyond)
     }

@@ -1,4 +1,4 @@
-//! Who is measured takes turns: A B A B. What the machine does beside then hits neighbours alike,
+//! Contestants run in turn: A B A B. Other load of the machine then hits neighbours alike,
 //! and the figure to look at is the median of the ratios of neighbours.
 
 use std::collections::BTreeMap;
@@ -8,12 +8,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::engine::load::{Aio, Beyond, Load, Run};
+use crate::engine::load::{Aio, GaurOptions, Load, Run};
 use crate::engine::record::{Cell, Series};
 use crate::engine::suite::Suite;
 use crate::statistics::{NO_SLOWER, median};
 
-/// Somebody who is measured.
+/// A program that is measured.
 pub struct Contestant<'a> {
     /// What the series is called.
     pub who: &'a str,
@@ -22,7 +22,7 @@ pub struct Contestant<'a> {
 }
 
 impl<'a> Contestant<'a> {
-    /// Somebody by name.
+    /// A contestant by name.
     pub fn new(who: &'a str, run: impl FnMut() -> Result<Run> + 'a) -> Contestant<'a> {
         Contestant {
             who,
@@ -108,7 +108,7 @@ impl Qemu {
 }
 
 /// A load that both programs make.
-pub struct Duel<'a> {
+pub struct Comparison<'a> {
     /// The load.
     pub load: &'a Load<'a>,
     /// Makes the image anew before each run.
@@ -117,10 +117,10 @@ pub struct Duel<'a> {
     pub memory_bytes: u64,
 }
 
-impl<'l> Duel<'l> {
+impl<'l> Comparison<'l> {
     /// A load that leaves the image as it was.
-    pub fn on_a_kept_image(load: &'l Load<'l>) -> Duel<'l> {
-        Duel {
+    pub fn on_a_kept_image(load: &'l Load<'l>) -> Comparison<'l> {
+        Comparison {
             load,
             prepare: &|| Ok(()),
             memory_bytes: 0,
@@ -165,11 +165,11 @@ impl<'l> Duel<'l> {
 
     /// Gaur and an older Gaur: the stride of the table, and random offsets from two threads.
     fn against_older(&self, cell: &mut Cell, suite: &Suite, before: &Path) -> Result<()> {
-        let threads = Beyond {
+        let threads = GaurOptions {
             random_seed: Some(1),
             threads: 2,
         };
-        for (load, beyond) in [("", Beyond::default()), (", two threads", threads)] {
+        for (load, beyond) in [("", GaurOptions::default()), (", two threads", threads)] {
             let names = [format!("gaur{load}"), format!("before{load}")];
             let by = |gaur: &'_ Path| {
                 self.make_ready()?;
@@ -192,7 +192,7 @@ impl<'l> Duel<'l> {
     }
 }
 
-/// Has the file system write what it still holds, so that nobody pays for what was done before.
+/// Has the file system write what it still holds, so that no contestant pays for what was done before.
 pub fn settle(path: &Path) -> Result<()> {
     let status = Command::new("sync").arg("-f").arg(path).status()?;
     if !status.success() {
@@ -203,7 +203,7 @@ pub fn settle(path: &Path) -> Result<()> {
 
 /// Has the kernel find that much memory and let go of it again, so that the next run gets pages that are
 /// there. A virtual machine gives pages that were free for a while back to its host, and getting one
-/// again costs several times what a run does with it; that would hit whoever comes first.
+/// again costs several times what a run does with it; that would hit the first contestant.
 pub fn warm_memory(image: &Path, len_bytes: u64) -> Result<()> {
     const WRITE_BYTES: u64 = 2 << 20;
     let path = image.with_extension("warm");

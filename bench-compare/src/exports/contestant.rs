@@ -1,4 +1,4 @@
-//! Who is measured, and how each is started.
+//! The contestants, and how each is started.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,12 @@ use std::process::{Child, Command};
 
 use anyhow::{Context, Result, bail};
 
-use super::device::{self, Running, Target, spawn, wait_for};
+use super::device::{self, RunningContestant, Target, spawn, wait_for};
 use super::image::succeed;
 
 /// Programs and folders of a run.
 #[derive(Clone)]
-pub struct Place {
+pub struct Programs {
     pub gaur: PathBuf,
     pub rublk: PathBuf,
     /// For sockets, logs and mount points.
@@ -20,13 +20,13 @@ pub struct Place {
     pub qemu_aio: String,
 }
 
-/// Somebody who is measured.
+/// A server that is measured.
 pub struct Contestant {
     /// Name in tables.
     pub who: &'static str,
     /// It serves a raw file: a ceiling, not a rival.
     pub raw: bool,
-    pub start: fn(&Place, &Path) -> Result<Running>,
+    pub start: fn(&Programs, &Path) -> Result<RunningContestant>,
 }
 
 /// All, in the order in which they are measured: each beside its rival.
@@ -107,56 +107,65 @@ pub const ALL: &[Contestant] = &[
 const QUEUES: &str = "2";
 const NBD: &str = "nbd0";
 const VDUSE: &str = "bench";
-/// Another name: a device may be left by whoever had it before.
+/// Another name: a device may be left by the contestant that had it before.
 const QSD_VDUSE: &str = "bench-qsd";
 
-fn raw_file(_: &Place, image: &Path) -> Result<Running> {
-    Ok(Running::new(Target::Path(image.to_owned())))
+fn raw_file(_: &Programs, image: &Path) -> Result<RunningContestant> {
+    Ok(RunningContestant::new(Target::Path(image.to_owned())))
 }
 
-fn gaur_ublk(place: &Place, image: &Path) -> Result<Running> {
-    ublk_by_gaur(place, image, "qcow2", &[])
+fn gaur_ublk(programs: &Programs, image: &Path) -> Result<RunningContestant> {
+    ublk_by_gaur(programs, image, "qcow2", &[])
 }
 
-fn gaur_ublk_raw(place: &Place, image: &Path) -> Result<Running> {
-    ublk_by_gaur(place, image, "raw", &[])
+fn gaur_ublk_raw(programs: &Programs, image: &Path) -> Result<RunningContestant> {
+    ublk_by_gaur(programs, image, "raw", &[])
 }
 
 /// Past the page cache, as rublk does it.
-fn gaur_ublk_direct(place: &Place, image: &Path) -> Result<Running> {
-    ublk_by_gaur(place, image, "qcow2", &["--cache", "none"])
+fn gaur_ublk_direct(programs: &Programs, image: &Path) -> Result<RunningContestant> {
+    ublk_by_gaur(programs, image, "qcow2", &["--cache", "none"])
 }
 
-fn ublk_by_gaur(place: &Place, image: &Path, format: &str, more: &[&str]) -> Result<Running> {
-    let mut command = serve(place, image, format);
+fn ublk_by_gaur(
+    programs: &Programs,
+    image: &Path,
+    format: &str,
+    more: &[&str],
+) -> Result<RunningContestant> {
+    let mut command = serve(programs, image, format);
     command.arg("--ublk").args(["--ublk-queues", QUEUES]);
     command.args(more);
-    block_device(place, command, "ublkb")
+    block_device(programs, command, "ublkb")
 }
 
 /// `gaur serve` with nothing said about how.
-fn serve(place: &Place, image: &Path, format: &str) -> Command {
-    let mut command = Command::new(&place.gaur);
+fn serve(programs: &Programs, image: &Path, format: &str) -> Command {
+    let mut command = Command::new(&programs.gaur);
     command.arg("serve").args(["-f", format]).arg(image);
     command
 }
 
 /// A server that makes one block device by itself.
-fn block_device(place: &Place, mut command: Command, prefix: &str) -> Result<Running> {
+fn block_device(
+    programs: &Programs,
+    mut command: Command,
+    prefix: &str,
+) -> Result<RunningContestant> {
     let before = device::block_devices(prefix)?;
-    let log = place.dir.join("log");
+    let log = programs.dir.join("log");
     let mut server = spawn(&mut command, &log)?;
     let node = wait_for("a block device", &mut server, &log, || {
         device::new_block_device(prefix, &before)
     })?;
-    Ok(Running::new(Target::Path(node)).with_server(server))
+    Ok(RunningContestant::new(Target::Path(node)).with_server(server))
 }
 
 /// Its qcow2 takes one queue only.
-fn rublk(place: &Place, image: &Path) -> Result<Running> {
+fn rublk(programs: &Programs, image: &Path) -> Result<RunningContestant> {
     let before = device::block_devices("ublkb")?;
-    let log = place.dir.join("log");
-    let mut command = Command::new(&place.rublk);
+    let log = programs.dir.join("log");
+    let mut command = Command::new(&programs.rublk);
     command
         .args(["add", "qcow2", "--foreground", "-q", "1", "-f"])
         .arg(image);
@@ -166,22 +175,22 @@ fn rublk(place: &Place, image: &Path) -> Result<Running> {
     })?;
     let name = node.file_name().unwrap_or_default().to_string_lossy();
     let number = name.trim_start_matches("ublkb").to_owned();
-    let running = Running::new(Target::Path(node)).with_server(server);
+    let running = RunningContestant::new(Target::Path(node)).with_server(server);
     // Its own way to take a device away fails now and then, and the device stays.
-    let program = place.gaur.to_str().context("a path of odd characters")?;
+    let program = programs.gaur.to_str().context("a path of odd characters")?;
     Ok(running.undone_by(program, &["ublk", "del", &number]))
 }
 
-fn qemu_nbd(place: &Place, image: &Path) -> Result<Running> {
-    let socket = place.dir.join("nbd.sock");
+fn qemu_nbd(programs: &Programs, image: &Path) -> Result<RunningContestant> {
+    let socket = programs.dir.join("nbd.sock");
     let mut command = Command::new("qemu-nbd");
     command.args(["--persistent", "--format=qcow2", "--shared=16"]);
     command
-        .args(qemu_nbd_aio(&place.qemu_aio))
+        .args(qemu_nbd_aio(&programs.qemu_aio))
         .arg("--socket")
         .arg(&socket)
         .arg(image);
-    attached(place, command, &socket)
+    attached(programs, command, &socket)
 }
 
 fn qemu_nbd_aio(aio: &str) -> Vec<String> {
@@ -190,16 +199,16 @@ fn qemu_nbd_aio(aio: &str) -> Vec<String> {
     vec![format!("--aio={aio}"), format!("--cache={cache}")]
 }
 
-fn gaur_nbd(place: &Place, image: &Path) -> Result<Running> {
-    let socket = place.dir.join("nbd.sock");
-    let mut command = serve(place, image, "qcow2");
+fn gaur_nbd(programs: &Programs, image: &Path) -> Result<RunningContestant> {
+    let socket = programs.dir.join("nbd.sock");
+    let mut command = serve(programs, image, "qcow2");
     command.args(["-t", "-e", "16", "-k"]).arg(&socket);
-    attached(place, command, &socket)
+    attached(programs, command, &socket)
 }
 
-fn qsd_nbd(place: &Place, image: &Path) -> Result<Running> {
-    let socket = place.dir.join("nbd.sock");
-    let mut command = storage_daemon(place, image)?;
+fn qsd_nbd(programs: &Programs, image: &Path) -> Result<RunningContestant> {
+    let socket = programs.dir.join("nbd.sock");
+    let mut command = storage_daemon(programs, image)?;
     let path = socket.display();
     command.arg("--nbd-server").arg(format!(
         "addr.type=unix,addr.path={path},max-connections=16"
@@ -208,14 +217,14 @@ fn qsd_nbd(place: &Place, image: &Path) -> Result<Running> {
         "--export",
         "type=nbd,id=e,node-name=disk,name=,writable=on,iothread=t",
     ]);
-    attached(place, command, &socket)
+    attached(programs, command, &socket)
 }
 
 /// The kernel's client connects to a server.
-fn attached(place: &Place, mut command: Command, socket: &Path) -> Result<Running> {
-    let server = listening(place, &mut command, socket)?;
+fn attached(programs: &Programs, mut command: Command, socket: &Path) -> Result<RunningContestant> {
+    let server = listening(programs, &mut command, socket)?;
     let node = format!("/dev/{NBD}");
-    let running = Running::new(Target::Path(node.clone().into())).with_server(server);
+    let running = RunningContestant::new(Target::Path(node.clone().into())).with_server(server);
     succeed(
         Command::new("nbd-client")
             .arg("-unix")
@@ -228,10 +237,10 @@ fn attached(place: &Place, mut command: Command, socket: &Path) -> Result<Runnin
     Ok(running.undone_by("nbd-client", &["-d", &node]))
 }
 
-/// Starts a server and waits until somebody listens at its socket.
-fn listening(place: &Place, command: &mut Command, socket: &Path) -> Result<Child> {
+/// Starts a server and waits until it listens at its socket.
+fn listening(programs: &Programs, command: &mut Command, socket: &Path) -> Result<Child> {
     let _ = std::fs::remove_file(socket);
-    let log = place.dir.join("log");
+    let log = programs.dir.join("log");
     let mut server = spawn(command, &log)?;
     wait_for("the socket", &mut server, &log, || {
         Ok(UnixStream::connect(socket).ok().map(|_| ()))
@@ -240,8 +249,8 @@ fn listening(place: &Place, command: &mut Command, socket: &Path) -> Result<Chil
 }
 
 /// `qemu-storage-daemon` with the image as node `disk` and a thread for its export.
-fn storage_daemon(place: &Place, image: &Path) -> Result<Command> {
-    let aio = &place.qemu_aio;
+fn storage_daemon(programs: &Programs, image: &Path) -> Result<Command> {
+    let aio = &programs.qemu_aio;
     let direct = if aio == "native" { "on" } else { "off" };
     let path = image.to_str().context("a path of odd characters")?;
     let mut command = Command::new("qemu-storage-daemon");
@@ -256,19 +265,19 @@ fn storage_daemon(place: &Place, image: &Path) -> Result<Command> {
     Ok(command)
 }
 
-fn gaur_vduse(place: &Place, image: &Path) -> Result<Running> {
-    let mut command = serve(place, image, "qcow2");
+fn gaur_vduse(programs: &Programs, image: &Path) -> Result<RunningContestant> {
+    let mut command = serve(programs, image, "qcow2");
     command.args(["--vduse", VDUSE, "--queues", QUEUES]);
-    block_device(place, command, "vd")
+    block_device(programs, command, "vd")
 }
 
-fn qsd_vduse(place: &Place, image: &Path) -> Result<Running> {
+fn qsd_vduse(programs: &Programs, image: &Path) -> Result<RunningContestant> {
     let before = device::block_devices("vd")?;
-    let mut command = storage_daemon(place, image)?;
+    let mut command = storage_daemon(programs, image)?;
     command.arg("--export").arg(format!(
         "type=vduse-blk,id=e,node-name=disk,name={QSD_VDUSE},writable=on,num-queues={QUEUES},iothread=t"
     ));
-    let log = place.dir.join("log");
+    let log = programs.dir.join("log");
     let mut server = spawn(&mut command, &log)?;
     let control = PathBuf::from(format!("/dev/vduse/{QSD_VDUSE}"));
     wait_for("the VDUSE device", &mut server, &log, || {
@@ -278,72 +287,72 @@ fn qsd_vduse(place: &Place, image: &Path) -> Result<Running> {
     let node = wait_for("a block device", &mut server, &log, || {
         device::new_block_device("vd", &before)
     })?;
-    let running = Running::new(Target::Path(node)).with_server(server);
+    let running = RunningContestant::new(Target::Path(node)).with_server(server);
     Ok(running.undone_by("vdpa", &["dev", "del", QSD_VDUSE]))
 }
 
-fn gaur_fuse(place: &Place, image: &Path) -> Result<Running> {
-    let file = mount_point(place)?;
-    let mut command = serve(place, image, "qcow2");
+fn gaur_fuse(programs: &Programs, image: &Path) -> Result<RunningContestant> {
+    let file = mount_point(programs)?;
+    let mut command = serve(programs, image, "qcow2");
     command.arg("--fuse").arg(&file);
-    mounted(place, command, file)
+    mounted(programs, command, file)
 }
 
-fn qsd_fuse(place: &Place, image: &Path) -> Result<Running> {
-    let file = mount_point(place)?;
-    let mut command = storage_daemon(place, image)?;
+fn qsd_fuse(programs: &Programs, image: &Path) -> Result<RunningContestant> {
+    let file = mount_point(programs)?;
+    let mut command = storage_daemon(programs, image)?;
     let path = file.display();
     command.arg("--export").arg(format!(
         "type=fuse,id=e,node-name=disk,mountpoint={path},writable=on,iothread=t"
     ));
-    mounted(place, command, file)
+    mounted(programs, command, file)
 }
 
-fn mount_point(place: &Place) -> Result<PathBuf> {
-    let file = place.dir.join("disk.img");
+fn mount_point(programs: &Programs) -> Result<PathBuf> {
+    let file = programs.dir.join("disk.img");
     std::fs::write(&file, "")?;
     Ok(file)
 }
 
 /// A server that mounts the image over an empty file.
-fn mounted(place: &Place, mut command: Command, file: PathBuf) -> Result<Running> {
-    let log = place.dir.join("log");
+fn mounted(programs: &Programs, mut command: Command, file: PathBuf) -> Result<RunningContestant> {
+    let log = programs.dir.join("log");
     let mut server = spawn(&mut command, &log)?;
     wait_for("the file", &mut server, &log, || {
         let len = std::fs::metadata(&file).map_or(0, |facts| facts.len());
         Ok((len > 0).then_some(()))
     })?;
-    Ok(Running::new(Target::Path(file)).with_server(server))
+    Ok(RunningContestant::new(Target::Path(file)).with_server(server))
 }
 
-fn gaur_vhost(place: &Place, image: &Path) -> Result<Running> {
-    let socket = place.dir.join("vhost.sock");
-    let mut command = serve(place, image, "qcow2");
+fn gaur_vhost(programs: &Programs, image: &Path) -> Result<RunningContestant> {
+    let socket = programs.dir.join("vhost.sock");
+    let mut command = serve(programs, image, "qcow2");
     command
         .arg("--vhost-user")
         .arg(&socket)
         .args(["--queues", QUEUES]);
-    vhost(place, command, socket)
+    vhost(programs, command, socket)
 }
 
-fn qsd_vhost(place: &Place, image: &Path) -> Result<Running> {
-    let socket = place.dir.join("vhost.sock");
-    let mut command = storage_daemon(place, image)?;
+fn qsd_vhost(programs: &Programs, image: &Path) -> Result<RunningContestant> {
+    let socket = programs.dir.join("vhost.sock");
+    let mut command = storage_daemon(programs, image)?;
     let path = socket.display();
     command.arg("--export").arg(format!(
         "type=vhost-user-blk,id=e,node-name=disk,writable=on,num-queues={QUEUES},iothread=t,\
          addr.type=unix,addr.path={path}"
     ));
-    vhost(place, command, socket)
+    vhost(programs, command, socket)
 }
 
-fn vhost(place: &Place, mut command: Command, socket: PathBuf) -> Result<Running> {
+fn vhost(programs: &Programs, mut command: Command, socket: PathBuf) -> Result<RunningContestant> {
     let _ = std::fs::remove_file(&socket);
-    let log = place.dir.join("log");
+    let log = programs.dir.join("log");
     let mut server = spawn(&mut command, &log)?;
     // It may take one client only, which is to be the one that measures.
     wait_for("the socket", &mut server, &log, || {
         Ok(socket.exists().then_some(()))
     })?;
-    Ok(Running::new(Target::Vhost(socket)).with_server(server))
+    Ok(RunningContestant::new(Target::Vhost(socket)).with_server(server))
 }

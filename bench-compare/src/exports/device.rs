@@ -23,31 +23,31 @@ pub enum Target {
 }
 
 /// A running contestant; dropping it ends it.
-pub struct Running {
+pub struct RunningContestant {
     pub target: Target,
     /// Commands that take the device away, first to last.
     undo: Vec<Command>,
     server: Option<Child>,
 }
 
-impl Running {
+impl RunningContestant {
     /// A device without a server of its own.
-    pub fn new(target: Target) -> Running {
-        Running {
+    pub fn new(target: Target) -> RunningContestant {
+        RunningContestant {
             target,
             undo: Vec::new(),
             server: None,
         }
     }
 
-    /// The server behind it, which is told to end after the device has gone.
-    pub fn with_server(mut self, server: Child) -> Running {
+    /// The server behind it, which is stopped after the device has gone.
+    pub fn with_server(mut self, server: Child) -> RunningContestant {
         self.server = Some(server);
         self
     }
 
     /// A command to run at the end.
-    pub fn undone_by(mut self, program: &str, arguments: &[&str]) -> Running {
+    pub fn undone_by(mut self, program: &str, arguments: &[&str]) -> RunningContestant {
         let mut command = Command::new(program);
         command.args(arguments);
         self.undo.push(command);
@@ -79,7 +79,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningContestant {
     fn drop(&mut self) {
         // `stop` says what goes wrong.
         let _ = self.take_away();

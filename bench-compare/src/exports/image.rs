@@ -1,4 +1,4 @@
-//! The images that everybody is measured on, made by QEMU.
+//! The images that all contestants are measured on, made by QEMU.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

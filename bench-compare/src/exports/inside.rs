@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::contestant::{ALL, Contestant, Place};
+use super::contestant::{ALL, Contestant, Programs};
 use super::device::Target;
 use super::image::Images;
 use super::load::{self, Run};
@@ -29,7 +29,7 @@ pub fn run(arguments: &ExportsArguments) -> Result<()> {
     std::fs::create_dir_all(&dir)?;
     let folder = store::folder(arguments.store, &dir, arguments.size_mib)?;
     let images = Images::new(&arguments.dir, &folder, arguments.size_mib);
-    let mut place = Place {
+    let mut programs = Programs {
         gaur: arguments.gaur.clone().context("--gaur is missing")?,
         rublk: arguments.rublk.clone().context("--rublk is missing")?,
         dir,
@@ -40,7 +40,7 @@ pub fn run(arguments: &ExportsArguments) -> Result<()> {
         peers: vec![
             machine::version_of("qemu-nbd"),
             machine::version_of("qemu-storage-daemon"),
-            machine::version_of(&place.rublk.to_string_lossy()),
+            machine::version_of(&programs.rublk.to_string_lossy()),
             machine::version_of("fio"),
         ],
         guest_processors: std::thread::available_parallelism().map_or(0, usize::from),
@@ -53,14 +53,14 @@ pub fn run(arguments: &ExportsArguments) -> Result<()> {
     let bench = Bench { arguments, images };
     let asks_qemu = |one: &&Contestant| one.who.starts_with("q") && bench.wants(one.who);
     if ALL.iter().any(|one| asks_qemu(&one)) {
-        bench.choose_aio(&mut place)?;
+        bench.choose_aio(&mut programs)?;
         record.notes.push(format!(
             "QEMU's files are opened with aio={}.",
-            place.qemu_aio
+            programs.qemu_aio
         ));
     }
     for mut cell in bench.cells() {
-        bench.measure(&mut cell, &place);
+        bench.measure(&mut cell, &programs);
         record.cells.push(cell);
         // A run that is cut short leaves what it has.
         let text = serde_json::to_string_pretty(&record)?;
@@ -109,7 +109,7 @@ impl Bench<'_> {
     }
 
     /// Finds QEMU's fastest way with files on this machine.
-    fn choose_aio(&self, place: &mut Place) -> Result<()> {
+    fn choose_aio(&self, programs: &mut Programs) -> Result<()> {
         let contestant = ALL.iter().find(|one| one.who == PROBE).context(PROBE)?;
         let cell = Cell {
             image: "full".to_owned(),
@@ -120,12 +120,12 @@ impl Bench<'_> {
         };
         let mut best = (0.0, String::new());
         for aio in AIO {
-            place.qemu_aio = (*aio).to_owned();
-            match self.once(contestant, &cell, place) {
+            programs.qemu_aio = (*aio).to_owned();
+            match self.once(contestant, &cell, programs) {
                 Ok(run) => {
                     println!("{PROBE} with aio={aio}: {:.0} IOPS", run.iops);
                     if run.iops > best.0 {
-                        best = (run.iops, place.qemu_aio.clone());
+                        best = (run.iops, programs.qemu_aio.clone());
                     }
                 }
                 Err(error) => println!("{PROBE} with aio={aio}: {error:#}"),
@@ -134,23 +134,23 @@ impl Bench<'_> {
         if best.1.is_empty() {
             bail!("{PROBE} works in no way");
         }
-        place.qemu_aio = best.1;
+        programs.qemu_aio = best.1;
         Ok(())
     }
 
-    fn measure(&self, cell: &mut Cell, place: &Place) {
+    fn measure(&self, cell: &mut Cell, programs: &Programs) {
         let mut contestants = Vec::new();
         for one in ALL.iter().filter(|one| self.wants(one.who)) {
-            contestants.push((one.who.to_owned(), one, place.clone()));
+            contestants.push((one.who.to_owned(), one, programs.clone()));
             if let Some(gaur) = &self.arguments.before
                 && one.who.starts_with("gaur")
             {
                 let gaur = gaur.clone();
-                let place = Place {
+                let programs = Programs {
                     gaur,
-                    ..place.clone()
+                    ..programs.clone()
                 };
-                contestants.push((format!("{}{BEFORE}", one.who), one, place));
+                contestants.push((format!("{}{BEFORE}", one.who), one, programs));
             }
         }
         for (who, ..) in &contestants {
@@ -166,8 +166,8 @@ impl Bench<'_> {
                 order.reverse();
             }
             for index in order {
-                let (name, contestant, place) = &contestants[index];
-                let run = self.once(contestant, cell, place);
+                let (name, contestant, programs) = &contestants[index];
+                let run = self.once(contestant, cell, programs);
                 let what = format!(
                     "{} {} depth {} jobs {}",
                     cell.image, cell.load, cell.depth, cell.jobs
@@ -186,9 +186,9 @@ impl Bench<'_> {
         }
     }
 
-    fn once(&self, contestant: &Contestant, cell: &Cell, place: &Place) -> Result<Run> {
+    fn once(&self, contestant: &Contestant, cell: &Cell, programs: &Programs) -> Result<Run> {
         let image = self.images.ready(&cell.image, contestant.raw)?;
-        let running = (contestant.start)(place, &image)?;
+        let running = (contestant.start)(programs, &image)?;
         let size = self.images.size_bytes();
         let seconds = self.arguments.seconds;
         let run = match &running.target {

@@ -64,7 +64,7 @@ pub struct Series {
 }
 
 impl Cell {
-    /// Requests a second of somebody, round by round.
+    /// Requests a second of a contestant, round by round.
     pub fn iops(&self, who: &str) -> &[f64] {
         let found = self.series.iter().find(|series| series.who == who);
         found.map_or(&[], |series| &series.iops)

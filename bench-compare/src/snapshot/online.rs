@@ -98,7 +98,7 @@ fn beside(socket: &Path, action: impl FnOnce() -> Result<f64>) -> Result<(Vec<Sa
         let start = std::time::Instant::now();
         let said = action();
         let end = std::time::Instant::now();
-        // Whoever was held up comes back before the client stops.
+        // Requests that were held up complete before the client stops.
         std::thread::sleep(std::time::Duration::from_millis(300));
         stop.store(true, Ordering::Relaxed);
         let samples = client

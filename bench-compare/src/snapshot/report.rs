@@ -107,7 +107,7 @@ mod tests {
     use crate::snapshot::Verdict;
 
     #[test]
-    fn a_row_says_who_took_how_long_and_whether_that_is_enough() {
+    fn report_row_shows_times_and_verdict() {
         let mut row = Row::new("create", "s");
         row.add("gaur", 0.5);
         row.add("qemu-img", 50.0);

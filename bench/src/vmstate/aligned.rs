@@ -14,7 +14,7 @@ use crate::engine::Failure;
 
 const BUFFER_BYTES: usize = 1 << 20;
 
-type Writing<'a, B> = Pin<Box<dyn Future<Output = Result<B, Errno>> + 'a>>;
+type PendingWrite<'a, B> = Pin<Box<dyn Future<Output = Result<B, Errno>> + 'a>>;
 
 /// The two buffers, and how far they have come.
 struct Buffers<'a, F: File> {
@@ -23,7 +23,7 @@ struct Buffers<'a, F: File> {
     filling: Option<F::Buffer>,
     filled: usize,
     offset: u64,
-    writing: FuturesUnordered<Writing<'a, F::Buffer>>,
+    writing: FuturesUnordered<PendingWrite<'a, F::Buffer>>,
     free: Vec<F::Buffer>,
 }
 

@@ -10,7 +10,7 @@ pub struct Guest {
 }
 
 /// What is sent of a page.
-pub(super) struct Sent<'a> {
+pub(super) struct PageMessage<'a> {
     pub(super) header: [u8; 8],
     /// The page, or one byte for a page of zeros.
     pub(super) body: &'a [u8],
@@ -41,11 +41,11 @@ impl Guest {
     }
 
     /// Its pages, one after the other, from the start again when they are over.
-    pub(super) fn pages(&self) -> impl Iterator<Item = Sent<'_>> {
+    pub(super) fn pages(&self) -> impl Iterator<Item = PageMessage<'_>> {
         let pages = self.memory.chunks_exact(PAGE).zip(&self.zero);
         (0_u64..)
             .zip(pages.cycle())
-            .map(|(number, (page, zero))| Sent {
+            .map(|(number, (page, zero))| PageMessage {
                 header: (number * PAGE as u64).to_be_bytes(),
                 body: if *zero { &[0] } else { page },
             })

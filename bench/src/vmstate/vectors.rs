@@ -14,23 +14,23 @@ const SHORT_BYTES: usize = 32 << 10;
 
 /// Pieces of the stream that wait to be written.
 #[derive(Default)]
-struct Waiting<'a> {
-    pieces: Vec<Piece<'a>>,
+struct PendingVectors<'a> {
+    pieces: Vec<Chunk<'a>>,
     short: Vec<u8>,
 }
 
-enum Piece<'a> {
+enum Chunk<'a> {
     /// So many bytes of the short ones.
     Short(usize),
     Page(&'a [u8]),
 }
 
-impl<'a> Waiting<'a> {
+impl<'a> PendingVectors<'a> {
     fn add_short(&mut self, bytes: &[u8]) {
         self.short.extend_from_slice(bytes);
         match self.pieces.last_mut() {
-            Some(Piece::Short(len)) => *len += bytes.len(),
-            _ => self.pieces.push(Piece::Short(bytes.len())),
+            Some(Chunk::Short(len)) => *len += bytes.len(),
+            _ => self.pieces.push(Chunk::Short(bytes.len())),
         }
     }
 
@@ -43,8 +43,8 @@ impl<'a> Waiting<'a> {
         let (mut at, mut short) = (0, 0);
         for piece in self.pieces.drain(..) {
             let bytes = match piece {
-                Piece::Page(page) => page,
-                Piece::Short(len) => {
+                Chunk::Page(page) => page,
+                Chunk::Short(len) => {
                     short += len;
                     &self.short[short - len..short]
                 }
@@ -66,14 +66,14 @@ pub(super) async fn save<F: File>(
 ) -> Result<(), Failure> {
     let block = u64::from(file.limits().request_alignment);
     let mut memory = file.buffer(most * super::guest::PAGE + SHORT_BYTES + 2 * block as usize);
-    let mut waiting = Waiting::default();
+    let mut waiting = PendingVectors::default();
     let mut offset = 0;
     for sent in guest.pages() {
         waiting.add_short(&sent.header);
         if sent.body.len() < super::guest::PAGE {
             waiting.add_short(sent.body);
         } else {
-            waiting.pieces.push(Piece::Page(sent.body));
+            waiting.pieces.push(Chunk::Page(sent.body));
         }
         if waiting.is_full(most) {
             let head = (offset % block) as usize;

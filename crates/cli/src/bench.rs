@@ -4,9 +4,9 @@
 //! line times both engines. The image is opened once; every thread has a reactor and a queue.
 
 mod histogram;
-mod lane;
 mod load;
 mod report;
+mod thread;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -30,9 +30,9 @@ use crate::open::{
 };
 use crate::shared_image::SharedImage;
 use crate::size::{human, parse_size};
-use lane::{Failed, Tally};
-use load::Load;
+use load::Workload;
 use report::Report;
+use thread::{RequestError, ThreadStatistics};
 
 /// Measure how fast an image is read or written
 #[derive(Debug, clap::Args)]
@@ -271,7 +271,7 @@ fn check(args: &Args) -> Result<(), Failure> {
 const REQUEST_BYTES: u64 = 4096;
 
 /// Refuses what could only end in running out of memory.
-fn check_memory(load: &Load) -> Result<(), Failure> {
+fn check_memory(load: &Workload) -> Result<(), Failure> {
     let buffers = u64::from(load.reads()) + u64::from(load.writes());
     let each = load.buffer.saturating_mul(buffers) + REQUEST_BYTES;
     let needed = each.saturating_mul(load.slots() * load.threads);
@@ -312,9 +312,9 @@ fn policy(args: &Args, spec: &ImageSpec) -> Policy {
     }
 }
 
-fn load(args: &Args, size: u64) -> Load {
+fn load(args: &Args, size: u64) -> Workload {
     let default_count = args.runtime.is_none().then_some(COUNT_DEFAULT);
-    Load {
+    Workload {
         size,
         count: args.count.or(default_count),
         depth: args.depth,
@@ -339,7 +339,7 @@ fn load(args: &Args, size: u64) -> Load {
 }
 
 /// qemu-img's first line, as far as the options are qemu-img's.
-fn announce(load: &Load, out: &mut dyn Write) -> Result<(), Failure> {
+fn announce(load: &Workload, out: &mut dyn Write) -> Result<(), Failure> {
     write!(out, "Sending ")?;
     if let Some(count) = load.count {
         write!(out, "{count} ")?;
@@ -378,10 +378,10 @@ fn announce(load: &Load, out: &mut dyn Write) -> Result<(), Failure> {
 /// Sends all requests, until there are no more or `stop` is set.
 fn measure(
     image: &Arc<SharedImage>,
-    load: &Load,
+    load: &Workload,
     policy: Policy,
     (host, stop): (HostKind, Arc<AtomicBool>),
-) -> Result<Tally, Failure> {
+) -> Result<ThreadStatistics, Failure> {
     let threads = Threads::start(&ThreadsConfig {
         count: load.threads as usize,
         pin: false,
@@ -397,26 +397,29 @@ fn measure(
     let threads =
         threads.map_err(|errno| Failure::new(format!("cannot start threads: {errno}")))?;
     let barrier = Arc::new(Barrier::new(threads.handles().len()));
-    let mut lanes = Vec::new();
+    let mut running = Vec::new();
     for (thread, handle) in (0..).zip(threads.handles()) {
         let (image, load) = (Arc::clone(image), *load);
         let (barrier, stop) = (Arc::clone(&barrier), Arc::clone(&stop));
-        let lane = handle.spawn(move || async move {
+        let spawned = handle.spawn(move || async move {
             let device = CachedDevice::new(image.queue(ReactorFile::new), policy);
             let ready = || {
                 barrier.wait();
             };
-            lane::run(device, load, thread, stop, ready).await
+            thread::run(device, load, thread, stop, ready).await
         });
-        lanes.push(lane.map_err(|errno| Failure::new(format!("cannot start threads: {errno}")))?);
+        running
+            .push(spawned.map_err(|errno| Failure::new(format!("cannot start threads: {errno}")))?);
     }
-    let tallies: Result<Vec<Tally>, Failed> = lanes.into_iter().map(block_on).collect();
+    let tallies: Result<Vec<ThreadStatistics>, RequestError> =
+        running.into_iter().map(block_on).collect();
     threads.join();
-    let tallies = tallies.map_err(|failed| request_failed(image.name(), load, failed))?;
+    let tallies = tallies.map_err(|failed| request_failed(image, load, failed))?;
     report::add_up(tallies).ok_or_else(|| Failure::new("no thread ran"))
 }
 
-fn request_failed(name: &str, load: &Load, failed: Failed) -> Failure {
+fn request_failed(image: &SharedImage, load: &Workload, failed: RequestError) -> Failure {
+    let name = image.name();
     let Some(request) = failed.request else {
         return Failure::system(name, "a flush failed", failed.errno);
     };
@@ -430,5 +433,6 @@ fn request_failed(name: &str, load: &Load, failed: Failed) -> Failure {
         let message = format!("{what} reaches beyond the end of the image, {}", load.size);
         return Failure::about(name, message);
     }
-    Failure::system(name, &format!("{what} failed"), failed.errno)
+    let what = format!("{what} failed");
+    Failure::request(image.image(), name, &what, failed.errno)
 }

@@ -1,4 +1,4 @@
-//! `gaur check`: whether an image contradicts itself.
+//! `gaur check`: check the consistency of an image.
 
 use std::ffi::OsString;
 use std::io::Write;

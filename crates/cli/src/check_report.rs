@@ -1,4 +1,4 @@
-//! What `gaur check` found, and its two printed forms: qemu-img's `ImageCheck` and its lines.
+//! The report of `gaur check` as qemu-img prints it: JSON (`ImageCheck`) and text.
 
 use std::io::Write;
 
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn space_without_data_is_told_and_no_fault() {
+    fn reclaimable_space_is_reported_without_error_code() {
         let check = ImageCheck {
             reclaimable_bytes: 3 << 19,
             ..ImageCheck::default()
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn corruption_outweighs_leaks_and_an_incomplete_check_both() {
+    fn check_exit_code_order_is_incomplete_corrupt_leaks() {
         let mut check = ImageCheck {
             leaks: 2,
             ..ImageCheck::default()
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_nothing_are_left_out_of_the_json() {
+    fn zero_counts_are_omitted_from_json() {
         let check = ImageCheck {
             filename: "x".into(),
             format: "qcow2",

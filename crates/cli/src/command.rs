@@ -1,4 +1,4 @@
-//! The command line as a whole: verbs, help, and how errors are told.
+//! The command line: its verbs, their dispatch, and the printing of errors.
 
 use std::ffi::OsString;
 use std::io::{BufWriter, Write};
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_of_the_command_line_is_consistent() {
+    fn command_line_definition_is_consistent() {
         Gaur::command().debug_assert();
     }
 
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_speaks_under_the_name_it_was_called_by() {
+    fn error_prefix_is_the_name_the_program_was_called_by() {
         let name = |text: &str| program_name(Some(&OsString::from(text)));
         assert_eq!(name("/usr/bin/gaur"), "gaur");
         assert_eq!(name("./renamed"), "gaur");

@@ -1,4 +1,4 @@
-//! `gaur compare`: whether two images show the guest the same bytes.
+//! `gaur compare`: compare the guest's view of two images.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -63,24 +63,24 @@ const EXIT_READ: u8 = 4;
 
 /// Most bytes compared at once.
 const CHUNK_BYTES: usize = 2 << 20;
-/// A mismatch is told to this many bytes.
+/// Granularity in bytes at which a mismatch is reported.
 const SECTOR_BYTES: usize = 512;
 
 /// One of the two.
-struct Side {
+struct ComparedImage {
     name: String,
     guest: Guest,
     size: u64,
     buffer: Vec<u8>,
 }
 
-impl Side {
+impl ComparedImage {
     fn open(
         given: &OsStr,
         format: Option<Format>,
         switch: &'static str,
         args: &Args,
-    ) -> Result<Side, Failure> {
+    ) -> Result<ComparedImage, Failure> {
         let spec = ImageSpec::parse(given, args.image_opts, format);
         let spec = spec.map_err(|failure| failure.code(EXIT_OPEN))?;
         let spec = spec.format_switch(switch);
@@ -89,7 +89,7 @@ impl Side {
         let opened = spec
             .open(&options)
             .map_err(|failure| failure.code(EXIT_OPEN))?;
-        Ok(Side {
+        Ok(ComparedImage {
             name: spec.path().to_owned(),
             size: opened.image.size_bytes(),
             guest: Guest::new(opened.image.queue(opened.files)),
@@ -100,7 +100,7 @@ impl Side {
     fn map(&self, offset: u64, len: u64) -> Result<MapExtent, Failure> {
         self.guest.map(offset, len).map_err(|errno| {
             let what = format!("cannot read the allocation at offset {offset}");
-            Failure::system(&self.name, &what, errno).code(EXIT_STATUS)
+            Failure::request(self.guest.image(), &self.name, &what, errno).code(EXIT_STATUS)
         })
     }
 
@@ -109,7 +109,7 @@ impl Side {
         self.buffer.resize(len, 0);
         self.guest.read(offset, &mut self.buffer).map_err(|errno| {
             let what = format!("cannot read offset {offset}");
-            Failure::system(&self.name, &what, errno).code(EXIT_READ)
+            Failure::request(self.guest.image(), &self.name, &what, errno).code(EXIT_READ)
         })
     }
 }
@@ -136,8 +136,8 @@ fn unsaid(error: std::io::Error) -> Failure {
 }
 
 fn compare_files(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    let mut first = Side::open(&args.file1, args.format, "-f", args)?;
-    let mut second = Side::open(&args.file2, args.second_format, "-F", args)?;
+    let mut first = ComparedImage::open(&args.file1, args.format, "-f", args)?;
+    let mut second = ComparedImage::open(&args.file2, args.second_format, "-F", args)?;
     let total = first.size.max(second.size);
     let mut progress = Progress::new(total, args.progress, args.quiet);
     let job = interrupt::job()?;
@@ -171,8 +171,8 @@ fn compare_files(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
 }
 
 fn compare(
-    first: &mut Side,
-    second: &mut Side,
+    first: &mut ComparedImage,
+    second: &mut ComparedImage,
     strict: bool,
     progress: &mut dyn FnMut(u64) -> Result<(), Failure>,
 ) -> Result<Outcome, Failure> {
@@ -223,7 +223,7 @@ fn compare(
 
 /// Whether the longer image has nothing but zeros from `offset` on.
 fn rest_is_zero(
-    longer: &mut Side,
+    longer: &mut ComparedImage,
     mut offset: u64,
     progress: &mut dyn FnMut(u64) -> Result<(), Failure>,
 ) -> Result<Outcome, Failure> {

@@ -1,4 +1,4 @@
-//! `gaur completions SHELL`: made from the definition of the command line itself.
+//! `gaur completions`: shell completions, generated from the definition of the command line.
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! `gaur convert`: images to another image, of the other format or with other options.
+//! `gaur convert`: copy images to another image, of the other format or with other options.
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -104,7 +104,7 @@ pub struct Args {
     #[arg(short = 'U', long)]
     force_share: bool,
     #[command(flatten)]
-    refused: Refused,
+    refused: UnsupportedOptions,
     /// The sources, and the target as the last
     #[arg(
         required_unless_present = "target_options",
@@ -115,7 +115,7 @@ pub struct Args {
 
 /// Options of qemu-img that would be misleading to ignore.
 #[derive(Debug, clap::Args)]
-struct Refused {
+struct UnsupportedOptions {
     #[arg(short = 'c', long, hide = true)]
     compress: bool,
     #[arg(long, hide = true)]
@@ -129,7 +129,7 @@ struct Refused {
     copy_range_offloading: bool,
 }
 
-impl Refused {
+impl UnsupportedOptions {
     fn check(&self) -> Result<(), Failure> {
         let asked = [
             (self.compress, "-c: writing compressed clusters"),
@@ -181,7 +181,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// A raw copy of a disk on which the guest has an image looks like that image to whoever guesses.
+/// Warns that the raw target would be probed as another format, because the guest's disk holds an image.
 fn tell_lookalike(target: &ImageSpec, copy: &Copy) {
     let raw = target.format() == Some(Format::Raw);
     let Some(file) = copy.target.top_file().filter(|_| raw) else {

@@ -1,4 +1,4 @@
-//! Copying guest data from images to an image, by several threads.
+//! Multi-threaded copy of guest data from images to an image, for `gaur convert`.
 //!
 //! One thread walks the maps of the sources and cuts them into pieces; the workers read, look for
 //! zeros and write. Every thread has its own queues. Unless told otherwise, the pieces are written
@@ -25,7 +25,7 @@ const PIECE_BYTES: u64 = 2 << 20;
 /// Most bytes zeroed by one request, so that progress can be told.
 const ZEROES_BYTES: u64 = 1 << 30;
 
-/// How often progress is told.
+/// Interval of progress updates.
 const TICK: Duration = Duration::from_millis(50);
 
 /// What is to be copied, and how.
@@ -48,25 +48,25 @@ pub struct Copy {
 
 /// What a piece is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum TaskKind {
     Data,
     Zero,
 }
 
 /// A run of the target for one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
+struct CopyTask {
     /// Its turn, counted from 0 without gaps.
     number: u64,
     source: usize,
     source_offset: u64,
     target_offset: u64,
     len: u64,
-    kind: Kind,
+    kind: TaskKind,
 }
 
 /// What the threads share.
-struct State {
+struct CopyState {
     done_bytes: AtomicU64,
     failed: AtomicBool,
     error: Mutex<Option<Failure>>,
@@ -79,7 +79,7 @@ fn hold<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl State {
+impl CopyState {
     fn fail(&self, failure: Failure) {
         hold(&self.error).get_or_insert(failure);
         self.failed.store(true, Ordering::Release);
@@ -119,7 +119,7 @@ impl Copy {
     /// Copies everything, unless the job is cancelled, and tells `progress` how many bytes of the total
     /// are done. What was written is not flushed yet.
     pub fn run(&self, job: &Job, progress: &mut dyn FnMut(u64)) -> Result<(), Failure> {
-        let state = State {
+        let state = CopyState {
             done_bytes: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             error: Mutex::new(None),
@@ -163,7 +163,7 @@ impl Copy {
     }
 
     /// Cuts the sources into pieces.
-    fn plan(&self, state: &State, send: &SyncSender<Piece>) -> Result<(), Failure> {
+    fn plan(&self, state: &CopyState, send: &SyncSender<CopyTask>) -> Result<(), Failure> {
         let mut base = 0;
         let mut number = 0;
         for (source, shared) in self.sources.iter().enumerate() {
@@ -183,7 +183,7 @@ impl Copy {
                     offset += len;
                     continue;
                 };
-                let piece = Piece {
+                let piece = CopyTask {
                     number,
                     source,
                     source_offset: offset,
@@ -203,7 +203,7 @@ impl Copy {
     }
 
     /// What to do at `target_offset` (nothing is `None`), and for how many bytes.
-    fn cut(&self, extent: &MapExtent, target_offset: u64) -> (Option<Kind>, u64) {
+    fn cut(&self, extent: &MapExtent, target_offset: u64) -> (Option<TaskKind>, u64) {
         let mut len = extent.len_bytes;
         let to_border = PIECE_BYTES - target_offset % PIECE_BYTES;
         if let Some(backing_bytes) = self.backing_bytes
@@ -215,8 +215,8 @@ impl Copy {
             }
             // Without the extent in the top layer it would be seen through to the backing file.
             return match extent.zero || !extent.present {
-                true => (Some(Kind::Zero), len.min(ZEROES_BYTES)),
-                false => (Some(Kind::Data), len.min(to_border)),
+                true => (Some(TaskKind::Zero), len.min(ZEROES_BYTES)),
+                false => (Some(TaskKind::Data), len.min(to_border)),
             };
         }
         let zero = extent.zero || !extent.present;
@@ -224,7 +224,7 @@ impl Copy {
             let kind = if self.target_is_zero {
                 None
             } else {
-                Some(Kind::Zero)
+                Some(TaskKind::Zero)
             };
             return (
                 kind,
@@ -235,12 +235,12 @@ impl Copy {
                 },
             );
         }
-        (Some(Kind::Data), len.min(to_border))
+        (Some(TaskKind::Data), len.min(to_border))
     }
 
     /// Takes pieces until there are no more. After a failure it only empties the channel, so that
     /// the planner never waits for a place in it.
-    fn work(&self, state: &State, pieces: &Mutex<Receiver<Piece>>) {
+    fn work(&self, state: &CopyState, pieces: &Mutex<Receiver<CopyTask>>) {
         let sources: Vec<Guest> = self.sources.iter().map(SharedImage::guest).collect();
         let target = self.target.guest();
         let mut buffer = vec![0; PIECE_BYTES as usize];
@@ -259,13 +259,13 @@ impl Copy {
 
     fn copy_piece(
         &self,
-        state: &State,
-        piece: &Piece,
+        state: &CopyState,
+        piece: &CopyTask,
         sources: &[Guest],
         target: &Guest,
         buffer: &mut [u8],
     ) -> Result<(), Failure> {
-        if piece.kind == Kind::Data {
+        if piece.kind == TaskKind::Data {
             let offset = piece.source_offset;
             let bytes = &mut buffer[..piece.len as usize];
             sources[piece.source]
@@ -282,13 +282,13 @@ impl Copy {
         Ok(())
     }
 
-    fn write(&self, target: &Guest, piece: &Piece, buffer: &[u8]) -> Result<(), Failure> {
+    fn write(&self, target: &Guest, piece: &CopyTask, buffer: &[u8]) -> Result<(), Failure> {
         let zero = |offset, len| {
             target
                 .write_zeroes(offset, len)
                 .map_err(|errno| self.target.failed("write zeros", offset, errno))
         };
-        if piece.kind == Kind::Zero {
+        if piece.kind == TaskKind::Zero {
             return zero(piece.target_offset, piece.len);
         }
         let bytes = buffer.get(..piece.len as usize).unwrap_or_default();
@@ -311,7 +311,7 @@ impl Copy {
 
 /// A part of a piece that is data or zeros throughout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
+struct DataRun {
     start: usize,
     end: usize,
     data: bool,
@@ -319,8 +319,8 @@ struct Run {
 
 /// Cuts `bytes`, which belong at `offset`, at multiples of `sparse` into runs of data and zeros.
 /// With `sparse` 0 everything is data.
-fn runs(bytes: &[u8], offset: u64, sparse: usize) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+fn runs(bytes: &[u8], offset: u64, sparse: usize) -> Vec<DataRun> {
+    let mut runs: Vec<DataRun> = Vec::new();
     let mut start = 0;
     while start < bytes.len() {
         let (end, data) = if sparse == 0 {
@@ -332,7 +332,7 @@ fn runs(bytes: &[u8], offset: u64, sparse: usize) -> Vec<Run> {
         };
         match runs.last_mut() {
             Some(last) if last.data == data => last.end = end,
-            _ => runs.push(Run { start, end, data }),
+            _ => runs.push(DataRun { start, end, data }),
         }
         start = end;
     }
@@ -347,7 +347,7 @@ mod tests {
     fn zeros_are_cut_out_at_multiples_of_the_sparse_size() {
         let mut bytes = vec![0; 16384];
         bytes[5000] = 1;
-        let run = |start, end, data| Run { start, end, data };
+        let run = |start, end, data| DataRun { start, end, data };
         assert_eq!(
             runs(&bytes, 0, 4096),
             [

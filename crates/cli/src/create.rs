@@ -1,4 +1,4 @@
-//! `gaur create`: a new image.
+//! `gaur create`: create an image.
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -1,7 +1,7 @@
-//! Holes of an image's file inside clusters that have data.
+//! Holes of the image file inside allocated clusters.
 //!
-//! A qcow2 image with preallocated metadata has a place for every cluster and nothing in it. Its
-//! tables say data; only the file knows better. Asking the file about every cluster is slow, so, as
+//! A qcow2 image with preallocated metadata maps every cluster to a hole of the file. Its tables say
+//! data; only the file knows better. Asking the file about every cluster is slow, so, as
 //! qemu-img does, it is asked only when it has clearly less space than its refcounts say: a tenth
 //! less, and two clusters. Sizes and offsets are bytes of the file.
 

@@ -1,4 +1,4 @@
-//! `gaur info`: what an image is. Only its own metadata is read, so that images whose data cannot
+//! `gaur info`: show what an image is. Only its own metadata is read, so that images whose data cannot
 //! be read here (encrypted, with an external data file) can be looked at too.
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
-use crate::info_report::{BitmapInfo, Child, ImageInfo, Qcow2Info, Specific};
+use crate::info_report::{BitmapInfo, ChildNode, FormatSpecific, ImageInfo, Qcow2Info};
 use crate::json;
 use crate::luks::{self, LuksInfo};
 use crate::open::{self, Output, format_parser};
@@ -122,14 +122,14 @@ fn full_backing_name(overlay: &str, backing: &str) -> String {
     format!("{directory}{backing}")
 }
 
-/// The facts of one file.
+/// An image file whose description is collected.
 struct Inspection {
     file: ImageFile,
 }
 
 impl Inspection {
     fn inspect(&self, format: Format) -> Result<ImageInfo, Failure> {
-        // Lengths are told in whole sectors.
+        // qemu-img rounds lengths up to whole sectors.
         let len = self.file.len_bytes().next_multiple_of(512);
         let mut info = self.raw_info("raw", len)?;
         let child = if self.file.open_file().is_block_device() {
@@ -138,11 +138,11 @@ impl Inspection {
             "file"
         };
         let mut child = self.raw_info(child, len)?;
-        child.format_specific = Some(Specific {
+        child.format_specific = Some(FormatSpecific {
             kind: "file",
             data: json!({}),
         });
-        info.children.push(Child {
+        info.children.push(ChildNode {
             name: "file",
             info: child,
         });
@@ -188,7 +188,7 @@ impl Inspection {
         let snapshots = snapshot_table::read(&self.file, &header)?;
         info.snapshots = snapshots.iter().map(SnapshotInfo::new).collect();
         let data = serde_json::to_value(self.qcow2_info(&header)?);
-        info.format_specific = Some(Specific {
+        info.format_specific = Some(FormatSpecific {
             kind: "qcow2",
             data: data.unwrap_or(Value::Null),
         });
@@ -227,7 +227,7 @@ impl Inspection {
                 LuksInfo::parse(&bytes).and_then(|info| serde_json::to_value(info).ok())
             }
         };
-        // A header that cannot be read keeps nobody from seeing the rest.
+        // A header that cannot be read does not hide the rest.
         Ok(Some(known.unwrap_or_else(|| json!({ "format": "luks" }))))
     }
 
@@ -235,7 +235,7 @@ impl Inspection {
         let Some(extension) = header.bitmaps() else {
             return Ok(Vec::new());
         };
-        // Whoever changed the image without knowing of bitmaps left them out of date.
+        // A writer that does not know bitmaps cleared the bit and left them stale.
         if !header.autoclear.has(Autoclear::BITMAPS) {
             return Ok(Vec::new());
         }

@@ -1,4 +1,4 @@
-//! What `gaur info` knows of an image, and its two printed forms.
+//! The report of `gaur info` as qemu-img prints it: JSON (`ImageInfo`) and text.
 //!
 //! The JSON is qemu-img's `ImageInfo`, the lines for people are laid out the same way as its, so
 //! that scripts which search them go on working.
@@ -17,7 +17,7 @@ use crate::snapshot_report::{self, SnapshotInfo, printable};
 #[serde(rename_all = "kebab-case")]
 pub struct ImageInfo {
     /// The files it lies in.
-    pub children: Vec<Child>,
+    pub children: Vec<ChildNode>,
     /// Format of the backing file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing_filename_format: Option<String>,
@@ -37,7 +37,7 @@ pub struct ImageInfo {
     pub actual_size: u64,
     /// What only this format has.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub format_specific: Option<Specific>,
+    pub format_specific: Option<FormatSpecific>,
     /// Where the backing file is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub full_backing_filename: Option<String>,
@@ -53,7 +53,7 @@ pub struct ImageInfo {
 
 /// A file that an image lies in.
 #[derive(Debug, Serialize)]
-pub struct Child {
+pub struct ChildNode {
     /// Its role.
     pub name: &'static str,
     /// What it is.
@@ -62,7 +62,7 @@ pub struct Child {
 
 /// Facts of one format.
 #[derive(Debug, Serialize)]
-pub struct Specific {
+pub struct FormatSpecific {
     /// The format.
     #[serde(rename = "type")]
     pub kind: &'static str,
@@ -169,7 +169,7 @@ impl ImageInfo {
     }
 }
 
-impl Child {
+impl ChildNode {
     fn print(&self, out: &mut dyn Write) -> Result<(), Failure> {
         let info = &self.info;
         let size = info.virtual_size;
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trees_are_indented_and_lists_numbered() {
+    fn format_specific_values_are_indented() {
         let mut text = Vec::new();
         let tree = serde_json::json!({"lazy-refcounts": false, "bitmaps": [{"flags": ["auto"]}]});
         print_value(&tree, 1, &mut text).expect("writing to memory");

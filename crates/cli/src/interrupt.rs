@@ -1,5 +1,5 @@
-//! Verbs that take long end in order when a signal asks for it: the first is obeyed as soon as the work
-//! can be left, the second ends the process at once, which is no worse than a power cut.
+//! Signal handling for long verbs. The first signal cancels the work in order; the second ends the
+//! process at once, which is no worse than a power cut.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub fn job() -> Result<Arc<Job>, Failure> {
     job_and(|| {})
 }
 
-/// The same, for work that is told by `act` as well.
+/// The same; `act` is called as well.
 pub fn job_and(act: impl FnOnce() + Send + 'static) -> Result<Arc<Job>, Failure> {
     let job = Arc::new(Job::default());
     let asked = Arc::clone(&job);

@@ -1,4 +1,4 @@
-//! JSON as qemu-img lays it out: four spaces a level, and an empty list over two lines.
+//! JSON in qemu-img's layout: four spaces a level, and an empty list over two lines.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! What the LUKS header of an encrypted image says, for `gaur info`. Only facts that need no key.
+//! LUKS header parsing, for `gaur info`: the fields that need no key.
 //!
 //! Source: "LUKS On-Disk Format Specification" 1.2.3, figures 1 and 2; all numbers are big endian.
 
@@ -28,7 +28,7 @@ pub struct LuksInfo {
     ivgen_hash_alg: Option<String>,
     format: &'static str,
     cipher_mode: String,
-    slots: Vec<Slot>,
+    slots: Vec<KeySlot>,
     payload_offset: u64,
     master_key_iters: u32,
 }
@@ -36,7 +36,7 @@ pub struct LuksInfo {
 /// A place for a key.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Slot {
+struct KeySlot {
     active: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     iters: Option<u32>,
@@ -62,7 +62,7 @@ impl LuksInfo {
         let key_bits = u64::from(number(bytes, 108)?) * 8;
         // An xts key is two keys of the cipher.
         let cipher_bits = key_bits / if cipher_mode == "xts" { 2 } else { 1 };
-        let slots = (0..SLOTS).map(|slot| Slot::parse(bytes, SLOTS_AT + slot * SLOT_BYTES));
+        let slots = (0..SLOTS).map(|slot| KeySlot::parse(bytes, SLOTS_AT + slot * SLOT_BYTES));
         Some(LuksInfo {
             ivgen_alg: ivgen_alg.to_owned(),
             ivgen_hash_alg,
@@ -72,18 +72,18 @@ impl LuksInfo {
             uuid: text(bytes, 168, 40)?,
             format: "luks",
             cipher_mode: cipher_mode.to_owned(),
-            slots: slots.collect::<Option<Vec<Slot>>>()?,
+            slots: slots.collect::<Option<Vec<KeySlot>>>()?,
             payload_offset: u64::from(number(bytes, 104)?) * SECTOR_BYTES,
             master_key_iters: number(bytes, 164)?,
         })
     }
 }
 
-impl Slot {
-    fn parse(bytes: &[u8], at: usize) -> Option<Slot> {
+impl KeySlot {
+    fn parse(bytes: &[u8], at: usize) -> Option<KeySlot> {
         let active = number(bytes, at)? == SLOT_ACTIVE;
         let if_active = |at| number(bytes, at).map(|value| active.then_some(value));
-        Some(Slot {
+        Some(KeySlot {
             active,
             iters: if_active(at + 4)?,
             key_offset: u64::from(number(bytes, at + 40)?) * SECTOR_BYTES,
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_read_field_by_field() {
+    fn luks_header_fields_are_parsed() {
         let info = LuksInfo::parse(&header()).expect("a header");
         assert_eq!(info.cipher_alg, "aes-128");
         assert_eq!(
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_header_is_none() {
+    fn invalid_luks_header_yields_none() {
         let bytes = header();
         assert_eq!(LuksInfo::parse(&bytes[..bytes.len() - 1]), None);
         assert_eq!(LuksInfo::parse(&[]), None);

@@ -1,4 +1,4 @@
-//! The `gaur` command: arguments to plan to output, one file per verb.
+//! The `gaur` command: from arguments to output, one file per verb.
 //!
 //! Options, JSON schemas and exit codes are qemu-img's and qemu-nbd's where those tools have them,
 //! so that scripts can switch. Under a name that ends in `qemu-img` the verbs work the same.

@@ -1,4 +1,4 @@
-//! `gaur man`: manual pages, made from the definition of the command line itself. Every verb and every
+//! `gaur man`: manual pages, generated from the definition of the command line. Every verb and every
 //! sub-verb has one, called after its words: `gaur-export-add(1)`.
 
 use std::io::Write;

@@ -1,7 +1,7 @@
-//! `gaur map`: where the guest's bytes are.
+//! `gaur map`: show where the guest's data lies.
 //!
-//! The runs are those that `qemu-img map` prints, merged by the same rules: the human form lists
-//! data only and does not tell the other kinds apart, the JSON form has everything.
+//! The extents are those that `qemu-img map` prints, merged by the same rules. The human form lists
+//! data only; the JSON form has everything.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -43,7 +43,7 @@ pub struct Args {
 
 /// A run of guest bytes of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+struct MapEntry {
     start: u64,
     len: u64,
     depth: u32,
@@ -54,9 +54,9 @@ struct Entry {
     offset: Option<u64>,
 }
 
-impl Entry {
-    fn empty(start: u64) -> Entry {
-        Entry {
+impl MapEntry {
+    fn empty(start: u64) -> MapEntry {
+        MapEntry {
             start,
             len: 0,
             depth: 0,
@@ -68,8 +68,8 @@ impl Entry {
         }
     }
 
-    fn new(start: u64, extent: &MapExtent) -> Entry {
-        Entry {
+    fn new(start: u64, extent: &MapExtent) -> MapEntry {
+        MapEntry {
             start,
             len: extent.len_bytes,
             depth: extent.depth,
@@ -82,9 +82,9 @@ impl Entry {
     }
 
     /// Whether `next` goes on where `self` ends, in the guest and in the file, and is alike.
-    fn merges_with(&self, next: &Entry) -> bool {
-        let kind = |entry: &Entry| {
-            let Entry {
+    fn merges_with(&self, next: &MapEntry) -> bool {
+        let kind = |entry: &MapEntry| {
+            let MapEntry {
                 depth,
                 present,
                 zero,
@@ -125,7 +125,7 @@ impl Printer<'_> {
     }
 
     /// Prints `entry`. What follows it may be changed so that more of it merges.
-    fn entry(&mut self, entry: &Entry, next: Option<&mut Entry>) -> Result<(), Failure> {
+    fn entry(&mut self, entry: &MapEntry, next: Option<&mut MapEntry>) -> Result<(), Failure> {
         match self.output {
             Output::Human => {
                 self.human(entry)?;
@@ -146,7 +146,7 @@ impl Printer<'_> {
         Ok(())
     }
 
-    fn human(&mut self, entry: &Entry) -> Result<(), Failure> {
+    fn human(&mut self, entry: &MapEntry) -> Result<(), Failure> {
         if !entry.data {
             return Ok(());
         }
@@ -169,8 +169,8 @@ impl Printer<'_> {
         Ok(())
     }
 
-    fn json(&mut self, entry: &Entry) -> Result<(), Failure> {
-        let Entry {
+    fn json(&mut self, entry: &MapEntry) -> Result<(), Failure> {
+        let MapEntry {
             start,
             len,
             depth,
@@ -217,14 +217,14 @@ fn print_map(
     mut extent_at: impl FnMut(u64, u64) -> Result<MapExtent, Failure>,
 ) -> Result<(), Failure> {
     printer.begin()?;
-    let mut current = Entry::empty(start);
+    let mut current = MapEntry::empty(start);
     loop {
         let offset = current.start.saturating_add(current.len);
         if offset >= end {
             break;
         }
         let extent = extent_at(offset, end - offset)?;
-        let mut next = Entry::new(offset, &extent);
+        let mut next = MapEntry::new(offset, &extent);
         next.len = next.len.min(end - offset);
         if current.merges_with(&next) {
             current.len += next.len;
@@ -257,7 +257,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         None => image.size_bytes(),
     };
     let failed = |offset: u64, errno: Errno| {
-        Failure::system(spec.path(), &format!("cannot map offset {offset}"), errno)
+        let what = format!("cannot map offset {offset}");
+        Failure::request(&image, spec.path(), &what, errno)
     };
     let mut holes = FileHoles::new(&opened.files).map_err(|errno| failed(0, errno))?;
     let guest = Guest::new(image.queue(opened.files));
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_merge_only_when_the_file_goes_on_too() {
+    fn map_entries_merge_only_when_host_offsets_are_contiguous() {
         let text = print(
             Output::Human,
             &[

@@ -1,4 +1,4 @@
-//! Images that do not exist yet: their options, and making them. Used by `create`, `convert` and
+//! Image creation: the options of a new image, and writing it. Used by `create`, `convert` and
 //! `serve --create`.
 
 use std::ffi::OsString;
@@ -223,7 +223,7 @@ impl NewImage {
         Ok(Some(opened.image.size_bytes()))
     }
 
-    /// Where the backing file is; `None` when it is no file and nobody wants to look.
+    /// The path of the backing file; `None` when it is no file and is not to be checked.
     fn backing_path(&self, backing: &[u8]) -> Result<Option<PathBuf>, Failure> {
         let fail = |message: String| Failure::about(&self.name, message);
         if backing.starts_with(b"json:") {
@@ -427,7 +427,7 @@ impl NewImage {
         plan.backing_file = backing.map(|name| name.as_bytes().to_vec());
         plan.backing_format = self.backing_format.clone();
         plan.preallocation = self.preallocation.unwrap_or(Preallocation::Off);
-        // Asked before the file is touched, so that a wrong option costs nobody an image.
+        // Asked before the file is touched, so that a wrong option does not destroy an image.
         match gaur_format::plan::create(&plan) {
             Ok(_) => Ok(plan),
             Err(error) => {
@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_described_as_they_will_be() {
+    fn new_image_description_shows_effective_options() {
         let text = image("compat=v3,cluster_size=4k,refcount_bits=1").map(|new| new.describe());
         assert_eq!(
             text.expect("valid options"),
@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_name_the_right_ones() {
+    fn invalid_option_value_lists_allowed_values() {
         assert_eq!(
             refused("compat=v4"),
             "new.qcow2: option 'compat' cannot be 'v4' (possible values: v2 or 0.10, v3 or 1.1)"
@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_tells_the_format_when_nothing_else_does() {
+    fn format_defaults_to_the_file_extension() {
         let by_name =
             |name: &str| format_by_name(name, "-O").map_err(|failure| failure.to_string());
         assert_eq!(by_name("a/b.qcow2"), Ok(Format::Qcow2));

@@ -1,4 +1,4 @@
-//! How far a long operation is: a bar on a terminal, qemu-img's lines for a program that reads them.
+//! Progress of a long operation: a bar on a terminal, qemu-img's lines for a program that reads them.
 
 use std::io::{IsTerminal, Write};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};

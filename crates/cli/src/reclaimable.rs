@@ -1,6 +1,6 @@
-//! Space inside clusters that holds no data of the guest although the file has it: subclusters that
-//! are not allocated, in clusters that are. The policy *compact* gives it back when the guest
-//! discards; it is there after writers that do not know the policy, or after a crash.
+//! Reclaimable space: allocated file space of subclusters that hold no guest data, in clusters that do.
+//! The policy *compact* gives it back when the guest discards. Writers that do not know the policy
+//! leave such space, and so do crashes.
 //!
 //! Only for images that a check found sound: then a table or a cluster with the copied flag is
 //! referred to once, so nothing is looked at twice. Offsets are bytes of the file.

@@ -1,4 +1,4 @@
-//! `gaur resize`: another size for the guest.
+//! `gaur resize`: change the guest size of an image.
 
 use std::ffi::OsString;
 use std::io::Write;

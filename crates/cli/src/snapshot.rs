@@ -12,10 +12,10 @@ use crate::open::{Output, format_parser};
 mod apply;
 mod create;
 mod delete;
-mod direct;
 mod extract;
 mod info;
 mod list;
+mod local;
 mod metadata;
 mod operation;
 mod rename;
@@ -24,7 +24,7 @@ mod target;
 
 pub use operation::Operation;
 pub use target::Server;
-use target::{ActArgs, TargetArgs};
+use target::{ChangeArgs, TargetArgs};
 
 /// Make, apply, delete and list the snapshots in an image, with or without the state of a machine
 ///
@@ -112,7 +112,7 @@ fn run_switches(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         Some(operation) => operation::perform(
             operation,
             &target,
-            &ActArgs::plain(args.quiet, args.drop_bitmaps),
+            &ChangeArgs::plain(args.quiet, args.drop_bitmaps),
             out,
         ),
         None => list::print(&target, args.force_share, Output::Human, out),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_thing_at_a_time() {
+    fn snapshot_switches_exclude_each_other() {
         for words in [
             &["-l", "-c", "x", "a.qcow2"][..],
             &["-a", "x", "-d", "x", "a.qcow2"],

@@ -1,4 +1,4 @@
-//! Which snapshot `-l` means: a text that is an id or a name, or `snapshot.id=..,snapshot.name=..`.
+//! The snapshot that `-l` selects: an id or a name, or `snapshot.id=..,snapshot.name=..`.
 
 use gaur_engine::{Format, OpenOptions};
 use gaur_format::snapshot::Snapshot;
@@ -13,7 +13,7 @@ use crate::snapshot_table;
 pub enum SnapshotChoice {
     /// An id, else a name.
     Any(String),
-    /// What is told of it, all of which must be right.
+    /// An id, a name or both, all of which must match.
     Exactly {
         id: Option<String>,
         name: Option<String>,
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_an_id_or_a_name_unless_it_says_which() {
+    fn snapshot_choice_parses_id_name_or_either() {
         let parse = |text: &str| SnapshotChoice::parse(text).expect("a choice");
         assert_eq!(parse("monday"), SnapshotChoice::Any("monday".to_owned()));
         assert_eq!(parse("a=b"), SnapshotChoice::Any("a=b".to_owned()));

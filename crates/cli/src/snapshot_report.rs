@@ -1,4 +1,4 @@
-//! What is told of internal snapshots: qemu-img's JSON and table.
+//! Lists of internal snapshots as qemu-img prints them: JSON (`SnapshotInfo`) and a table.
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! The table of internal snapshots, read from the file of an image that need not be opened whole.
+//! Reads the snapshot table from an image file without opening the image's chain.
 
 use gaur_format::snapshot::{self, Progress, Snapshot};
 use gaur_format::{Header, limit};

@@ -1,4 +1,4 @@
-//! Tables for people: columns as wide as they need to be.
+//! Text tables with aligned columns.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! Wrong command lines: told on one line, with a hint that fits.
+//! Usage errors: one line, with a hint.
 
 use std::ffi::OsString;
 
@@ -148,7 +148,7 @@ mod tests {
 
     /// `gaur amend` was told "a similar subcommand exists: 'man'", and `gaur info -c x` to use `-- -c`.
     #[test]
-    fn hints_lead_somewhere() {
+    fn usage_hints_name_the_right_option_or_verb() {
         assert_eq!(
             told(&["amend", "x"]),
             ": 'amend' is not supported yet, 'qemu-img amend' does it"
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_text_is_named() {
+    fn argument_that_is_not_utf8_is_named() {
         use std::os::unix::ffi::OsStringExt;
         let mut args: Vec<OsString> = ["gaur", "create", "-o"].map(OsString::from).into();
         args.push(OsString::from_vec(b"a=\xff".to_vec()));

@@ -15,9 +15,9 @@ use gaur_block::{Errno, File};
 use gaur_format::addr::GuestOffset;
 use gaur_format::l2::L2Entry;
 
+use crate::active::Active;
 use crate::commit_log::Commit;
 use crate::error::ImageError;
-use crate::image::{Qcow2, Writer};
 use crate::metadata::alloc::AllocError;
 use crate::metadata::maps::Located;
 use crate::queue::Queue;
@@ -39,101 +39,84 @@ impl<F: File> Queue<F> {
         commits: &[Commit],
         is_whole: bool,
     ) -> Result<Option<u64>, ImageError> {
-        let fail = |errno| ImageError::io(errno, "cannot take over from a process that was killed");
+        let fail = |errno| {
+            self.image
+                .explain(errno, "cannot take over from a process that was killed")
+        };
         if self.image.is_read_only() {
             return Err(fail(Errno::EROFS));
         }
-        let Some((qcow2, writer)) = self.top() else {
+        let Some(active) = self.active() else {
             self.flush_all().await.map_err(fail)?;
             return Ok(Some(0));
         };
-        let number = self.log_number();
+        let number = active.log_number();
         let named = self.image.unclosed().map(|unclosed| unclosed.log_number);
         if number == 0 || named != Some(number) {
             self.flush_all().await.map_err(fail)?;
             return Ok(None);
         }
-        let last = evidence::last_entries(qcow2, commits, self.image.size_bytes())?;
-        self.check_evidence(qcow2, writer, &last).await?;
+        let last = evidence::last_entries(active.geometry(), commits, self.image.size_bytes())?;
+        active.check_evidence(&last).await?;
         if is_whole {
-            self.check_entries(qcow2, writer, &last, commits).await?;
+            active.check_entries(&last, commits).await?;
         }
-        let adopted = self.adopt_entries(qcow2, writer, &last).await;
+        let adopted = active.adopt_entries(&last).await;
         adopted.map(Some).map_err(fail)
     }
+}
 
-    async fn adopt_entries(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        last: &BTreeMap<u64, L2Entry>,
-    ) -> Result<u64, Errno> {
+impl<F: File> Active<'_, F> {
+    async fn adopt_entries(&self, last: &BTreeMap<u64, L2Entry>) -> Result<u64, Errno> {
         // Also when there is nothing to adopt: the close has to take the number of the log back.
-        self.announce(writer).await?;
+        self.announce().await?;
         for entry in last.values() {
-            self.count_adopted(qcow2, writer, *entry).await?;
-            self.relieve().await?;
+            self.count_adopted(*entry).await?;
+            self.relieve().await;
         }
         let mut changed = 0;
         for (&cluster, &entry) in last {
-            let guest = cluster << qcow2.geometry.cluster_bits();
-            changed += u64::from(self.adopt_entry(qcow2, writer, guest, entry).await?);
-            self.relieve().await?;
+            let guest = cluster << self.geometry().cluster_bits();
+            changed += u64::from(self.adopt_entry(guest, entry).await?);
+            self.relieve().await;
         }
         self.flush_all().await?;
         Ok(changed)
     }
 
     /// Sees to it that the host cluster of an entry is counted.
-    async fn count_adopted(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        entry: L2Entry,
-    ) -> Result<(), Errno> {
-        let Some(reference) = reference_of(entry, &qcow2.geometry) else {
+    async fn count_adopted(&self, entry: L2Entry) -> Result<(), Errno> {
+        let Some(reference) = reference_of(entry, self.geometry()) else {
             return Ok(());
         };
         loop {
-            let counted = writer.alloc.lock().adopt(reference.start);
+            let counted = self.writer.alloc.lock().adopt(reference.start);
             match counted {
                 Ok(()) => return Ok(()),
-                Err(AllocError::Need(need)) => self.resolve_alloc(qcow2, writer, need).await?,
+                Err(AllocError::Need(need)) => self.resolve_alloc(need).await?,
                 Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Corrupt(_)) => return Err(self.image.contradiction()),
+                Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),
             }
         }
     }
 
     /// Gives a cluster its entry, unless it has it; says whether it did not.
-    async fn adopt_entry(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        guest: u64,
-        new: L2Entry,
-    ) -> Result<bool, Errno> {
+    async fn adopt_entry(&self, guest: u64, new: L2Entry) -> Result<bool, Errno> {
         loop {
-            match self.try_adopt(qcow2, writer, guest, new)? {
+            match self.try_adopt(guest, new)? {
                 Ok(changed) => return Ok(changed),
-                Err(need) => self.resolve(qcow2, writer, need).await?,
+                Err(need) => self.resolve(need).await?,
             }
         }
     }
 
-    fn try_adopt(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        guest: u64,
-        new: L2Entry,
-    ) -> Result<Result<bool, Need>, Errno> {
-        let maps = &qcow2.maps;
-        let _claims = writer.claims.lock(guest);
+    fn try_adopt(&self, guest: u64, new: L2Entry) -> Result<Result<bool, Need>, Errno> {
+        let maps = &self.qcow2.maps;
+        let _claims = self.writer.claims.lock(guest);
         let located = maps
             .locate(guest)
-            .map_err(|what| self.image.corruption(0, what))?;
-        let table = Need::Table(qcow2.geometry.l1_index(GuestOffset(guest)));
+            .map_err(|fault| self.image.corrupt(0, fault))?;
+        let table = Need::Table(self.geometry().l1_index(GuestOffset(guest)));
         let (old, slice, table_copied) = match located {
             Located::Miss(slice) => return Ok(Err(Need::Slice(slice))),
             Located::NoTable if new == L2Entry::UNALLOCATED => return Ok(Ok(false)),
@@ -156,10 +139,10 @@ impl<F: File> Queue<F> {
         }
         maps.update(guest, |_| new);
         maps.slices.unpin(slice);
-        let after = reference_of(new, &qcow2.geometry);
-        let gone = reference_of(old, &qcow2.geometry).filter(|free| Some(*free) != after);
+        let after = reference_of(new, self.geometry());
+        let gone = reference_of(old, self.geometry()).filter(|free| Some(*free) != after);
         if let Some(free) = gone {
-            writer.unmapped(&self.image, &[free]);
+            self.unmapped(&[free]);
         }
         Ok(Ok(true))
     }

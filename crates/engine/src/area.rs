@@ -9,12 +9,12 @@ use gaur_block::{Errno, File, Source};
 use gaur_format::header::field;
 use gaur_format::refcount;
 
+use crate::active::Active;
 use crate::align;
-use crate::image::{Qcow2, Writer};
+use crate::image::Writer;
 use crate::job::Job;
 use crate::metadata::alloc::{AllocError, AllocNeed, Free};
 use crate::metadata::area::{AreaPlan, Uncounted};
-use crate::queue::Queue;
 use crate::tables::Taken;
 
 /// New refcount blocks are written this many bytes at a time.
@@ -45,98 +45,78 @@ impl Drop for NewArea<'_> {
     }
 }
 
-impl<F: File> Queue<F> {
+impl<'q, F: File> Active<'q, F> {
     /// Takes `clusters` clusters in a row; their counts are durable after the next pass. The lock on
     /// resizing is held, and no pass is waited for.
-    pub(crate) async fn take_area<'a>(
-        &self,
-        qcow2: &Qcow2,
-        writer: &'a Writer,
-        clusters: u64,
-        job: &Job,
-    ) -> Result<Taken<'a>, Errno> {
+    pub(crate) async fn take_area(&self, clusters: u64, job: &Job) -> Result<Taken<'q>, Errno> {
         if clusters == 1 {
-            let run = self.take_clusters(qcow2, writer, 1).await?;
-            return Ok(Taken::new(writer, run.start, 1));
+            let run = self.take_clusters(1).await?;
+            return Ok(self.taken(run.start, 1));
         }
-        let _making = writer.blocks.lock().await;
+        let _making = self.writer.blocks.lock().await;
         loop {
             job.step(0)?;
-            let found = writer.alloc.lock().find_area(clusters);
+            let found = self.writer.alloc.lock().find_area(clusters);
             match found {
                 Ok(plan) => {
                     let start = plan.area_start();
-                    if self.make_area(qcow2, writer, plan, job).await? {
-                        return Ok(Taken::new(writer, start, clusters));
+                    if self.make_area(plan, job).await? {
+                        return Ok(self.taken(start, clusters));
                     }
                 }
                 Err(AllocError::Need(AllocNeed::Slice(slice))) => {
-                    self.load_refcounts(writer, slice).await?;
+                    self.load_refcounts(slice).await?;
                 }
                 Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Need(_) | AllocError::Corrupt(_)) => {
-                    return Err(self.image.contradiction());
-                }
+                Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),
+                Err(AllocError::Need(_)) => return Err(Errno::EIO),
             }
         }
     }
 
     /// Replaces the refcount table by a longer one that reaches block `index`, and makes that block. The
     /// lock on blocks is held.
-    pub(crate) async fn grow_refcount_table(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        index: u64,
-    ) -> Result<(), Errno> {
-        let found = writer.alloc.lock().find_table(index);
+    pub(crate) async fn grow_refcount_table(&self, index: u64) -> Result<(), Errno> {
+        let found = self.writer.alloc.lock().find_table(index);
         let plan = found.map_err(|error| match error {
             AllocError::Failed(errno) => errno,
             AllocError::Need(_) | AllocError::Corrupt(_) => Errno::EIO,
         })?;
         // No block in force counts any of it, so none of it can be in use.
-        self.make_area(qcow2, writer, plan, &Job::default()).await?;
+        self.make_area(plan, &Job::default()).await?;
         Ok(())
     }
 
     /// Counts the clusters of a plan and makes what counts them. Answers with `false` if some of them
     /// are in use after all: then they are passed over, and another plan is to be made.
-    async fn make_area(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        plan: AreaPlan,
-        job: &Job,
-    ) -> Result<bool, Errno> {
+    async fn make_area(&self, plan: AreaPlan, job: &Job) -> Result<bool, Errno> {
         let mut area = NewArea {
-            writer,
+            writer: self.writer,
             plan,
             counted: None,
             done: false,
         };
         if let Some(used) = self.visit_area(&mut area, false, job).await? {
-            writer.alloc.lock().abandon_area(&area.plan, used + 1);
+            self.writer.alloc.lock().abandon_area(&area.plan, used + 1);
             area.done = true;
             return Ok(false);
         }
-        if qcow2
-            .maps
-            .metadata
-            .touches(area.plan.start, area.plan.len())
-        {
-            return Err(self.image.contradiction());
+        let metadata = &self.qcow2.maps.metadata;
+        if metadata.touches(area.plan.start, area.plan.len()) {
+            let fault = self.writer.alloc.lock().metadata_is_free(area.plan.start);
+            return Err(self.image.corrupt(0, fault));
         }
-        let fixed = writer.alloc.lock().capacity.is_some();
+        let fixed = self.writer.alloc.lock().capacity.is_some();
         if !fixed {
-            let end = area.plan.end() * qcow2.geometry.cluster_size();
-            self.grow_file(writer, end).await?;
+            let end = area.plan.end() * self.geometry().cluster_size();
+            self.grow_file(end).await?;
         }
         area.counted = Some(area.plan.start);
         let in_use = self.visit_area(&mut area, true, job).await?;
         debug_assert_eq!(in_use, None, "the clusters were free when they were taken");
         if !area.plan.blocks.is_empty() {
-            self.write_new_blocks(qcow2, &area.plan, job).await?;
-            self.link_new_blocks(qcow2, writer, &area.plan).await?;
+            self.write_new_blocks(&area.plan, job).await?;
+            self.link_new_blocks(&area.plan).await?;
         }
         area.done = true;
         Ok(true)
@@ -159,28 +139,23 @@ impl<F: File> Queue<F> {
             match visited {
                 Ok(()) => return Ok(None),
                 Err(Uncounted::Used(cluster)) => return Ok(Some(cluster)),
-                Err(Uncounted::Slice(slice)) => self.load_refcounts(area.writer, slice).await?,
+                Err(Uncounted::Slice(slice)) => self.load_refcounts(slice).await?,
             }
             job.step(0)?;
         }
     }
 
     /// Writes the blocks of a plan. They count its clusters as far as these are theirs to count.
-    async fn write_new_blocks(
-        &self,
-        qcow2: &Qcow2,
-        plan: &AreaPlan,
-        job: &Job,
-    ) -> Result<(), Errno> {
-        let geometry = &qcow2.geometry;
+    async fn write_new_blocks(&self, plan: &AreaPlan, job: &Job) -> Result<(), Errno> {
+        let geometry = self.geometry();
         let size = geometry.cluster_size() as usize;
         let per_block = geometry.refcount_block_entries();
-        let file = self.top_file();
+        let file = self.queue.top_file();
         let together = (BLOCKS_BYTES as usize / size).max(1);
         let mut at = plan.start * geometry.cluster_size();
         for indexes in plan.blocks.chunks(together) {
             job.step(0)?;
-            let mut bytes = self.pool.take(file, indexes.len() * size);
+            let mut bytes = self.queue.pool.take(file, indexes.len() * size);
             bytes.fill(0);
             for (index, block) in indexes.iter().zip(bytes.chunks_exact_mut(size)) {
                 let first = index * per_block;
@@ -191,29 +166,24 @@ impl<F: File> Queue<F> {
                 }
             }
             let source = Source::Memory(&bytes);
-            align::write(file, &self.pool, &self.image.locks, at, source).await?;
+            align::write(file, &self.queue.pool, &self.image.locks, at, source).await?;
             at += bytes.len() as u64;
         }
         Ok(())
     }
 
     /// Makes the refcount table lead to the new blocks of a plan.
-    async fn link_new_blocks(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        plan: &AreaPlan,
-    ) -> Result<(), Errno> {
+    async fn link_new_blocks(&self, plan: &AreaPlan) -> Result<(), Errno> {
         // Old blocks may count the clusters of the new ones and of the table: those counts come first.
-        let counted_before = writer.alloc.lock().counts_some_of(plan);
+        let counted_before = self.writer.alloc.lock().counts_some_of(plan);
         match counted_before {
             true => self.flush_all().await?,
-            false => self.barrier().await?,
+            false => self.queue.barrier().await?,
         }
-        let _held = writer.structure.lock().await;
-        let size = qcow2.geometry.cluster_size();
+        let _held = self.writer.structure.lock().await;
+        let size = self.geometry().cluster_size();
         let (mut entries, place) = {
-            let alloc = writer.alloc.lock();
+            let alloc = self.writer.alloc.lock();
             (alloc.table.clone(), alloc.table_offset)
         };
         let longest = plan.table_clusters * size / 8;
@@ -230,9 +200,9 @@ impl<F: File> Queue<F> {
             }
             _ => Some(self.switch_refcount_table(&entries, plan, size).await?),
         };
-        let metadata = &qcow2.maps.metadata;
+        let metadata = &self.qcow2.maps.metadata;
         metadata.insert(plan.start, plan.area_start() - plan.start);
-        let mut alloc = writer.alloc.lock();
+        let mut alloc = self.writer.alloc.lock();
         let blocks_bytes = plan.blocks.len() as u64 * size;
         alloc.blocks.invalidate(plan.start * size, blocks_bytes);
         alloc.table = entries;
@@ -263,9 +233,9 @@ impl<F: File> Queue<F> {
         for entry in entries.get(first as usize..=last as usize).unwrap_or(&[]) {
             bytes.extend_from_slice(&entry.to_be_bytes());
         }
-        let (file, locks) = (self.top_file(), &self.image.locks);
+        let (file, locks) = (self.queue.top_file(), &self.image.locks);
         let (at, source) = (place + first * 8, Source::Memory(&bytes));
-        let written = align::write(file, &self.pool, locks, at, source).await;
+        let written = align::write(file, &self.queue.pool, locks, at, source).await;
         written.inspect_err(|errno| self.image.poison(*errno))
     }
 
@@ -279,7 +249,7 @@ impl<F: File> Queue<F> {
         let place = plan.table_start() * size;
         self.write_table(entries, place, plan.table_clusters * size)
             .await?;
-        self.barrier().await?;
+        self.queue.barrier().await?;
         let mut fields = [0; 12];
         fields[..8].copy_from_slice(&place.to_be_bytes());
         fields[8..].copy_from_slice(&(plan.table_clusters as u32).to_be_bytes());
@@ -296,8 +266,8 @@ impl<F: File> Queue<F> {
         len: u64,
     ) -> Result<(), Errno> {
         const PIECE: usize = 64 << 10;
-        let file = self.top_file();
-        let mut piece = self.pool.take(file, PIECE);
+        let file = self.queue.top_file();
+        let mut piece = self.queue.pool.take(file, PIECE);
         let mut entries = entries.iter();
         let mut done = 0;
         while done < len {
@@ -307,7 +277,14 @@ impl<F: File> Queue<F> {
                 out.copy_from_slice(&entry.to_be_bytes());
             }
             let source = Source::Memory(&piece[..part as usize]);
-            align::write(file, &self.pool, &self.image.locks, offset + done, source).await?;
+            align::write(
+                file,
+                &self.queue.pool,
+                &self.image.locks,
+                offset + done,
+                source,
+            )
+            .await?;
             done += part;
         }
         Ok(())

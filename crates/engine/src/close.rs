@@ -2,8 +2,8 @@
 
 use gaur_block::File;
 
+use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
-use crate::image::{Qcow2, Writer};
 use crate::job::Job;
 use crate::queue::Queue;
 
@@ -21,28 +21,28 @@ impl<F: File> Queue<F> {
         }
         if let Some(errno) = self.image.poisoned() {
             let text = "closed after an earlier error; writes since the last flush may be lost";
-            return Err(ImageError::io(errno, text));
+            return Err(self.image.explain(errno, text));
         }
         let fail = |errno| ImageError::io(errno, "cannot write back what was changed");
-        let Some((qcow2, writer)) = self.top() else {
+        let Some(active) = self.active() else {
             self.flush_all().await.map_err(fail)?;
             return self.trim_raw().await;
         };
-        self.give_back_local(writer);
-        writer.alloc.lock().unreserve_all();
+        active.give_back_local();
+        active.writer.alloc.lock().unreserve_all();
         for _ in 0..PASSES_MAX {
             self.flush_all().await.map_err(fail)?;
-            self.release_freed(writer, &Job::default()).await;
-            if settled(qcow2, writer) {
+            active.release_freed(&Job::default()).await;
+            if active.settled() {
                 break;
             }
         }
-        if !settled(qcow2, writer) {
+        if !active.settled() {
             let text = "some freed clusters could not be given back; they are leaked";
             return Err(ImageError::new(ErrorKind::Io, text));
         }
-        self.trim(writer).await?;
-        let withdrawn = self.withdraw(writer).await;
+        active.trim().await?;
+        let withdrawn = active.withdraw().await;
         withdrawn.map_err(|errno| ImageError::io(errno, "cannot say that the image is closed"))
     }
 
@@ -59,32 +59,35 @@ impl<F: File> Queue<F> {
         }
         Ok(())
     }
+}
 
+impl<F: File> Active<'_, F> {
     /// Cuts off what the file grew by and nobody used.
-    async fn trim(&self, writer: &Writer) -> Result<(), ImageError> {
+    async fn trim(&self) -> Result<(), ImageError> {
         let (end, grown) = {
-            let mut alloc = writer.alloc.lock();
+            let mut alloc = self.writer.alloc.lock();
             alloc.settle_end();
             let end = alloc.bump * alloc.geometry.cluster_size();
             (end.max(alloc.opened_end), alloc.physical_end)
         };
         let fail = |errno| ImageError::io(errno, "cannot trim the end of the file");
-        let file = self.top_file();
+        let file = self.queue.top_file();
         // Somebody else's growth is not ours to cut.
-        if writer.limits.resizable && grown > end && file.len().await.map_err(fail)? == grown {
+        if self.writer.limits.resizable && grown > end && file.len().await.map_err(fail)? == grown {
             file.set_len(end).await.map_err(fail)?;
             file.flush().await.map_err(fail)?;
-            writer.alloc.lock().physical_end = end;
+            self.writer.alloc.lock().physical_end = end;
         }
         Ok(())
     }
-}
 
-fn settled(qcow2: &Qcow2, writer: &Writer) -> bool {
-    let maps = &qcow2.maps;
-    let alloc = writer.alloc.lock();
-    let clean = maps.slices.dirty() == 0 && maps.l1.is_clean() && alloc.blocks.dirty() == 0;
-    clean && !alloc.has_pending()
+    /// Whether nothing waits to be written or given back.
+    fn settled(&self) -> bool {
+        let maps = &self.qcow2.maps;
+        let alloc = self.writer.alloc.lock();
+        let clean = maps.slices.dirty() == 0 && maps.l1.is_clean() && alloc.blocks.dirty() == 0;
+        clean && !alloc.has_pending()
+    }
 }
 
 #[cfg(test)]

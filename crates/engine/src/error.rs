@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use gaur_block::{Errno, OpenError};
-use gaur_format::{Corruption, Error as FormatError, ErrorKind as FormatErrorKind};
+use gaur_format::{Error as FormatError, ErrorKind as FormatErrorKind};
 
 /// What sort of failure an [`ImageError`] is, for programs that decide by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -161,8 +161,11 @@ impl ImageError {
         ImageError::build(kind, kind.errno(), context, Some(Arc::new(cause)))
     }
 
-    /// A table entry of the image cannot be right.
-    pub(crate) fn corrupt(cause: Corruption, context: impl Into<String>) -> ImageError {
+    /// A structure of the image cannot be right.
+    pub(crate) fn corrupt(
+        cause: impl StdError + Send + Sync + 'static,
+        context: impl Into<String>,
+    ) -> ImageError {
         ImageError::caused(ErrorKind::Corrupt, cause, context)
     }
 

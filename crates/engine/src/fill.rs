@@ -11,9 +11,9 @@ use std::ops::Range;
 
 use gaur_block::{Errno, File, Source, Target};
 
+use crate::active::Active;
 use crate::align;
 use crate::pool::PoolBuffer;
-use crate::queue::Queue;
 use crate::write::Piece;
 
 /// What the part of a piece that the guest does not write is filled with.
@@ -33,11 +33,11 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// Longest gap between head and tail that is read along with them.
 const GAP_BYTES_MAX: usize = 16 << 10;
 
-impl<F: File> Queue<F> {
+impl<F: File> Active<'_, F> {
     /// Writes head, data and tail of a piece.
     pub(crate) async fn fill_piece(
         &self,
-        piece: &mut Piece<'_>,
+        piece: &mut Piece<'_, F>,
         data: Source<'_>,
     ) -> Result<(), Errno> {
         let head_len = (piece.written.0 - piece.region.0) as usize;
@@ -53,7 +53,7 @@ impl<F: File> Queue<F> {
             tail_len
         };
         let data_at = piece.host + (piece.written.0 - piece.region.0);
-        let (file, pool, locks) = (self.top_file(), &self.pool, &self.image.locks);
+        let (file, pool, locks) = (self.queue.top_file(), &self.queue.pool, &self.image.locks);
         if head_len + tail_len == 0 {
             piece.started = true;
             return align::write(file, pool, locks, data_at, data).await;
@@ -96,12 +96,12 @@ impl<F: File> Queue<F> {
     /// `data` is its `middle`.
     async fn fill_in_chunks(
         &self,
-        piece: &mut Piece<'_>,
+        piece: &mut Piece<'_, F>,
         data: &[u8],
         middle: Range<usize>,
         whole: usize,
     ) -> Result<(), Errno> {
-        let (file, pool, locks) = (self.top_file(), &self.pool, &self.image.locks);
+        let (file, pool, locks) = (self.queue.top_file(), &self.queue.pool, &self.image.locks);
         let guest = piece.written.0 - middle.start as u64;
         let host = piece.host + (guest - piece.region.0);
         let mut buffer = pool.take(file, CHUNK_BYTES);
@@ -136,7 +136,7 @@ impl<F: File> Queue<F> {
     /// will go.
     async fn fill_around(
         &self,
-        piece: &Piece<'_>,
+        piece: &Piece<'_, F>,
         at: u64,
         whole: &mut [u8],
         middle: Range<usize>,
@@ -144,7 +144,7 @@ impl<F: File> Queue<F> {
         let both = 0 < middle.start && middle.end < whole.len();
         let old = [piece.head, piece.tail] == [Fill::Old; 2];
         if both && old && middle.len() <= GAP_BYTES_MAX {
-            return self.read(at, Target::Memory(whole)).await;
+            return self.queue.read(at, Target::Memory(whole)).await;
         }
         let (head, rest) = whole.split_at_mut(middle.start);
         let tail = &mut rest[middle.len()..];
@@ -158,12 +158,12 @@ impl<F: File> Queue<F> {
     /// Head and tail of a piece in buffers of their own.
     async fn fill_apart(
         &self,
-        piece: &Piece<'_>,
+        piece: &Piece<'_, F>,
         head_len: usize,
         tail_len: usize,
     ) -> Result<(PoolBuffer<F>, PoolBuffer<F>), Errno> {
-        let mut head = self.pool.take(self.top_file(), head_len);
-        let mut tail = self.pool.take(self.top_file(), tail_len);
+        let mut head = self.queue.pool.take(self.queue.top_file(), head_len);
+        let mut tail = self.queue.pool.take(self.queue.top_file(), tail_len);
         let filled = futures_util::join!(
             self.fill_part(piece.head, piece.written.0 - head_len as u64, &mut head),
             self.fill_part(piece.tail, piece.written.1, &mut tail),
@@ -175,7 +175,7 @@ impl<F: File> Queue<F> {
     /// Fills `part`, which goes to guest offset `at`.
     async fn fill_part(&self, fill: Fill, at: u64, part: &mut [u8]) -> Result<(), Errno> {
         match fill {
-            Fill::Old => self.read(at, Target::Memory(part)).await,
+            Fill::Old => self.queue.read(at, Target::Memory(part)).await,
             Fill::Zeros | Fill::Nothing => {
                 part.fill(0);
                 Ok(())

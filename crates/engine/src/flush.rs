@@ -6,6 +6,7 @@
 
 use gaur_block::{Errno, File};
 
+use crate::active::Active;
 use crate::poison::Poison;
 use crate::queue::Queue;
 use crate::sync::Mutex;
@@ -128,30 +129,54 @@ impl FlushGroup {
 impl<F: File> Queue<F> {
     /// Makes everything that completed before durable.
     pub(crate) async fn flush_all(&self) -> Result<(), Errno> {
-        let Some(writer) = &self.image.writer else {
-            return self.barrier().await;
-        };
-        let pass = async || self.write_back(writer).await;
-        writer.flush.flush(&self.image.poison, pass).await
+        match self.active() {
+            Some(active) => active.flush_all().await,
+            None => self.barrier().await,
+        }
+    }
+
+    /// Everything written so far is durable; if that fails nothing is known any more.
+    ///
+    /// One at a time: a host that has lost data says so once, to whoever flushes first. The next
+    /// flush may succeed without the lost data, so it must not be asked for before the image is
+    /// poisoned.
+    pub(crate) async fn barrier(&self) -> Result<(), Errno> {
+        let _held = self.image.flushing.lock().await;
+        if let Some(errno) = self.image.poisoned() {
+            return Err(errno);
+        }
+        self.flush_host().await
+    }
+
+    /// Has the host flush the top file; the lock on flushing is held.
+    pub(crate) async fn flush_host(&self) -> Result<(), Errno> {
+        let flushed = self.top_file().flush().await;
+        flushed.inspect_err(|errno| {
+            self.image.flush_failed.store(true, Ordering::Release);
+            self.image.poison(*errno);
+        })
+    }
+}
+
+impl<F: File> Active<'_, F> {
+    /// Makes everything that completed before durable.
+    pub(crate) async fn flush_all(&self) -> Result<(), Errno> {
+        let pass = async || self.write_back().await;
+        self.writer.flush.flush(&self.image.poison, pass).await
     }
 
     /// Writes back when too much of a cache is dirty. Called after a request's own work, so that
     /// the request that filled the cache is the one that waits.
-    pub(crate) async fn relieve(&self) -> Result<(), Errno> {
-        let Some((qcow2, writer)) = self.top() else {
-            return Ok(());
-        };
-        let log = qcow2.maps.log.as_deref();
-        let pressed = qcow2.maps.slices.pressed()
-            || writer.pressed.load(Ordering::Relaxed)
+    pub(crate) async fn relieve(&self) {
+        let log = self.qcow2.maps.log.as_deref();
+        let pressed = self.qcow2.maps.slices.pressed()
+            || self.writer.pressed.load(Ordering::Relaxed)
             || log.is_some_and(|log| log.is_filling());
-        if !pressed {
-            return Ok(());
+        if pressed {
+            // The request itself has succeeded; a failed pass poisons the image and is reported by the
+            // next request.
+            let _ = self.flush_all().await;
         }
-        // The request itself has succeeded; a failed pass poisons the image and is reported by the
-        // next request.
-        let _ = self.flush_all().await;
-        Ok(())
     }
 }
 

@@ -7,8 +7,8 @@ use gaur_format::feature::{Autoclear, Compatible};
 use gaur_format::geometry::Version;
 use gaur_format::header::{Header, field};
 
+use crate::active::Active;
 use crate::align;
-use crate::image::Writer;
 use crate::metadata::l1_table::SECTOR_BYTES;
 use crate::queue::Queue;
 use crate::sync::atomic::Ordering;
@@ -28,6 +28,21 @@ impl Marks {
 }
 
 impl<F: File> Queue<F> {
+    /// The log has another number now, and holds nothing: what the one before knew is durable.
+    ///
+    /// # Errors
+    /// Those of the host; then the image refuses writes.
+    pub async fn log_renamed(&self) -> Result<(), Errno> {
+        match self.active() {
+            Some(active) if active.writer.announced.load(Ordering::Acquire) => {
+                active.switch_marks(active.marks_of_writer()).await
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<'q, F: File> Active<'q, F> {
     /// Replaces `bytes` at byte `at` of the header and flushes. What the new value refers to has
     /// been flushed before. The structure lock is held.
     pub(crate) async fn switch_header(&self, at: u64, bytes: &[u8]) -> Result<(), Errno> {
@@ -40,17 +55,17 @@ impl<F: File> Queue<F> {
 
     /// Replaces bytes at several places of one sector of the header.
     async fn write_fields(&self, fields: &[(u64, &[u8])]) -> Result<(), Errno> {
-        let file = self.top_file();
-        let mut sector = self.pool.take(file, SECTOR_BYTES as usize);
+        let file = self.queue.top_file();
+        let mut sector = self.queue.pool.take(file, SECTOR_BYTES as usize);
         let first = fields.first().map_or(0, |(at, _)| at & !(SECTOR_BYTES - 1));
-        align::read(file, &self.pool, first, Target::Memory(&mut sector)).await?;
+        align::read(file, &self.queue.pool, first, Target::Memory(&mut sector)).await?;
         for (at, bytes) in fields {
             let at = at.checked_sub(first).ok_or(Errno::EIO)? as usize;
             let slot = sector.get_mut(at..at + bytes.len());
             slot.ok_or(Errno::EIO)?.copy_from_slice(bytes);
         }
         let (locks, source) = (&self.image.locks, Source::Memory(&sector));
-        align::write(file, &self.pool, locks, first, source).await
+        align::write(file, &self.queue.pool, locks, first, source).await
     }
 
     /// Before the first change: flushes, because whoever had the image before may have been killed before
@@ -58,71 +73,56 @@ impl<F: File> Queue<F> {
     /// And switches the header's features to those of a process that writes, with the number of its log. This
     /// engine does not keep what other autoclear bits stand for (persistent bitmaps) up to date (O6); the
     /// bitmaps go with them.
-    pub(crate) async fn announce(&self, writer: &Writer) -> Result<(), Errno> {
-        if writer.announced.load(Ordering::Acquire) {
+    pub(crate) async fn announce(&self) -> Result<(), Errno> {
+        if self.writer.announced.load(Ordering::Acquire) {
             return Ok(());
         }
-        let _held = writer.structure.lock().await;
-        if writer.announced.load(Ordering::Acquire) {
+        let _held = self.writer.structure.lock().await;
+        if self.writer.announced.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.barrier().await?;
+        self.queue.barrier().await?;
         if let Some(header) = self.header()
             && header.version == Version::V3
         {
-            self.switch_features(header, self.marks_of_writer(writer))
-                .await?;
+            self.switch_features(header, self.marks_of_writer()).await?;
         }
-        if let Some(lost) = &writer.lost_bitmaps {
+        if let Some(lost) = &self.writer.lost_bitmaps {
             let frees = lost.frees.iter().copied();
-            writer.alloc.lock().releasable.extend(frees);
+            self.writer.alloc.lock().releasable.extend(frees);
         }
-        writer.announced.store(true, Ordering::Release);
+        self.writer.announced.store(true, Ordering::Release);
         Ok(())
-    }
-
-    /// The log has another number now, and holds nothing: what the one before knew is durable.
-    ///
-    /// # Errors
-    /// Those of the host; then the image refuses writes.
-    pub async fn log_renamed(&self) -> Result<(), Errno> {
-        match self.top() {
-            Some((_, writer)) if writer.announced.load(Ordering::Acquire) => {
-                self.switch_marks(writer, self.marks_of_writer(writer))
-                    .await
-            }
-            _ => Ok(()),
-        }
     }
 
     /// The last change: nobody writes any more, and there is no log. What a process before this one may have
     /// leaked stays to be told until somebody repairs it, which clears the bits; with snapshots, whose bits no
     /// other program clears, it was told once.
-    pub(crate) async fn withdraw(&self, writer: &Writer) -> Result<(), Errno> {
-        if !writer.announced.swap(false, Ordering::AcqRel) {
+    pub(crate) async fn withdraw(&self) -> Result<(), Errno> {
+        if !self.writer.announced.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
         let has_leaked = self.image.unclosed().is_some();
-        let leaked = match writer.snapshots.lock().all().is_empty() {
+        let leaked = match self.writer.snapshots.lock().all().is_empty() {
             true if has_leaked => Autoclear::IN_USE,
             _ => Autoclear(0),
         };
         let none = self.compatible().with_own(Autoclear(0));
-        self.switch_marks(writer, Marks(none, leaked)).await
+        self.switch_marks(Marks(none, leaked)).await
     }
 
-    async fn switch_marks(&self, writer: &Writer, marks: Marks) -> Result<(), Errno> {
+    async fn switch_marks(&self, marks: Marks) -> Result<(), Errno> {
         match self.header() {
             Some(header) if header.version == Version::V3 => {
-                let _held = writer.structure.lock().await;
+                let _held = self.writer.structure.lock().await;
                 self.switch_header(field::COMPATIBLE, &marks.encode()).await
             }
             _ => Ok(()),
         }
     }
 
-    fn marks_of_writer(&self, writer: &Writer) -> Marks {
-        let snapshots = writer.snapshots.lock().all().len();
+    fn marks_of_writer(&self) -> Marks {
+        let snapshots = self.writer.snapshots.lock().all().len();
         self.marks_with(snapshots)
     }
 
@@ -145,7 +145,7 @@ impl<F: File> Queue<F> {
 
     /// The number of the log that commits are noted in, 0 if there is none.
     pub(crate) fn log_number(&self) -> u64 {
-        let log = self.top().and_then(|(qcow2, _)| qcow2.maps.log.as_deref());
+        let log = self.qcow2.maps.log.as_deref();
         log.map_or(0, |log| log.number()) & Autoclear::LOG_MAX
     }
 
@@ -177,7 +177,7 @@ impl<F: File> Queue<F> {
     pub(crate) async fn step(&self, fields: &[(u64, &[u8])]) -> Result<(), Errno> {
         let written = self.write_fields(fields).await;
         written.inspect_err(|errno| self.image.poison(*errno))?;
-        self.barrier().await
+        self.queue.barrier().await
     }
 
     /// Corruption was found: says so in the header, so that nobody writes before a check. Best
@@ -186,26 +186,23 @@ impl<F: File> Queue<F> {
     /// Not where the host has failed to flush: tables that it has lost read as something else, and say
     /// nothing of the disk, which is as it was at the flush before.
     pub(crate) async fn mark_corrupt(&self) {
-        let Some(writer) = &self.image.writer else {
-            return;
-        };
         let Some(header) = self.header() else { return };
         if header.version == Version::V3 {
-            let _held = writer.structure.lock().await;
+            let _held = self.writer.structure.lock().await;
             let _flushing = self.image.flushing.lock().await;
             let failed = &self.image.flush_failed;
-            if failed.load(Ordering::Acquire) || self.flush_host().await.is_err() {
+            if failed.load(Ordering::Acquire) || self.queue.flush_host().await.is_err() {
                 return;
             }
             let bits = header.incompatible.0 | CORRUPT;
             let bytes = bits.to_be_bytes();
             if self.write_header(field::INCOMPATIBLE, &bytes).await.is_ok() {
-                let _ = self.flush_host().await;
+                let _ = self.queue.flush_host().await;
             }
         }
     }
 
-    pub(crate) fn header(&self) -> Option<&Header> {
+    fn header(&self) -> Option<&'q Header> {
         self.image.layers.first()?.header()
     }
 }

@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod active;
 mod adopt;
 mod align;
 mod area;
@@ -24,6 +25,7 @@ mod chain;
 mod close;
 mod commit_log;
 mod compress;
+mod corruption;
 mod create;
 #[cfg(test)]
 mod damaged_images;
@@ -66,6 +68,7 @@ pub use bitmaps::LostBitmaps;
 pub use cache_options::CacheOptions;
 pub use chain::{Opened, open};
 pub use commit_log::{Commit, CommitLog};
+pub use corruption::{CorruptionReport, Finding, Structure};
 pub use create::create;
 pub use error::{ErrorKind, ImageError};
 pub use gaur_format::{AllocationPolicy, ImageFormat};

@@ -10,12 +10,11 @@ use gaur_format::addr::GuestOffset;
 use gaur_format::allocation::empty_blocks;
 use gaur_format::l2::L2Entry;
 
+use crate::active::Active;
 use crate::align;
-use crate::image::{Qcow2, Writer};
 use crate::metadata::claims::Claims;
 use crate::metadata::holes::Hole;
 use crate::metadata::maps::{Located, Maps};
-use crate::queue::Queue;
 
 /// A claimed guest range; given up when dropped.
 struct Claim<'a> {
@@ -42,42 +41,42 @@ enum Look<'a> {
     Miss(u64),
 }
 
-impl<F: File> Queue<F> {
+impl<'q, F: File> Active<'q, F> {
     /// Gives the holes that are ready back to the host. Where somebody is writing, they wait for a
     /// later pass.
-    pub(crate) async fn punch_holes(&self, qcow2: &Qcow2, writer: &Writer) {
-        let ready = std::mem::take(&mut writer.alloc.lock().holes.ready);
+    pub(crate) async fn punch_holes(&self) {
+        let ready = std::mem::take(&mut self.writer.alloc.lock().holes.ready);
         for hole in ready {
             // It is a hint: what the host cannot or will not do stays allocated.
-            if let Err(Errno::EAGAIN) = self.punch_hole(qcow2, writer, hole).await {
-                writer.alloc.lock().holes.ready.push(hole);
+            if let Err(Errno::EAGAIN) = self.punch_hole(hole).await {
+                self.writer.alloc.lock().holes.ready.push(hole);
             }
         }
     }
 
     /// [`Errno::EAGAIN`] while somebody is writing there.
-    async fn punch_hole(&self, qcow2: &Qcow2, writer: &Writer, hole: Hole) -> Result<(), Errno> {
+    async fn punch_hole(&self, hole: Hole) -> Result<(), Errno> {
         #[cfg(feature = "broken-order")]
         if self.image.breaks(crate::options::BrokenRule::O7) {
             let range = hole.host..hole.host + hole.len;
-            return align::discard(self.top_file(), &self.image.locks, range).await;
+            return align::discard(self.queue.top_file(), &self.image.locks, range).await;
         }
         loop {
-            let (alloc, _claim) = match self.look_again(qcow2, writer, hole) {
+            let (alloc, _claim) = match self.look_again(hole) {
                 Look::Claimed { alloc, _claim } => (alloc, _claim),
                 Look::Busy => return Err(Errno::EAGAIN),
                 Look::Gone => return Ok(()),
                 Look::Miss(slice) => {
-                    self.load_slice(0, qcow2, slice).await?;
+                    self.layer().load_slice(slice).await?;
                     continue;
                 }
             };
-            let offset = qcow2.geometry.offset_in_cluster(GuestOffset(hole.guest));
+            let offset = self.geometry().offset_in_cluster(GuestOffset(hole.guest));
             let (mut from, end) = (offset, offset + hole.len);
-            while let Some((start, upto)) = empty_blocks(alloc, from, end, &qcow2.geometry) {
+            while let Some((start, upto)) = empty_blocks(alloc, from, end, self.geometry()) {
                 let range = hole.host - offset + start..hole.host - offset + upto;
-                align::discard(self.top_file(), &self.image.locks, range).await?;
-                let made = &mut writer.alloc.lock().holes.made;
+                align::discard(self.queue.top_file(), &self.image.locks, range).await?;
+                let made = &mut self.writer.alloc.lock().holes.made;
                 made.holes += 1;
                 made.bytes += upto - start;
                 from = upto;
@@ -86,17 +85,17 @@ impl<F: File> Queue<F> {
         }
     }
 
-    fn look_again<'a>(&self, qcow2: &Qcow2, writer: &'a Writer, hole: Hole) -> Look<'a> {
-        let mut claims = writer.claims.lock(hole.guest);
+    fn look_again(&self, hole: Hole) -> Look<'q> {
+        let mut claims = self.writer.claims.lock(hole.guest);
         if claims.free_prefix(hole.guest, hole.guest + hole.len) < hole.len {
             return Look::Busy;
         }
-        match located(&qcow2.maps, hole) {
+        match located(&self.qcow2.maps, hole) {
             Err(look) => look,
             Ok(alloc) => Look::Claimed {
                 alloc,
                 _claim: Claim {
-                    claims: &writer.claims,
+                    claims: &self.writer.claims,
                     start: hole.guest,
                     id: claims.insert(hole.guest, hole.guest + hole.len),
                 },

@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, Status, Tag};
 
+use crate::active::Active;
 use crate::compress::Decompressor;
-use crate::image::{Image, Qcow2, Writer};
+use crate::image::{Image, Qcow2};
 use crate::metadata::alloc::Run;
 use crate::metadata::grace::{Inside, Member};
 use crate::pool::Pool;
 use crate::read::Decompressed;
 use crate::sync::atomic::Ordering;
-use crate::tables::LocalRun;
 use crate::writeback::Staging;
 
 /// A queue of an image, for one thread. Requests may be in flight at once; they are ordered only as
@@ -28,11 +28,34 @@ pub struct Queue<F: File> {
     /// How its requests are counted; `None` if the image is not written to.
     pub(crate) member: Option<Member>,
     /// Clusters it may use without asking the allocator.
-    pub(crate) local: LocalRun,
+    pub(crate) local: Cell<Run>,
     /// Lists of passes that are over.
     pub(crate) staging: RefCell<Vec<Staging<F>>>,
     pub(crate) decompressor: Decompressor,
     pub(crate) decompressed: RefCell<Vec<Decompressed<F>>>,
+}
+
+/// What a request changes.
+pub(crate) enum Change<'a> {
+    Write(Source<'a>),
+    Zero(Unmap),
+    Discard,
+}
+
+/// Whether zeros may take space away from the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unmap {
+    Allowed,
+    Forbidden,
+}
+
+impl Unmap {
+    fn allowed(allowed: bool) -> Unmap {
+        match allowed {
+            true => Unmap::Allowed,
+            false => Unmap::Forbidden,
+        }
+    }
 }
 
 /// Longest payload of one request in bytes.
@@ -47,7 +70,7 @@ impl<F: File> Queue<F> {
             pool: Pool::new(),
             id,
             member,
-            local: LocalRun(Cell::new(Run::EMPTY)),
+            local: Cell::new(Run::EMPTY),
             staging: RefCell::default(),
             decompressor: Decompressor::default(),
             decompressed: RefCell::default(),
@@ -74,10 +97,9 @@ impl<F: File> Queue<F> {
         &self.files[0]
     }
 
-    /// The mapping of the top layer, and what is needed to change it; `None` for a raw image.
-    pub(crate) fn top(&self) -> Option<(&Qcow2, &Writer)> {
-        let qcow2 = self.image.layers.first()?.qcow2.as_ref()?;
-        Some((qcow2, self.image.writer.as_ref()?))
+    /// The writable view of the image; `None` for a raw one, and one that is open read-only.
+    pub(crate) fn active(&self) -> Option<Active<'_, F>> {
+        Active::of(self)
     }
 
     pub(crate) fn enter(&self) -> Option<Inside<'_>> {
@@ -125,7 +147,9 @@ impl<F: File> Queue<F> {
                 self.read(offset_bytes, target).await
             }
             (Request::Write { offset_bytes, fua }, Payload::Write(source)) => {
-                self.serve_write(offset_bytes, source).await?;
+                let len = source.len() as u64;
+                let change = Change::Write(source);
+                self.serve_change(offset_bytes, len, change).await?;
                 self.flush_if(fua).await
             }
             (
@@ -137,8 +161,8 @@ impl<F: File> Queue<F> {
                 },
                 Payload::None,
             ) => {
-                self.serve_zeroes(offset_bytes, len_bytes, may_unmap)
-                    .await?;
+                let change = Change::Zero(Unmap::allowed(may_unmap));
+                self.serve_change(offset_bytes, len_bytes, change).await?;
                 self.flush_if(fua).await
             }
             (
@@ -147,61 +171,39 @@ impl<F: File> Queue<F> {
                     len_bytes,
                 },
                 Payload::None,
-            ) => self.serve_discard(offset_bytes, len_bytes).await,
+            ) => {
+                self.serve_change(offset_bytes, len_bytes, Change::Discard)
+                    .await
+            }
             (Request::Flush, Payload::None) => self.serve_flush().await,
             _ => Err(Errno::EINVAL),
         }
     }
 
-    async fn serve_write(&self, offset: u64, source: Source<'_>) -> Result<(), Errno> {
+    /// Changes a range of the image, and writes metadata back if that is due.
+    async fn serve_change(&self, offset: u64, len: u64, change: Change<'_>) -> Result<(), Errno> {
+        let active = self.active();
         {
             let _inside = self.enter_open().await;
-            // Whoever waited for a switch must not go on where it failed.
+            // A request that waited for a switch must not go on where it failed.
             self.check_writable()?;
-            self.check_range(offset, source.len() as u64, Errno::ENOSPC)?;
-            match self.top() {
-                Some((qcow2, writer)) => {
-                    self.announce(writer).await?;
-                    self.write(qcow2, writer, offset, source).await?;
+            let beyond = match change {
+                Change::Discard => Errno::EINVAL,
+                _ => Errno::ENOSPC,
+            };
+            self.check_range(offset, len, beyond)?;
+            match active {
+                Some(active) => {
+                    active.announce().await?;
+                    active.change(offset, len, change).await?;
                 }
-                None => self.write_raw(offset, source).await?,
+                None => self.change_raw(offset, len, change).await?,
             }
         }
-        self.relieve().await
-    }
-
-    async fn serve_zeroes(&self, offset: u64, len: u64, may_unmap: bool) -> Result<(), Errno> {
-        {
-            let _inside = self.enter_open().await;
-            // Whoever waited for a switch must not go on where it failed.
-            self.check_writable()?;
-            self.check_range(offset, len, Errno::ENOSPC)?;
-            match self.top() {
-                Some((qcow2, writer)) => {
-                    self.announce(writer).await?;
-                    self.zero(qcow2, writer, offset, len, may_unmap).await?;
-                }
-                None => self.zero_raw(offset, len, may_unmap).await?,
-            }
+        if let Some(active) = active {
+            active.relieve().await;
         }
-        self.relieve().await
-    }
-
-    async fn serve_discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        {
-            let _inside = self.enter_open().await;
-            // Whoever waited for a switch must not go on where it failed.
-            self.check_writable()?;
-            self.check_range(offset, len, Errno::EINVAL)?;
-            match self.top() {
-                Some((qcow2, writer)) => {
-                    self.announce(writer).await?;
-                    self.discard(qcow2, writer, offset, len).await?;
-                }
-                None => self.discard_raw(offset, len).await?,
-            }
-        }
-        self.relieve().await
+        Ok(())
     }
 
     async fn serve_flush(&self) -> Result<(), Errno> {
@@ -248,8 +250,10 @@ impl<F: File> Device for Queue<F> {
 
     async fn submit(&self, _tag: Tag, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         let result = self.serve(request, payload).await;
-        if self.image.take_corrupt() {
-            self.mark_corrupt().await;
+        if self.image.take_corrupt()
+            && let Some(active) = self.active()
+        {
+            active.mark_corrupt().await;
         }
         result
     }
@@ -269,11 +273,11 @@ impl<F: File> Device for Queue<F> {
 impl<F: File> Drop for Queue<F> {
     /// What the queue had reserved and not used is free again.
     fn drop(&mut self) {
-        if let Some(writer) = &self.image.writer {
-            self.give_back_local(writer);
-            writer.alloc.lock().unreserve(self.id);
+        if let Some(active) = self.active() {
+            active.give_back_local();
+            active.writer.alloc.lock().unreserve(self.id);
             if let Some(member) = &self.member {
-                writer.grace.leave(member);
+                active.writer.grace.leave(member);
             }
         }
     }

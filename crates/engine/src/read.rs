@@ -46,6 +46,15 @@ pub(crate) enum Place {
     },
 }
 
+/// A qcow2 layer, and the queue that reads it.
+pub(crate) struct MappedLayer<'q, F: File> {
+    pub(crate) queue: &'q Queue<F>,
+    /// Its index in the chain.
+    pub(crate) depth: usize,
+    pub(crate) qcow2: &'q Qcow2,
+    pub(crate) file: &'q F,
+}
+
 /// A cluster that was decompressed a moment ago; reading on in it costs nothing.
 pub(crate) struct Decompressed<F: File> {
     layer: usize,
@@ -127,10 +136,7 @@ impl<F: File> Queue<F> {
             match self.find_cached(top, at, max)? {
                 Step::Found(found) => return Ok(found),
                 Step::Miss { layer, slice } => {
-                    if let Some(qcow2) = self.image.layers.get(layer).and_then(|l| l.qcow2.as_ref())
-                    {
-                        self.load_slice(layer, qcow2, slice).await?;
-                    }
+                    self.mapped(layer)?.load_slice(slice).await?;
                 }
             }
         }
@@ -171,7 +177,7 @@ impl<F: File> Queue<F> {
                 }));
             };
             let lookup = qcow2.maps.extent(at, len);
-            let place = match lookup.map_err(|what| self.image.corruption(depth, what))? {
+            let place = match lookup.map_err(|fault| self.image.corrupt(depth, fault))? {
                 Lookup::Miss(slice) => {
                     return Ok(Step::Miss {
                         layer: depth,
@@ -205,60 +211,17 @@ impl<F: File> Queue<F> {
         }))
     }
 
-    /// Brings the L2 slice at host offset `slice` of a layer into its cache.
-    pub(crate) async fn load_slice(
-        &self,
-        layer: usize,
-        qcow2: &Qcow2,
-        slice: u64,
-    ) -> Result<(), Errno> {
-        let slices = &qcow2.maps.slices;
-        let slice_bytes = slices.slice_bytes();
-        // Read as far around as the next lookups are likely to go, but never out of the table.
-        let around = LOAD_BYTES.min(qcow2.geometry.cluster_size());
-        let chunk = slice & !(around.max(slice_bytes) - 1);
-        let Some(_loading) = qcow2.loads.lock_or_wait(chunk).await else {
-            return Ok(());
-        };
-        if slices.contains(slice) {
-            return Ok(());
-        }
-        let wide = qcow2.read_around.load(Ordering::Relaxed) && slice_bytes < around;
-        let (start, len) = if wide {
-            (chunk, around)
-        } else {
-            (slice, slice_bytes)
-        };
-        // What is cached now may be newer than the disk, and may be evicted while this reads.
-        let count = (len / slice_bytes).min(u64::from(u128::BITS));
-        let nth = |number: u64| start + number * slice_bytes;
-        let missing = (0..count)
-            .filter(|number| !slices.contains(nth(*number)))
-            .fold(0_u128, |missing, number| missing | 1 << number);
-        let file = self.files.get(layer).ok_or(Errno::EIO)?;
-        let mut buffer = self.pool.take(file, len as usize);
-        align::read(file, &self.pool, start, Target::Memory(&mut buffer)).await?;
-        let mut packed = 0;
-        for (number, bytes) in (0..count).zip(buffer.chunks_exact(slice_bytes as usize)) {
-            if missing & 1 << number != 0 && nth(number) != slice {
-                packed += u64::from(slices.insert(nth(number), bytes, true));
-            }
-        }
-        // Last, so that its neighbours do not drive it out of a small cache.
-        let at = (slice - start) as usize;
-        let bytes = buffer
-            .get(at..at + slice_bytes as usize)
-            .ok_or(Errno::EIO)?;
-        packed += u64::from(slices.insert(slice, bytes, false));
-        if wide {
-            // Not worth it where clusters are scattered; every slice that packs is a new hint.
-            qcow2
-                .read_around
-                .store(packed * 2 > count, Ordering::Relaxed);
-        } else if packed > 0 {
-            qcow2.read_around.store(true, Ordering::Relaxed);
-        }
-        Ok(())
+    /// A qcow2 layer as this queue reads it.
+    pub(crate) fn mapped(&self, depth: usize) -> Result<MappedLayer<'_, F>, Errno> {
+        let layer = self.image.layers.get(depth);
+        let qcow2 = layer.and_then(|layer| layer.qcow2.as_ref());
+        let (qcow2, file) = qcow2.zip(self.files.get(depth)).ok_or(Errno::EIO)?;
+        Ok(MappedLayer {
+            queue: self,
+            depth,
+            qcow2,
+            file,
+        })
     }
 
     async fn fetch_if(&self, part: Option<(Found, u64, Target<'_>)>) -> Result<(), Errno> {
@@ -280,27 +243,74 @@ impl<F: File> Queue<F> {
                 align::read(file, &self.pool, host, target).await
             }
             Place::Compressed { descriptor } => {
-                self.decompress(found.layer, descriptor, at, memory_of(target)?)
-                    .await
+                let layer = self.mapped(found.layer)?;
+                layer.decompress(descriptor, at, memory_of(target)?).await
             }
         }
     }
+}
 
-    /// Fills `out` with what is at guest offset `at` of the compressed cluster of a layer.
+impl<F: File> MappedLayer<'_, F> {
+    /// Brings the L2 slice at host offset `slice` into the layer's cache.
+    pub(crate) async fn load_slice(&self, slice: u64) -> Result<(), Errno> {
+        let slices = &self.qcow2.maps.slices;
+        let slice_bytes = slices.slice_bytes();
+        // Read as far around as the next lookups are likely to go, but never out of the table.
+        let around = LOAD_BYTES.min(self.qcow2.geometry.cluster_size());
+        let chunk = slice & !(around.max(slice_bytes) - 1);
+        let Some(_loading) = self.qcow2.loads.lock_or_wait(chunk).await else {
+            return Ok(());
+        };
+        if slices.contains(slice) {
+            return Ok(());
+        }
+        let wide = self.qcow2.read_around.load(Ordering::Relaxed) && slice_bytes < around;
+        let (start, len) = if wide {
+            (chunk, around)
+        } else {
+            (slice, slice_bytes)
+        };
+        // What is cached now may be newer than the disk, and may be evicted while this reads.
+        let count = (len / slice_bytes).min(u64::from(u128::BITS));
+        let nth = |number: u64| start + number * slice_bytes;
+        let missing = (0..count)
+            .filter(|number| !slices.contains(nth(*number)))
+            .fold(0_u128, |missing, number| missing | 1 << number);
+        let (file, pool) = (self.file, &self.queue.pool);
+        let mut buffer = pool.take(file, len as usize);
+        align::read(file, pool, start, Target::Memory(&mut buffer)).await?;
+        let mut packed = 0;
+        for (number, bytes) in (0..count).zip(buffer.chunks_exact(slice_bytes as usize)) {
+            if missing & 1 << number != 0 && nth(number) != slice {
+                packed += u64::from(slices.insert(nth(number), bytes, true));
+            }
+        }
+        // Last, so that its neighbours do not drive it out of a small cache.
+        let at = (slice - start) as usize;
+        let bytes = buffer
+            .get(at..at + slice_bytes as usize)
+            .ok_or(Errno::EIO)?;
+        packed += u64::from(slices.insert(slice, bytes, false));
+        if wide {
+            // Not worth it where clusters are scattered; every slice that packs is a new hint.
+            self.qcow2
+                .read_around
+                .store(packed * 2 > count, Ordering::Relaxed);
+        } else if packed > 0 {
+            self.qcow2.read_around.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Fills `out` with what is at guest offset `at` of the compressed cluster.
     pub(crate) async fn decompress(
         &self,
-        layer: usize,
         descriptor: CompressedDescriptor,
         at: u64,
         out: &mut [u8],
     ) -> Result<(), Errno> {
-        let qcow2 = self
-            .image
-            .layers
-            .get(layer)
-            .and_then(|layer| layer.qcow2.as_ref());
-        let (qcow2, file) = qcow2.zip(self.files.get(layer)).ok_or(Errno::EIO)?;
-        let cluster_bytes = qcow2.geometry.cluster_size() as usize;
+        let (queue, file) = (self.queue, self.file);
+        let cluster_bytes = self.qcow2.geometry.cluster_size() as usize;
         let start = at as usize & (cluster_bytes - 1);
         let mut copy = |bytes: &[u8]| {
             let from = bytes.get(start..start + out.len()).ok_or(Errno::EIO)?;
@@ -308,32 +318,33 @@ impl<F: File> Queue<F> {
             Ok(())
         };
         {
-            let kept = self.decompressed.borrow();
+            let kept = queue.decompressed.borrow();
             let hit = kept
                 .iter()
-                .find(|one| one.layer == layer && one.descriptor == descriptor);
+                .find(|one| one.layer == self.depth && one.descriptor == descriptor);
             if let Some(hit) = hit {
                 return copy(&hit.bytes);
             }
         }
-        let mut input = self.pool.take(file, descriptor.byte_len() as usize);
+        let mut input = queue.pool.take(file, descriptor.byte_len() as usize);
         align::read(
             file,
-            &self.pool,
+            &queue.pool,
             descriptor.offset,
             Target::Memory(&mut input),
         )
         .await?;
-        let mut bytes = self.pool.take(file, cluster_bytes);
-        self.decompressor
-            .decompress(qcow2.compression, &input, &mut bytes)?;
+        let mut bytes = queue.pool.take(file, cluster_bytes);
+        queue
+            .decompressor
+            .decompress(self.qcow2.compression, &input, &mut bytes)?;
         copy(&bytes)?;
-        let mut kept = self.decompressed.borrow_mut();
+        let mut kept = queue.decompressed.borrow_mut();
         if kept.len() >= DECOMPRESSED_MAX {
             kept.remove(0);
         }
         kept.push(Decompressed {
-            layer,
+            layer: self.depth,
             descriptor,
             bytes,
         });

@@ -12,8 +12,8 @@ use gaur_format::header::field;
 use gaur_format::l2::L2Entry;
 use gaur_format::limit;
 
+use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
-use crate::image::{Qcow2, Writer};
 use crate::job::Job;
 use crate::metadata::alloc::Free;
 use crate::metadata::maps::Located;
@@ -45,19 +45,19 @@ impl<F: File> Queue<F> {
             let text = "shrinking would lose the data beyond the new end; ask for it with --shrink";
             return Err(ImageError::new(ErrorKind::InvalidInput, text));
         }
-        let fail = |errno| ImageError::io(errno, "cannot resize");
-        let Some((qcow2, writer)) = self.top() else {
+        let fail = |errno| self.image.explain(errno, "cannot resize");
+        let Some(active) = self.active() else {
             return self.resize_raw(new_size_bytes).await.map_err(fail);
         };
-        let _held = writer.resizing.lock().await;
+        let _held = active.writer.resizing.lock().await;
         let old = self.image.size_bytes();
-        self.check_resize(qcow2, writer, new_size_bytes)?;
+        active.check_resize(new_size_bytes)?;
         let resized = async {
-            self.announce(writer).await?;
+            active.announce().await?;
             if new_size_bytes > old {
-                self.grow(qcow2, writer, old, new_size_bytes, job).await
+                active.grow(old, new_size_bytes, job).await
             } else if new_size_bytes < old {
-                self.shrink(qcow2, writer, old, new_size_bytes, job).await
+                active.shrink(old, new_size_bytes, job).await
             } else {
                 Ok(())
             }
@@ -70,9 +70,11 @@ impl<F: File> Queue<F> {
         self.image.size_bytes.store(new, Ordering::Release);
         self.flush_all().await
     }
+}
 
-    fn check_resize(&self, qcow2: &Qcow2, writer: &Writer, new: u64) -> Result<(), ImageError> {
-        let geometry = &qcow2.geometry;
+impl<F: File> Active<'_, F> {
+    fn check_resize(&self, new: u64) -> Result<(), ImageError> {
+        let geometry = self.geometry();
         if !new.is_multiple_of(512) {
             let text = format!("size {new} is not a multiple of 512 bytes");
             return Err(ImageError::new(ErrorKind::InvalidInput, text));
@@ -81,7 +83,7 @@ impl<F: File> Queue<F> {
             let text = format!("size {new} needs a larger L1 table than is allowed");
             return Err(ImageError::new(ErrorKind::InvalidInput, text));
         }
-        let none = writer.snapshots.lock().all().is_empty();
+        let none = self.writer.snapshots.lock().all().is_empty();
         if geometry.version() == Version::V2 && !none {
             let text = "a version 2 image with internal snapshots cannot be resized";
             return Err(ImageError::new(ErrorKind::Unsupported, text));
@@ -89,48 +91,40 @@ impl<F: File> Queue<F> {
         Ok(())
     }
 
-    async fn grow(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        old: u64,
-        new: u64,
-        job: &Job,
-    ) -> Result<(), Errno> {
-        let entries = qcow2.geometry.l1_entries_for(new);
-        if entries > qcow2.maps.l1.len() {
-            self.move_l1(qcow2, writer, entries, job).await?;
+    async fn grow(&self, old: u64, new: u64, job: &Job) -> Result<(), Errno> {
+        let entries = self.geometry().l1_entries_for(new);
+        if entries > self.qcow2.maps.l1.len() {
+            self.move_l1(entries, job).await?;
         }
-        let end = self.zero_tail(qcow2, writer, old).await?;
+        let end = self.zero_tail(old).await?;
         // Whatever is mapped behind the end is none of the guest's: the state of a machine that was
         // applied, or what another program has left.
-        let reached = new.next_multiple_of(qcow2.geometry.cluster_size());
+        let reached = new.next_multiple_of(self.geometry().cluster_size());
         if reached > end {
-            self.zero_beyond(qcow2, writer, (end, reached), job).await?;
+            self.zero_beyond((end, reached), job).await?;
         }
         self.flush_all().await?;
-        self.switch_size(writer, new).await
+        self.switch_size(new).await
     }
 
     /// Makes the last cluster of a disk of `size` bytes read as zeros behind the end; where it ends.
-    async fn zero_tail(&self, qcow2: &Qcow2, writer: &Writer, size: u64) -> Result<u64, Errno> {
-        let end = size.next_multiple_of(qcow2.geometry.cluster_size());
+    async fn zero_tail(&self, size: u64) -> Result<u64, Errno> {
+        let end = size.next_multiple_of(self.geometry().cluster_size());
         // Zeros may be written in place, like a request's: no cluster is given away meanwhile.
-        let _inside = self.enter();
-        if end > size && self.cluster_has_bytes(qcow2, size).await? {
-            self.write_zero_bytes(qcow2, writer, size, end - size)
-                .await?;
+        let _inside = self.queue.enter();
+        if end > size && self.cluster_has_bytes(size).await? {
+            self.write_zero_bytes(size, end - size).await?;
         }
         Ok(end)
     }
 
     /// Whether the cluster at guest offset `at` may hold something other than zeros behind the end
     /// of the image: bytes of its own, or those of a longer backing file.
-    async fn cluster_has_bytes(&self, qcow2: &Qcow2, at: u64) -> Result<bool, Errno> {
+    async fn cluster_has_bytes(&self, at: u64) -> Result<bool, Errno> {
         loop {
-            let located = qcow2.maps.locate(at);
-            match located.map_err(|what| self.image.corruption(0, what))? {
-                Located::Miss(slice) => self.load_slice(0, qcow2, slice).await?,
+            let located = self.qcow2.maps.locate(at);
+            match located.map_err(|fault| self.image.corrupt(0, fault))? {
+                Located::Miss(slice) => self.layer().load_slice(slice).await?,
                 Located::NoTable => return Ok(self.image.has_backing_at(at)),
                 Located::Entry {
                     entry: L2Entry::Compressed(_),
@@ -140,7 +134,7 @@ impl<F: File> Queue<F> {
                     entry: L2Entry::Cluster { alloc, zero, .. },
                     ..
                 } => {
-                    let all = qcow2.geometry.subcluster_mask();
+                    let all = self.geometry().subcluster_mask();
                     let through = (alloc | zero) & all != all && self.image.has_backing_at(at);
                     return Ok(alloc != 0 || through);
                 }
@@ -148,45 +142,43 @@ impl<F: File> Queue<F> {
         }
     }
 
-    async fn shrink(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        old: u64,
-        new: u64,
-        job: &Job,
-    ) -> Result<(), Errno> {
-        let geometry = &qcow2.geometry;
+    async fn shrink(&self, old: u64, new: u64, job: &Job) -> Result<(), Errno> {
+        let geometry = self.geometry();
         job.step(0)?;
         {
             // A request that found its range inside the old size has ended before any of it is given up.
-            let _closed = writer.grace.gate.close(|| writer.grace.is_empty()).await;
+            let _closed = self
+                .writer
+                .grace
+                .gate
+                .close(|| self.writer.grace.is_empty())
+                .await;
             self.image.size_bytes.store(new, Ordering::Release);
         }
         let unmapped = async {
             // Whoever makes the disk grow again must not find them.
-            let end = self.zero_tail(qcow2, writer, new).await?;
+            let end = self.zero_tail(new).await?;
             // And what their tables map behind the old end, before those go too.
             let last = old.next_multiple_of(geometry.guest_bytes_per_l2());
-            self.forget(qcow2, writer, (end, last), job).await?;
+            self.forget((end, last), job).await?;
             let tables = geometry.l1_entries_for(new)..geometry.l1_entries_for(old);
-            self.drop_tables(qcow2, writer, tables).await;
+            self.drop_tables(tables).await;
             self.flush_all().await
         };
         if let Err(errno) = unmapped.await {
             self.image.size_bytes.store(old, Ordering::Release);
             return Err(errno);
         }
-        self.switch_size(writer, new).await
+        self.switch_size(new).await
     }
 
     /// Gives up the L2 tables of these L1 entries, which are empty.
-    async fn drop_tables(&self, qcow2: &Qcow2, writer: &Writer, indexes: Range<u64>) {
-        let _held = writer.tables.lock().await;
-        let size = qcow2.geometry.cluster_size();
+    async fn drop_tables(&self, indexes: Range<u64>) {
+        let _held = self.writer.tables.lock().await;
+        let size = self.geometry().cluster_size();
         let mut frees = Vec::new();
         {
-            let maps = &qcow2.maps;
+            let maps = &self.qcow2.maps;
             for index in indexes {
                 if let Ok(Some(table)) = maps.table(index)
                     && table.copied
@@ -200,48 +192,42 @@ impl<F: File> Queue<F> {
                 }
             }
         }
-        writer.unmapped(&self.image, &frees);
+        self.unmapped(&frees);
     }
 
-    async fn switch_size(&self, writer: &Writer, new: u64) -> Result<(), Errno> {
-        let _held = writer.structure.lock().await;
+    async fn switch_size(&self, new: u64) -> Result<(), Errno> {
+        let _held = self.writer.structure.lock().await;
         self.switch_header(field::SIZE, &new.to_be_bytes()).await?;
         self.image.size_bytes.store(new, Ordering::Release);
         Ok(())
     }
 
     /// Moves the L1 table to a place where it has room for `entries` entries.
-    async fn move_l1(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        entries: u64,
-        job: &Job,
-    ) -> Result<(), Errno> {
-        let size = qcow2.geometry.cluster_size();
+    async fn move_l1(&self, entries: u64, job: &Job) -> Result<(), Errno> {
+        let size = self.geometry().cluster_size();
         let clusters = (entries * 8).div_ceil(size);
-        let taken = self.take_area(qcow2, writer, clusters, job).await?;
+        let taken = self.take_area(clusters, job).await?;
         let start = taken.free.start;
-        let _held = writer.tables.lock().await;
+        let _held = self.writer.tables.lock().await;
         self.flush_all().await?;
         let (mut table, old_offset) = {
-            let maps = &qcow2.maps;
+            let maps = &self.qcow2.maps;
             (maps.l1.entries(), maps.l1.offset())
         };
         let old_clusters = (table.len() as u64 * 8).div_ceil(size);
         table.resize(entries as usize, 0);
         self.write_table(&table, start * size, clusters * size)
             .await?;
-        self.barrier().await?;
+        self.queue.barrier().await?;
         let mut fields = [0; 12];
         fields[..4].copy_from_slice(&(entries as u32).to_be_bytes());
         fields[4..].copy_from_slice(&(start * size).to_be_bytes());
         {
-            let _structure = writer.structure.lock().await;
+            let _structure = self.writer.structure.lock().await;
             self.switch_header(field::L1_SIZE, &fields).await?;
         }
         taken.keep();
-        let maps = &qcow2.maps;
+        let maps = &self.qcow2.maps;
         maps.l1.grow(start * size, entries);
         maps.metadata.insert(start, clusters);
         maps.metadata.remove(old_offset / size, old_clusters);
@@ -249,7 +235,7 @@ impl<F: File> Queue<F> {
             start: old_offset / size,
             len: old_clusters,
         };
-        writer.alloc.lock().releasable.push(old);
+        self.writer.alloc.lock().releasable.push(old);
         Ok(())
     }
 }

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use gaur_block::File;
 pub use gaur_format::snapshot::Snapshot;
 
+use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
-use crate::image::{Image, Qcow2, Writer};
+use crate::image::Image;
+use crate::job::Job;
 use crate::layer::LayerReader;
 use crate::queue::Queue;
 
@@ -85,22 +87,69 @@ impl<F: File> Queue<F> {
         }
     }
 
-    /// What is needed to change the snapshots of the image.
-    pub(crate) fn snapshot_parts(&self) -> Result<(&Qcow2, &Writer), ImageError> {
+    /// Makes a snapshot of the disk as it is. Requests of all queues go on meanwhile, but for
+    /// milliseconds at the end. If it fails nothing has changed.
+    pub async fn create_snapshot(
+        &self,
+        new: &NewSnapshot,
+        job: &Job,
+    ) -> Result<Snapshot, ImageError> {
+        let active = self.active_for_snapshots()?;
+        active.create_snapshot(new, None, job).await
+    }
+
+    /// Makes the disk what it was when the snapshot named `which` (its id, else its name) was made, and
+    /// says which that is. In a version 3 image the disk gets the size back that it had. Other requests
+    /// wait until it is done. If it fails nothing has changed.
+    pub async fn apply_snapshot(&self, which: &str, job: &Job) -> Result<Snapshot, ImageError> {
+        let active = self.active_for_snapshots()?;
+        active.apply_snapshot(which, job).await
+    }
+
+    /// Deletes the snapshot named `which` (its name, else its id) and says what it was. Requests of all
+    /// queues go on meanwhile, but for milliseconds at the end. If it fails nothing has changed.
+    pub async fn delete_snapshot(&self, which: &str, job: &Job) -> Result<Snapshot, ImageError> {
+        let active = self.active_for_snapshots()?;
+        active.delete_snapshot(which, job).await
+    }
+
+    /// Gives the snapshot named `which` (its id, else its name) another name. If it fails it has the old
+    /// one.
+    pub async fn rename_snapshot(&self, which: &str, name: &str) -> Result<Snapshot, ImageError> {
+        let active = self.active_for_snapshots()?;
+        active.rename_snapshot(which, name).await
+    }
+
+    /// A snapshot with the state of a virtual machine. If this fails, the state's clusters are still the
+    /// caller's to give back.
+    pub(crate) async fn create_with_state(
+        &self,
+        new: &NewSnapshot,
+        state: &SavedState,
+        job: &Job,
+    ) -> Result<Snapshot, ImageError> {
+        let active = self.active_for_snapshots()?;
+        active.create_snapshot(new, Some(state), job).await
+    }
+
+    /// The image, if its snapshots can be changed.
+    fn active_for_snapshots(&self) -> Result<Active<'_, F>, ImageError> {
         if self.image.read_only {
             let text = "the image is open read-only";
             return Err(ImageError::new(ErrorKind::ReadOnly, text));
         }
         if let Some(errno) = self.image.poisoned() {
             let text = "an earlier failure left the image unwritable";
-            return Err(ImageError::io(errno, text));
+            return Err(self.image.explain(errno, text));
         }
-        self.top().ok_or_else(|| {
+        self.active().ok_or_else(|| {
             let text = "a raw image has no internal snapshots; convert it to qcow2";
             ImageError::new(ErrorKind::Unsupported, text)
         })
     }
+}
 
+impl<F: File> Active<'_, F> {
     /// Tries `switch` until it is not told to begin again.
     pub(crate) async fn try_switch<T>(
         &self,

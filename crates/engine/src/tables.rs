@@ -6,19 +6,17 @@
 //! that entry is flushed by the pass before any reference to a cluster it counts. A refcount table
 //! becomes visible by one header write between two flushes (O5).
 
-use std::cell::Cell;
-
 use gaur_block::{Errno, File, Source, Target};
 use gaur_format::addr::{ClusterIndex, HostOffset};
 use gaur_format::l1::L1Ref;
 use gaur_format::{AllocationPolicy, refcount};
 
+use crate::active::Active;
 use crate::align;
-use crate::image::{Qcow2, Writer};
+use crate::image::Writer;
 use crate::metadata::alloc::{Alloc, AllocError, AllocNeed, Free, Run, grown_len};
 use crate::metadata::area::SECTOR_ENTRIES;
 use crate::metadata::maps::Maps;
-use crate::queue::Queue;
 use crate::sync::atomic::Ordering;
 
 /// Refcount blocks of small clusters are made this many bytes at a time.
@@ -27,40 +25,35 @@ const BLOCK_BATCH_BYTES: u64 = 32 << 10;
 const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 
-impl<F: File> Queue<F> {
+impl<'q, F: File> Active<'q, F> {
     /// Gives L1 entry `index` an L2 table of its own: an empty one, or a copy of the one it shares
     /// with a snapshot.
-    pub(crate) async fn make_table(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        index: u64,
-    ) -> Result<(), Errno> {
+    pub(crate) async fn make_table(&self, index: u64) -> Result<(), Errno> {
         let made = |table: Option<L1Ref>| table.is_some_and(|table| table.copied);
         // Many may want the same table; only the first has something to do.
-        if matches!(qcow2.maps.table(index), Ok(table) if made(table)) {
+        if matches!(self.qcow2.maps.table(index), Ok(table) if made(table)) {
             return Ok(());
         }
-        let _making = writer.tables.lock().await;
+        let _making = self.writer.tables.lock().await;
         let old = {
-            let maps = &qcow2.maps;
+            let maps = &self.qcow2.maps;
             maps.table(index)
-                .map_err(|what| self.image.corruption(0, what))?
+                .map_err(|fault| self.image.corrupt(0, fault))?
         };
         if made(old) {
             return Ok(());
         }
-        let run = self.take_clusters(qcow2, writer, 1).await?;
-        let taken = Taken::new(writer, run.start, 1);
-        let size = qcow2.geometry.cluster_size();
+        let run = self.take_clusters(1).await?;
+        let taken = self.taken(run.start, 1);
+        let size = self.geometry().cluster_size();
         let offset = run.start * size;
         match old {
-            Some(shared) => self.copy_table(qcow2, shared.offset.0, offset).await?,
+            Some(shared) => self.copy_table(shared.offset.0, offset).await?,
             None if run.fresh => {}
             None => self.write_zeros(offset, size).await?,
         }
         {
-            let maps = &qcow2.maps;
+            let maps = &self.qcow2.maps;
             maps.slices.invalidate(offset, size);
             maps.metadata.insert(run.start, 1);
             if let Some(shared) = old {
@@ -80,18 +73,18 @@ impl<F: File> Queue<F> {
                 start: shared.offset.0 / size,
                 len: 1,
             };
-            writer.unmapped(&self.image, &[free]);
+            self.unmapped(&[free]);
         }
         Ok(())
     }
 
     /// Copies the L2 table at `from` to `to`. Its entries refer to clusters that the copy now
     /// shares, so none of them is the active image's own.
-    async fn copy_table(&self, qcow2: &Qcow2, from: u64, to: u64) -> Result<(), Errno> {
-        let file = self.top_file();
-        let geometry = &qcow2.geometry;
-        let mut table = self.pool.take(file, geometry.cluster_size() as usize);
-        align::read(file, &self.pool, from, Target::Memory(&mut table)).await?;
+    async fn copy_table(&self, from: u64, to: u64) -> Result<(), Errno> {
+        let file = self.queue.top_file();
+        let geometry = self.geometry();
+        let mut table = self.queue.pool.take(file, geometry.cluster_size() as usize);
+        align::read(file, &self.queue.pool, from, Target::Memory(&mut table)).await?;
         for entry in table.chunks_exact_mut(geometry.l2_entry_size() as usize) {
             if let Some(bytes) = entry.first_chunk_mut::<8>() {
                 let raw = u64::from_be_bytes(*bytes);
@@ -102,7 +95,7 @@ impl<F: File> Queue<F> {
         }
         align::write(
             file,
-            &self.pool,
+            &self.queue.pool,
             &self.image.locks,
             to,
             Source::Memory(&table),
@@ -111,81 +104,71 @@ impl<F: File> Queue<F> {
     }
 
     /// Takes up to `want` clusters in a row, doing whatever that needs.
-    pub(crate) async fn take_clusters(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        want: u64,
-    ) -> Result<Run, Errno> {
+    pub(crate) async fn take_clusters(&self, want: u64) -> Result<Run, Errno> {
         loop {
-            match self.local.take(self.id, &qcow2.maps, writer, want) {
+            match self.take_local(want) {
                 Ok(run) => return Ok(run),
-                Err(AllocError::Need(need)) => self.resolve_alloc(qcow2, writer, need).await?,
+                Err(AllocError::Need(need)) => self.resolve_alloc(need).await?,
                 Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Corrupt(_)) => return Err(self.image.contradiction()),
+                Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),
             }
         }
     }
 
     /// Gives back the clusters that this queue has counted and not used.
-    pub(crate) fn give_back_local(&self, writer: &Writer) {
-        let run = self.local.0.replace(Run::EMPTY);
+    pub(crate) fn give_back_local(&self) {
+        let run = self.queue.local.replace(Run::EMPTY);
         if run.len > 0 {
-            writer.alloc.lock().take_back(run);
+            self.writer.alloc.lock().take_back(run);
         }
     }
 
     /// Does what an allocation needs before it can go on.
-    pub(crate) async fn resolve_alloc(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        need: AllocNeed,
-    ) -> Result<(), Errno> {
+    pub(crate) async fn resolve_alloc(&self, need: AllocNeed) -> Result<(), Errno> {
         match need {
-            AllocNeed::Slice(slice) => self.load_refcounts(writer, slice).await,
-            AllocNeed::Grow(bytes) => self.grow_file(writer, bytes).await,
+            AllocNeed::Slice(slice) => self.load_refcounts(slice).await,
+            AllocNeed::Grow(bytes) => self.grow_file(bytes).await,
             AllocNeed::Block(index) => {
-                let _making = writer.blocks.lock().await;
-                let entries = writer.alloc.lock().table.len() as u64;
+                let _making = self.writer.blocks.lock().await;
+                let entries = self.writer.alloc.lock().table.len() as u64;
                 if index < entries {
-                    self.make_blocks(qcow2, writer, index).await
+                    self.make_blocks(index).await
                 } else {
-                    self.grow_refcount_table(qcow2, writer, index).await
+                    self.grow_refcount_table(index).await
                 }
             }
         }
     }
 
     /// Brings the slice of a refcount block at host offset `slice` into the cache.
-    pub(crate) async fn load_refcounts(&self, writer: &Writer, slice: u64) -> Result<(), Errno> {
-        let Some(_loading) = writer.refcount_loads.lock_or_wait(slice).await else {
+    pub(crate) async fn load_refcounts(&self, slice: u64) -> Result<(), Errno> {
+        let Some(_loading) = self.writer.refcount_loads.lock_or_wait(slice).await else {
             return Ok(());
         };
         let bytes = {
-            let alloc = writer.alloc.lock();
+            let alloc = self.writer.alloc.lock();
             if alloc.blocks.get(slice).is_some() {
                 return Ok(());
             }
             alloc.blocks.slice_bytes() as usize
         };
-        let file = self.top_file();
-        let mut buffer = self.pool.take(file, bytes);
-        align::read(file, &self.pool, slice, Target::Memory(&mut buffer)).await?;
-        writer.alloc.lock().blocks.insert(slice, &buffer);
+        let file = self.queue.top_file();
+        let mut buffer = self.queue.pool.take(file, bytes);
+        align::read(file, &self.queue.pool, slice, Target::Memory(&mut buffer)).await?;
+        self.writer.alloc.lock().blocks.insert(slice, &buffer);
         Ok(())
     }
 
     /// Makes the file at least `need` bytes long.
-    pub(crate) async fn grow_file(&self, writer: &Writer, need: u64) -> Result<(), Errno> {
-        if writer.alloc.lock().physical_end >= need {
+    pub(crate) async fn grow_file(&self, need: u64) -> Result<(), Errno> {
+        if self.writer.alloc.lock().physical_end >= need {
             return Ok(());
         }
-        let _held = writer.structure.lock().await;
-        if writer.alloc.lock().physical_end >= need {
+        let _held = self.writer.structure.lock().await;
+        if self.writer.alloc.lock().physical_end >= need {
             return Ok(());
         }
-        let file = self.top_file();
+        let file = self.queue.top_file();
         let now = file.len().await?;
         let mut end = now;
         if now < need {
@@ -195,24 +178,24 @@ impl<F: File> Queue<F> {
                 Ok(()) => goal,
                 Err(_) => file.set_len(need).await.map(|()| need)?,
             };
-            self.take_ahead(writer, now, need, end).await;
+            self.take_ahead(now, need, end).await;
         }
-        writer.alloc.lock().physical_end = end;
+        self.writer.alloc.lock().physical_end = end;
         Ok(())
     }
 
     /// Takes the host's space for what the file has grown by, from `start` to `end`, under the
     /// policy *contiguous*; or at least up to `need`. It is no error if that cannot be: clusters then
     /// take their space when they are used, as far as there is some.
-    async fn take_ahead(&self, writer: &Writer, start: u64, need: u64, end: u64) {
-        if writer.allocation != AllocationPolicy::Contiguous {
+    async fn take_ahead(&self, start: u64, need: u64, end: u64) {
+        if self.writer.allocation != AllocationPolicy::Contiguous {
             return;
         }
-        let file = self.top_file();
+        let file = self.queue.top_file();
         for upto in [end, need] {
             match file.allocate_at(start, upto - start).await {
                 Ok(()) => {
-                    writer.alloc.lock().backed_end = upto;
+                    self.writer.alloc.lock().backed_end = upto;
                     return;
                 }
                 Err(Errno::EOPNOTSUPP) => return,
@@ -224,24 +207,25 @@ impl<F: File> Queue<F> {
     /// Makes refcount block `index`, and a few after it when clusters are small, in the clusters
     /// that this queue reserved: they lie in the range that the block counts. The lock on blocks is
     /// held.
-    async fn make_blocks(&self, qcow2: &Qcow2, writer: &Writer, index: u64) -> Result<(), Errno> {
-        let _held = writer.structure.lock().await;
-        let geometry = &qcow2.geometry;
+    async fn make_blocks(&self, index: u64) -> Result<(), Errno> {
+        let _held = self.writer.structure.lock().await;
+        let geometry = self.geometry();
         let size = geometry.cluster_size();
         let (start, count) = {
-            let mut alloc = writer.alloc.lock();
-            let (start, count) = alloc.blocks_to_make(self.id, index);
-            alloc.consume(self.id, count);
+            let mut alloc = self.writer.alloc.lock();
+            let (start, count) = alloc.blocks_to_make(self.queue.id, index);
+            alloc.consume(self.queue.id, count);
             (start, count)
         };
         if count == 0 {
             return Ok(());
         }
-        if qcow2.maps.metadata.touches(start, count) {
-            return Err(self.image.contradiction());
+        if self.qcow2.maps.metadata.touches(start, count) {
+            let fault = self.writer.alloc.lock().metadata_is_free(start);
+            return Err(self.image.corrupt(0, fault));
         }
-        let file = self.top_file();
-        let mut bytes = self.pool.take(file, (count * size) as usize);
+        let file = self.queue.top_file();
+        let mut bytes = self.queue.pool.take(file, (count * size) as usize);
         bytes.fill(0);
         let within = geometry.refcount_block_index(ClusterIndex(start));
         for at in within..within + count {
@@ -256,24 +240,24 @@ impl<F: File> Queue<F> {
         let locks = &self.image.locks;
         align::write(
             file,
-            &self.pool,
+            &self.queue.pool,
             locks,
             start * size,
             Source::Memory(&bytes),
         )
         .await?;
-        self.barrier().await?;
-        let table_offset = writer.alloc.lock().table_offset;
+        self.queue.barrier().await?;
+        let table_offset = self.writer.alloc.lock().table_offset;
         let mut entries = [0; (BLOCK_BATCH_BYTES / 512 * 8) as usize];
         for (step, out) in entries.chunks_exact_mut(8).take(count as usize).enumerate() {
             out.copy_from_slice(&((start + step as u64) * size).to_be_bytes());
         }
         let entries = Source::Memory(&entries[..count as usize * 8]);
         let at = table_offset + index * 8;
-        let written = align::write(file, &self.pool, locks, at, entries).await;
+        let written = align::write(file, &self.queue.pool, locks, at, entries).await;
         written.inspect_err(|errno| self.image.poison(*errno))?;
-        qcow2.maps.metadata.insert(start, count);
-        let mut alloc = writer.alloc.lock();
+        self.qcow2.maps.metadata.insert(start, count);
+        let mut alloc = self.writer.alloc.lock();
         alloc.blocks.invalidate(start * size, count * size);
         for step in 0..count {
             if let Some(slot) = alloc.table.get_mut((index + step) as usize) {
@@ -285,53 +269,21 @@ impl<F: File> Queue<F> {
 
     /// Makes a range of the top file read as zeros.
     pub(crate) async fn write_zeros(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        let (file, locks) = (self.top_file(), &self.image.locks);
-        align::write_zeroes(file, &self.pool, locks, offset..offset + len, false).await
+        let (file, locks) = (self.queue.top_file(), &self.image.locks);
+        align::write_zeroes(file, &self.queue.pool, locks, offset..offset + len, false).await
     }
 
-    /// Everything written so far is durable; if that fails nothing is known any more.
-    ///
-    /// One at a time: a host that has lost data says so once, to whoever flushes first. The next
-    /// flush may succeed without the lost data, so it must not be asked for before the image is
-    /// poisoned.
-    pub(crate) async fn barrier(&self) -> Result<(), Errno> {
-        let _held = self.image.flushing.lock().await;
-        if let Some(errno) = self.image.poisoned() {
-            return Err(errno);
-        }
-        self.flush_host().await
-    }
-
-    /// Has the host flush the top file; the lock on flushing is held.
-    pub(crate) async fn flush_host(&self) -> Result<(), Errno> {
-        let flushed = self.top_file().flush().await;
-        flushed.inspect_err(|errno| {
-            self.image.flush_failed.store(true, Ordering::Release);
-            self.image.poison(*errno);
-        })
-    }
-}
-
-/// Clusters of one queue that are counted and free to use. Counting them many at a time keeps
-/// threads that allocate out of each other's way; a crash leaks those that were not used.
-#[derive(Debug)]
-pub(crate) struct LocalRun(pub(crate) Cell<Run>);
-
-impl LocalRun {
-    /// Takes up to `want` clusters in a row for `queue`, whose run this is.
-    pub(crate) fn take(
-        &self,
-        queue: usize,
-        maps: &Maps,
-        writer: &Writer,
-        want: u64,
-    ) -> Result<Run, AllocError> {
-        let mut run = self.0.get();
+    /// Takes up to `want` clusters in a row from those that this queue has counted ahead. Counting them many
+    /// at a time keeps threads that allocate out of each other's way; a crash leaks those that were not used.
+    pub(crate) fn take_local(&self, want: u64) -> Result<Run, AllocError> {
+        let local = &self.queue.local;
+        let mut run = local.get();
         if run.len == 0 {
-            let mut alloc = writer.alloc.lock();
+            let metadata = &self.qcow2.maps.metadata;
+            let mut alloc = self.writer.alloc.lock();
             let batch = want.max(alloc.batch());
-            run = alloc.take(queue, batch, |cluster| maps.metadata.contains(cluster))?;
-            writer.note_pressure(&alloc);
+            run = alloc.take(self.queue.id, batch, |cluster| metadata.contains(cluster))?;
+            self.writer.note_pressure(&alloc);
         }
         let taken = Run {
             len: want.min(run.len),
@@ -339,27 +291,41 @@ impl LocalRun {
         };
         run.start += taken.len;
         run.len -= taken.len;
-        self.0.set(run);
+        local.set(run);
         Ok(taken)
     }
-}
 
-/// Clusters taken and not yet referred to; given back if nobody says `keep`.
-pub(crate) struct Taken<'a> {
-    pub(crate) writer: &'a Writer,
-    pub(crate) free: Free,
-    keep: bool,
-}
-
-impl Taken<'_> {
-    pub(crate) fn new(writer: &Writer, start: u64, len: u64) -> Taken<'_> {
+    /// Clusters that are given back unless somebody keeps them.
+    pub(crate) fn taken(&self, start: u64, len: u64) -> Taken<'q> {
         Taken {
-            writer,
+            writer: self.writer,
             free: Free { start, len },
             keep: false,
         }
     }
 
+    /// Notes references that a mapping no longer has in memory. They are given back after a pass
+    /// has made that durable.
+    pub(crate) fn unmapped(&self, frees: &[Free]) {
+        let mut alloc = self.writer.alloc.lock();
+        #[cfg(feature = "broken-order")]
+        if self.image.breaks(crate::options::BrokenRule::O3) {
+            alloc.releasable.extend_from_slice(frees);
+            return;
+        }
+        alloc.unmapped.extend_from_slice(frees);
+        self.writer.note_pressure(&alloc);
+    }
+}
+
+/// Clusters taken and not yet referred to; given back if nobody says `keep`.
+pub(crate) struct Taken<'a> {
+    writer: &'a Writer,
+    pub(crate) free: Free,
+    keep: bool,
+}
+
+impl Taken<'_> {
     pub(crate) fn keep(mut self) {
         self.keep = true;
     }
@@ -403,19 +369,6 @@ impl Alloc {
 }
 
 impl Writer {
-    /// Notes references that a mapping no longer has in memory. They are given back after a pass
-    /// has made that durable.
-    pub(crate) fn unmapped(&self, _image: &crate::image::Image, frees: &[Free]) {
-        let mut alloc = self.alloc.lock();
-        #[cfg(feature = "broken-order")]
-        if _image.breaks(crate::options::BrokenRule::O3) {
-            alloc.releasable.extend_from_slice(frees);
-            return;
-        }
-        alloc.unmapped.extend_from_slice(frees);
-        self.note_pressure(&alloc);
-    }
-
     /// Asks for a pass if the allocator wants one.
     pub(crate) fn note_pressure(&self, alloc: &Alloc) {
         if alloc.pressed() && !self.pressed.load(Ordering::Relaxed) {

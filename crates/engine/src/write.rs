@@ -10,22 +10,21 @@ use gaur_format::AllocationPolicy;
 use gaur_format::addr::{GuestOffset, HostOffset};
 use gaur_format::l2::L2Entry;
 
+use crate::active::Active;
 use crate::align;
+use crate::corruption::Fault;
 use crate::fill::Fill;
-use crate::image::{Image, Qcow2, Writer};
 use crate::metadata::alloc::{AllocError, AllocNeed, Free, Run};
 use crate::metadata::claims::ClaimList;
 use crate::metadata::maps::{Kind, Located, Lookup, Maps};
-use crate::queue::Queue;
-use crate::tables::LocalRun;
 use crate::waiters::Ticket;
 
 /// What to do with the next bytes of a write.
-enum Plan<'a> {
+enum Plan<'q, F: File> {
     /// Write them where they are.
     InPlace { host: u64, len: u64 },
     /// Write them into the piece.
-    Piece(Piece<'a>),
+    Piece(Piece<'q, F>),
     /// Do this first, then plan again.
     Need(Need),
 }
@@ -44,10 +43,8 @@ pub(crate) enum Need {
 }
 
 /// A claimed guest range that is about to get a new mapping. Dropping it aborts.
-pub(crate) struct Piece<'a> {
-    image: &'a Image,
-    qcow2: &'a Qcow2,
-    writer: &'a Writer,
+pub(crate) struct Piece<'q, F: File> {
+    active: Active<'q, F>,
     claim: u64,
     /// Pinned L2 slice.
     slice: u64,
@@ -68,24 +65,18 @@ pub(crate) struct Piece<'a> {
     committed: bool,
 }
 
-impl<F: File> Queue<F> {
+impl<'q, F: File> Active<'q, F> {
     /// Stores `source` at guest offset `offset`; the range is inside the image.
-    pub(crate) async fn write(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        offset: u64,
-        source: Source<'_>,
-    ) -> Result<(), Errno> {
+    pub(crate) async fn write(&self, offset: u64, source: Source<'_>) -> Result<(), Errno> {
         let mut at = offset;
         let mut rest = source;
         while !rest.is_empty() {
-            match self.plan(qcow2, writer, at, rest.len() as u64)? {
-                Plan::Need(need) => self.resolve(qcow2, writer, need).await?,
+            match self.plan(at, rest.len() as u64)? {
+                Plan::Need(need) => self.resolve(need).await?,
                 Plan::InPlace { host, len } => {
                     let (part, after) = rest.split_at(len as usize);
-                    let file = self.top_file();
-                    align::write(file, &self.pool, &self.image.locks, host, part).await?;
+                    let file = self.queue.top_file();
+                    align::write(file, &self.queue.pool, &self.image.locks, host, part).await?;
                     rest = after;
                     at += len;
                 }
@@ -102,48 +93,33 @@ impl<F: File> Queue<F> {
     }
 
     /// Does what a plan needs before it can be made.
-    pub(crate) async fn resolve(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        need: Need,
-    ) -> Result<(), Errno> {
+    pub(crate) async fn resolve(&self, need: Need) -> Result<(), Errno> {
         match need {
-            Need::Slice(slice) => self.load_slice(0, qcow2, slice).await,
-            Need::Table(index) => self.make_table(qcow2, writer, index).await,
-            Need::Alloc(need) => self.resolve_alloc(qcow2, writer, need).await,
+            Need::Slice(slice) => self.layer().load_slice(slice).await,
+            Need::Table(index) => self.make_table(index).await,
+            Need::Alloc(need) => self.resolve_alloc(need).await,
             Need::Busy(at, ticket) => {
-                writer.claims.waiters(at).wait(ticket).await;
+                self.writer.claims.waiters(at).wait(ticket).await;
                 Ok(())
             }
         }
     }
 
-    fn plan<'a>(
-        &'a self,
-        qcow2: &'a Qcow2,
-        writer: &'a Writer,
-        at: u64,
-        len: u64,
-    ) -> Result<Plan<'a>, Errno> {
-        let maps = &qcow2.maps;
+    fn plan(&self, at: u64, len: u64) -> Result<Plan<'q, F>, Errno> {
+        let maps = &self.qcow2.maps;
         if let Some(plan) = self.plan_in_place(maps, at, len)? {
             return Ok(plan);
         }
-        let ticket = writer.claims.ticket(at);
-        let mut claims = writer.claims.lock(at);
+        let ticket = self.writer.claims.ticket(at);
+        let mut claims = self.writer.claims.lock(at);
         // The mapping may have changed between the two looks.
         if let Some(plan) = self.plan_in_place(maps, at, len)? {
             return Ok(plan);
         }
         let planner = Planner {
-            image: &self.image,
-            qcow2,
-            writer,
-            queue: self.id,
-            local: &self.local,
+            active: *self,
             at,
-            len: len.min(writer.claims.end_of_slice(at) - at),
+            len: len.min(self.writer.claims.end_of_slice(at) - at),
         };
         match planner.plan(maps, &mut claims) {
             Ok(piece) => Ok(Plan::Piece(piece)),
@@ -153,10 +129,10 @@ impl<F: File> Queue<F> {
         }
     }
 
-    fn plan_in_place(&self, maps: &Maps, at: u64, len: u64) -> Result<Option<Plan<'_>>, Errno> {
+    fn plan_in_place(&self, maps: &Maps, at: u64, len: u64) -> Result<Option<Plan<'q, F>>, Errno> {
         let lookup = maps
             .extent(at, len)
-            .map_err(|what| self.image.corruption(0, what))?;
+            .map_err(|fault| self.image.corrupt(0, fault))?;
         match lookup {
             Lookup::Miss(slice) => Ok(Some(Plan::Need(Need::Slice(slice)))),
             Lookup::Extent {
@@ -174,12 +150,12 @@ impl<F: File> Queue<F> {
         let bits = maps.geometry.cluster_bits();
         let (first, last) = (host >> bits, (host + len - 1) >> bits);
         if maps.metadata.touches(first, last - first + 1) {
-            return Err(self.image.contradiction());
+            return Err(self.image.corrupt(0, Fault::maps_metadata(host)));
         }
         Ok(())
     }
 
-    async fn write_piece(&self, mut piece: Piece<'_>, data: Source<'_>) -> Result<(), Errno> {
+    async fn write_piece(&self, mut piece: Piece<'_, F>, data: Source<'_>) -> Result<(), Errno> {
         #[cfg(feature = "broken-order")]
         if self.image.breaks(crate::options::BrokenRule::O2) {
             piece.commit();
@@ -187,7 +163,7 @@ impl<F: File> Queue<F> {
         }
         if let Some((offset, len)) = piece.space_to_take() {
             // Best effort: where there is no space for whole clusters there may be some for this.
-            let _ = self.top_file().allocate_at(offset, len).await;
+            let _ = self.queue.top_file().allocate_at(offset, len).await;
         }
         self.fill_piece(&mut piece, data).await?;
         piece.commit();
@@ -203,18 +179,14 @@ enum Obstacle {
 }
 
 /// Looks for the next piece of a write, under the locks of claims and maps.
-struct Planner<'a> {
-    image: &'a Image,
-    qcow2: &'a Qcow2,
-    writer: &'a Writer,
-    queue: usize,
-    local: &'a LocalRun,
+struct Planner<'q, F: File> {
+    active: Active<'q, F>,
     at: u64,
     len: u64,
 }
 
-impl<'a> Planner<'a> {
-    fn plan(&self, maps: &Maps, claims: &mut ClaimList) -> Result<Piece<'a>, Obstacle> {
+impl<'q, F: File> Planner<'q, F> {
+    fn plan(&self, maps: &Maps, claims: &mut ClaimList) -> Result<Piece<'q, F>, Obstacle> {
         let (entry, slice) = self.entry_at(maps, self.at)?;
         match entry {
             L2Entry::Cluster {
@@ -237,17 +209,17 @@ impl<'a> Planner<'a> {
             }) => Err(Obstacle::Need(table)),
             Ok(Located::Miss(slice)) => Err(Obstacle::Need(Need::Slice(slice))),
             Ok(Located::Entry { entry, slice, .. }) => Ok((entry, slice)),
-            Err(what) => Err(Obstacle::Failed(self.image.corruption(0, what))),
+            Err(fault) => Err(Obstacle::Failed(self.active.image.corrupt(0, fault))),
         }
     }
 
     fn cluster_of(&self, at: u64) -> u64 {
-        at & !(self.qcow2.geometry.cluster_size() - 1)
+        at & !(self.active.geometry().cluster_size() - 1)
     }
 
     /// What fills the unwritten part of a subcluster in the given state.
     fn fill_for(&self, is_zero: bool, at: u64) -> Fill {
-        if !is_zero && self.image.has_backing_at(at) {
+        if !is_zero && self.active.image.has_backing_at(at) {
             Fill::Old
         } else {
             Fill::Zeros
@@ -257,8 +229,8 @@ impl<'a> Planner<'a> {
     /// Whether the cluster at `host` holds zeros wherever it has no data. Asked under the lock of the
     /// claims, because discards change it under that lock.
     fn is_fresh(&self, host: HostOffset) -> bool {
-        let cluster = self.qcow2.geometry.cluster_of(host);
-        self.writer.fresh.read().contains(cluster.0)
+        let cluster = self.active.geometry().cluster_of(host);
+        self.active.writer.fresh.read().contains(cluster.0)
     }
 
     /// The cluster is allocated and ours, but some subclusters written to have no data in it yet.
@@ -269,8 +241,8 @@ impl<'a> Planner<'a> {
         slice: u64,
         host: HostOffset,
         (alloc, zero): (u32, u32),
-    ) -> Result<Piece<'a>, Obstacle> {
-        let geometry = &self.qcow2.geometry;
+    ) -> Result<Piece<'q, F>, Obstacle> {
+        let geometry = self.active.geometry();
         let (cluster, sub) = (self.cluster_of(self.at), geometry.subcluster_size());
         let end = (self.at + self.len).min(cluster + geometry.cluster_size());
         let first = (self.at - cluster) / sub;
@@ -280,7 +252,8 @@ impl<'a> Planner<'a> {
             return Err(Obstacle::Busy);
         }
         if maps.metadata.contains(geometry.cluster_of(host).0) {
-            return Err(Obstacle::Failed(self.image.contradiction()));
+            let fault = Fault::maps_metadata(host.0);
+            return Err(Obstacle::Failed(self.active.image.corrupt(0, fault)));
         }
         let edge = |index: u64| {
             let bit = 1_u32 << index;
@@ -306,9 +279,7 @@ impl<'a> Planner<'a> {
         );
         self.pin(maps, slice)?;
         Ok(Piece {
-            image: self.image,
-            qcow2: self.qcow2,
-            writer: self.writer,
+            active: self.active,
             claim: claims.insert(region.0, region.1),
             slice,
             region,
@@ -330,8 +301,8 @@ impl<'a> Planner<'a> {
         claims: &mut ClaimList,
         slice: u64,
         first: L2Entry,
-    ) -> Result<Piece<'a>, Obstacle> {
-        let geometry = &self.qcow2.geometry;
+    ) -> Result<Piece<'q, F>, Obstacle> {
+        let geometry = self.active.geometry();
         let size = geometry.cluster_size();
         let start = self.cluster_of(self.at);
         let wanted_end = self.cluster_of(self.at + self.len - 1) + size;
@@ -344,7 +315,7 @@ impl<'a> Planner<'a> {
             count += 1;
         }
         self.pin(maps, slice)?;
-        let run = match self.take(maps, count) {
+        let run = match self.take(count) {
             Ok(run) => run,
             Err(obstacle) => {
                 maps.slices.unpin(slice);
@@ -369,9 +340,7 @@ impl<'a> Planner<'a> {
             }
         };
         Ok(Piece {
-            image: self.image,
-            qcow2: self.qcow2,
-            writer: self.writer,
+            active: self.active,
             claim: claims.insert(start, start + run.len * size),
             slice,
             region: (low, high),
@@ -412,18 +381,20 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn take(&self, maps: &Maps, count: u64) -> Result<Run, Obstacle> {
-        match self.local.take(self.queue, maps, self.writer, count) {
+    fn take(&self, count: u64) -> Result<Run, Obstacle> {
+        match self.active.take_local(count) {
             Ok(run) => Ok(run),
             Err(AllocError::Need(need)) => Err(Obstacle::Need(Need::Alloc(need))),
             Err(AllocError::Failed(errno)) => Err(Obstacle::Failed(errno)),
-            Err(AllocError::Corrupt(_)) => Err(Obstacle::Failed(self.image.contradiction())),
+            Err(AllocError::Corrupt(fault)) => {
+                Err(Obstacle::Failed(self.active.image.corrupt(0, fault)))
+            }
         }
     }
 
     /// Where the mapped region starts in the first cluster, and what fills it up to the write.
     fn low_edge(&self, old: L2Entry, cluster: u64) -> (u64, Fill) {
-        let sub = self.qcow2.geometry.subcluster_size();
+        let sub = self.active.geometry().subcluster_size();
         let index = (self.at - cluster) / sub;
         let old_first = match old {
             L2Entry::Compressed(_) => Some(0),
@@ -441,7 +412,7 @@ impl<'a> Planner<'a> {
 
     /// Where the mapped region ends in the last cluster, and what fills it after the write.
     fn high_edge(&self, old: L2Entry, cluster: u64, end: u64) -> (u64, Fill) {
-        let geometry = &self.qcow2.geometry;
+        let geometry = self.active.geometry();
         let sub = geometry.subcluster_size();
         let index = (end - 1 - cluster) / sub;
         let old_last = match old {
@@ -469,7 +440,7 @@ impl<'a> Planner<'a> {
     }
 
     fn old_references(&self, maps: &Maps, start: u64, count: u64) -> Vec<Free> {
-        let geometry = &self.qcow2.geometry;
+        let geometry = self.active.geometry();
         let mut frees = Vec::new();
         for index in 0..count {
             let at = start + index * geometry.cluster_size();
@@ -506,34 +477,34 @@ pub(crate) fn reference_of(
     }
 }
 
-impl Piece<'_> {
+impl<F: File> Piece<'_, F> {
     /// Under the policy *contiguous*: the host range of new clusters whose space was not taken ahead.
     fn space_to_take(&self) -> Option<(u64, u64)> {
-        let contiguous = self.writer.allocation == AllocationPolicy::Contiguous;
-        let size = self.qcow2.geometry.cluster_size();
+        let contiguous = self.active.writer.allocation == AllocationPolicy::Contiguous;
+        let size = self.active.geometry().cluster_size();
         let wanted = contiguous && self.run.len > 0 && !self.run.backed;
         wanted.then_some((self.run.start * size, self.run.len * size))
     }
 
     /// Makes the new mapping visible. The disk learns of it from a writeback pass.
     fn commit(&mut self) {
-        let geometry = &self.qcow2.geometry;
+        let geometry = self.active.geometry();
         let size = geometry.cluster_size();
         let mut cluster = self.region.0 & !(size - 1);
         while cluster < self.region.1 {
-            let maps = &self.qcow2.maps;
+            let maps = &self.active.qcow2.maps;
             maps.update(cluster, |old| self.new_entry(old, cluster));
             cluster += size;
         }
         if !self.frees.is_empty() {
             // After the mapping: a pass takes the frees before it copies the mappings.
-            self.writer.unmapped(self.image, &self.frees);
+            self.active.unmapped(&self.frees);
         }
         self.committed = true;
     }
 
     fn new_entry(&self, old: L2Entry, cluster: u64) -> L2Entry {
-        let geometry = &self.qcow2.geometry;
+        let geometry = self.active.geometry();
         let (size, sub) = (geometry.cluster_size(), geometry.subcluster_size());
         let first = self.region.0.saturating_sub(cluster) / sub;
         let last = (self.region.1 - 1 - cluster).min(size - 1) / sub;
@@ -569,7 +540,7 @@ impl Piece<'_> {
     }
 }
 
-impl Drop for Piece<'_> {
+impl<F: File> Drop for Piece<'_, F> {
     fn drop(&mut self) {
         if !self.committed && self.run.len > 0 {
             // Nothing refers to the clusters and no request is using them any more.
@@ -577,13 +548,13 @@ impl Drop for Piece<'_> {
                 start: self.run.start,
                 len: self.run.len,
             };
-            self.writer.alloc.lock().releasable.push(free);
+            self.active.writer.alloc.lock().releasable.push(free);
         } else if !self.committed && self.started {
             // Some of the bytes may be there, and nobody may ever see them.
-            let cluster = self.qcow2.geometry.cluster_of(HostOffset(self.host));
-            self.writer.fresh.write().soil(cluster.0, 1);
+            let cluster = self.active.geometry().cluster_of(HostOffset(self.host));
+            self.active.writer.fresh.write().soil(cluster.0, 1);
         }
-        self.qcow2.maps.slices.unpin(self.slice);
-        self.writer.claims.remove(self.region.0, self.claim);
+        self.active.qcow2.maps.slices.unpin(self.slice);
+        self.active.writer.claims.remove(self.region.0, self.claim);
     }
 }

@@ -13,8 +13,8 @@
 
 use gaur_block::{Errno, File, Source};
 
+use crate::active::Active;
 use crate::align;
-use crate::image::{Qcow2, Writer};
 use crate::job::Job;
 use crate::metadata::alloc::{AllocNeed, Free, Run};
 use crate::pool::PoolBuffer;
@@ -97,23 +97,20 @@ impl<F: File> Staging<F> {
     }
 }
 
-impl<F: File> Queue<F> {
+impl<F: File> Active<'_, F> {
     /// One pass; see the module.
-    pub(crate) async fn write_back(&self, writer: &Writer) -> Result<(), Errno> {
-        let Some((qcow2, _)) = self.top() else {
-            return self.barrier().await;
-        };
-        let log = qcow2.maps.log.as_deref();
+    pub(crate) async fn write_back(&self) -> Result<(), Errno> {
+        let log = self.qcow2.maps.log.as_deref();
         if let Some(log) = log {
             log.pass_starts();
         }
         let (frees, holes) = {
-            let mut alloc = writer.alloc.lock();
+            let mut alloc = self.writer.alloc.lock();
             let holes = std::mem::take(&mut alloc.holes.unmapped);
             (std::mem::take(&mut alloc.unmapped), holes)
         };
-        let maps = self.stage_maps(qcow2);
-        let counts = self.stage_counts(writer);
+        let maps = self.stage_maps();
+        let counts = self.stage_counts();
         let written = self.write_in_order(&maps, &counts).await;
         if let Some(log) = log {
             match written {
@@ -122,28 +119,28 @@ impl<F: File> Queue<F> {
             }
         }
         written?;
-        self.staged_are_written(qcow2, writer, &maps, &counts);
+        self.staged_are_written(&maps, &counts);
         self.keep_staging(maps);
         self.keep_staging(counts);
         {
-            let mut alloc = writer.alloc.lock();
+            let mut alloc = self.writer.alloc.lock();
             alloc.durable.extend(frees);
             alloc.holes.durable.extend(holes);
         }
-        self.release(writer).await;
-        self.punch_holes(qcow2, writer).await;
+        self.release().await;
+        self.punch_holes().await;
         Ok(())
     }
 
     #[cfg(not(feature = "broken-order"))]
     async fn write_in_order(&self, maps: &Staging<F>, counts: &Staging<F>) -> Result<(), Errno> {
         self.write_staged(counts).await?;
-        self.barrier().await?;
+        self.queue.barrier().await?;
         if maps.writes.is_empty() {
             return Ok(());
         }
         self.write_staged(maps).await?;
-        self.barrier().await
+        self.queue.barrier().await
     }
 
     #[cfg(feature = "broken-order")]
@@ -151,23 +148,23 @@ impl<F: File> Queue<F> {
         use crate::options::BrokenRule;
         if self.image.breaks(BrokenRule::O1) {
             // Data first, as it should be, but mappings ahead of the counts.
-            self.barrier().await?;
+            self.queue.barrier().await?;
             self.write_staged(maps).await?;
             self.write_staged(counts).await?;
-            return self.barrier().await;
+            return self.queue.barrier().await;
         }
         self.write_staged(counts).await?;
-        self.barrier().await?;
+        self.queue.barrier().await?;
         self.write_staged(maps).await?;
         if maps.writes.is_empty() || self.image.breaks(BrokenRule::O4) {
             return Ok(());
         }
-        self.barrier().await
+        self.queue.barrier().await
     }
 
     /// Lists that an earlier pass of this queue left, so that passes need no new memory.
     fn take_staging(&self) -> Staging<F> {
-        let kept = self.staging.borrow_mut().pop();
+        let kept = self.queue.staging.borrow_mut().pop();
         kept.unwrap_or_else(Staging::new)
     }
 
@@ -175,36 +172,43 @@ impl<F: File> Queue<F> {
         staging.buffers.clear();
         staging.writes.clear();
         staging.used = 0;
-        self.staging.borrow_mut().push(staging);
+        self.queue.staging.borrow_mut().push(staging);
     }
 
-    fn stage_maps(&self, qcow2: &Qcow2) -> Staging<F> {
+    fn stage_maps(&self) -> Staging<F> {
         let mut staging = self.take_staging();
-        let maps = &qcow2.maps;
+        let maps = &self.qcow2.maps;
         let slice_bytes = maps.slices.slice_bytes() as usize;
         maps.slices
-            .stage_dirty(|offset, fill| staging.add_with(self, offset, slice_bytes, fill));
+            .stage_dirty(|offset, fill| staging.add_with(self.queue, offset, slice_bytes, fill));
         maps.l1
-            .stage_dirty(|offset, bytes| staging.add(self, offset, bytes));
+            .stage_dirty(|offset, bytes| staging.add(self.queue, offset, bytes));
         staging
     }
 
-    pub(crate) fn stage_counts(&self, writer: &Writer) -> Staging<F> {
+    pub(crate) fn stage_counts(&self) -> Staging<F> {
         let mut staging = self.take_staging();
-        let mut alloc = writer.alloc.lock();
-        writer.pressed.store(false, Ordering::Relaxed);
+        let mut alloc = self.writer.alloc.lock();
+        self.writer.pressed.store(false, Ordering::Relaxed);
         alloc
             .blocks
-            .stage_dirty(|offset, bytes| staging.add(self, offset, bytes));
+            .stage_dirty(|offset, bytes| staging.add(self.queue, offset, bytes));
         staging
     }
 
     pub(crate) async fn write_staged(&self, staging: &Staging<F>) -> Result<(), Errno> {
-        let file = self.top_file();
+        let file = self.queue.top_file();
         let write = async |write: Option<&StagedWrite>| match write {
             Some(write) => {
                 let source = staging.source(*write);
-                align::write(file, &self.pool, &self.image.locks, write.offset, source).await
+                align::write(
+                    file,
+                    &self.queue.pool,
+                    &self.image.locks,
+                    write.offset,
+                    source,
+                )
+                .await
             }
             None => Ok(()),
         };
@@ -220,26 +224,20 @@ impl<F: File> Queue<F> {
         Ok(())
     }
 
-    fn staged_are_written(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        maps: &Staging<F>,
-        counts: &Staging<F>,
-    ) {
+    fn staged_are_written(&self, maps: &Staging<F>, counts: &Staging<F>) {
         if !maps.writes.is_empty() {
-            let slices = &qcow2.maps.slices;
+            let slices = &self.qcow2.maps.slices;
             each_slice(&maps.writes, slices.slice_bytes(), |offset| {
                 slices.written(offset)
             });
             slices.settle();
         }
-        self.counts_are_written(writer, counts);
+        self.counts_are_written(counts);
     }
 
-    pub(crate) fn counts_are_written(&self, writer: &Writer, counts: &Staging<F>) {
+    pub(crate) fn counts_are_written(&self, counts: &Staging<F>) {
         if !counts.writes.is_empty() {
-            let mut alloc = writer.alloc.lock();
+            let mut alloc = self.writer.alloc.lock();
             let slice_bytes = alloc.blocks.slice_bytes();
             each_slice(&counts.writes, slice_bytes, |offset| {
                 alloc.blocks.written(offset)
@@ -249,45 +247,45 @@ impl<F: File> Queue<F> {
 
     /// Gives back what is durably unreferenced and no longer used by any request. What some
     /// request may still be using, or cannot be counted now, waits for a later pass.
-    async fn release(&self, writer: &Writer) {
-        writer.alloc.lock().drain(&writer.grace);
+    async fn release(&self) {
+        self.writer.alloc.lock().drain(&self.writer.grace);
         loop {
-            let Some(mut free) = writer.alloc.lock().releasable.pop() else {
+            let Some(mut free) = self.writer.alloc.lock().releasable.pop() else {
                 return;
             };
-            if self.count_down(writer, &mut free).await.is_err() {
-                writer.alloc.lock().releasable.push(free);
+            if self.count_down(&mut free).await.is_err() {
+                self.writer.alloc.lock().releasable.push(free);
                 return;
             }
         }
     }
 
-    async fn count_down(&self, writer: &Writer, free: &mut Free) -> Result<(), Errno> {
+    async fn count_down(&self, free: &mut Free) -> Result<(), Errno> {
         let mut result = Ok(());
         let mut zeroed = Vec::new();
         while free.len > 0 && result.is_ok() {
-            let need = writer.alloc.lock().count_down(free, &mut zeroed);
+            let need = self.writer.alloc.lock().count_down(free, &mut zeroed);
             if let Err(AllocNeed::Slice(slice)) = need {
-                result = self.load_refcounts(writer, slice).await;
+                result = self.load_refcounts(slice).await;
             }
         }
         for run in zeroed {
-            let run = self.empty(writer, run, &Job::default()).await;
-            writer.alloc.lock().give_back(run);
+            let run = self.empty(run, &Job::default()).await;
+            self.writer.alloc.lock().give_back(run);
         }
         result
     }
 
     /// Gives back the clusters that a switch of the whole image has freed. When `job` is cancelled their
     /// space stays allocated on the host; they are free all the same.
-    pub(crate) async fn release_freed(&self, writer: &Writer, job: &Job) {
+    pub(crate) async fn release_freed(&self, job: &Job) {
         let mut from = 0;
         loop {
-            let next = writer.alloc.lock().freed.run_from(from);
+            let next = self.writer.alloc.lock().freed.run_from(from);
             let Some(run) = next else { return };
             from = run.start + run.len;
-            let run = self.empty(writer, run, job).await;
-            let mut alloc = writer.alloc.lock();
+            let run = self.empty(run, job).await;
+            let mut alloc = self.writer.alloc.lock();
             // Another task may have been at the same run.
             if alloc.freed.contains(run.start) {
                 alloc.freed.remove(run);
@@ -297,27 +295,27 @@ impl<F: File> Queue<F> {
     }
 
     /// Punches free clusters, and notes whether they are fresh now.
-    async fn empty(&self, writer: &Writer, run: Run, job: &Job) -> Run {
-        let fresh = job.step(0).is_ok() && self.punch(writer, run).await;
+    async fn empty(&self, run: Run, job: &Job) -> Run {
+        let fresh = job.step(0).is_ok() && self.punch(run).await;
         if fresh {
-            writer.fresh.write().clean(run.start, run.len);
+            self.writer.fresh.write().clean(run.start, run.len);
         } else {
-            writer.fresh.write().soil(run.start, run.len);
+            self.writer.fresh.write().soil(run.start, run.len);
         }
         Run { fresh, ..run }
     }
 
     /// Gives the space of free clusters back to the host; whether they read as zeros now.
-    async fn punch(&self, writer: &Writer, run: Run) -> bool {
+    async fn punch(&self, run: Run) -> bool {
         /// Smaller clusters share the host's blocks; punching them would write zeros.
         const PUNCH_BYTES_MIN: u64 = 4096;
-        let limits = &writer.limits;
-        let size = writer.alloc.lock().geometry.cluster_size();
+        let limits = &self.writer.limits;
+        let size = self.writer.alloc.lock().geometry.cluster_size();
         if !self.image.options.discard || !limits.discard_zeroes || size < PUNCH_BYTES_MIN {
             return false;
         }
         let range = run.start * size..(run.start + run.len) * size;
-        align::discard(self.top_file(), &self.image.locks, range)
+        align::discard(self.queue.top_file(), &self.image.locks, range)
             .await
             .is_ok()
     }

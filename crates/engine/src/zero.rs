@@ -14,12 +14,13 @@ use gaur_format::allocation::{AllocationPolicy, empty_blocks};
 use gaur_format::geometry::{Geometry, Version};
 use gaur_format::l2::L2Entry;
 
-use crate::image::{Image, Qcow2, Writer};
+use crate::active::Active;
+use crate::image::Writer;
 use crate::job::Job;
 use crate::metadata::alloc::Free;
 use crate::metadata::holes::Hole;
 use crate::metadata::maps::{Located, Maps};
-use crate::queue::Queue;
+use crate::queue::Unmap;
 use crate::read::Place;
 use crate::write::{Need, reference_of};
 
@@ -70,17 +71,10 @@ impl UnmapRange {
 /// Longest piece of zeros written at once.
 const ZEROS_BYTES: u64 = 64 << 10;
 
-impl<F: File> Queue<F> {
+impl<F: File> Active<'_, F> {
     /// Makes a range inside the image read as zeros.
-    pub(crate) async fn zero(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        offset: u64,
-        len: u64,
-        may_unmap: bool,
-    ) -> Result<(), Errno> {
-        let geometry = &qcow2.geometry;
+    pub(crate) async fn zero(&self, offset: u64, len: u64, unmap: Unmap) -> Result<(), Errno> {
+        let geometry = self.geometry();
         let unit = geometry.subcluster_size();
         let end = offset + len;
         let first = offset.next_multiple_of(unit);
@@ -91,35 +85,30 @@ impl<F: File> Queue<F> {
             last_unit: unit,
         };
         if first >= self.last_unit(range) {
-            return self.zero_by_writing(qcow2, writer, offset, len).await;
+            return self.zero_by_writing(offset, len).await;
         }
-        self.zero_by_writing(qcow2, writer, offset, first - offset)
-            .await?;
-        let mode = if may_unmap { Mode::Unmap } else { Mode::Keep };
+        self.zero_by_writing(offset, first - offset).await?;
+        let mode = match unmap {
+            Unmap::Allowed => Mode::Unmap,
+            Unmap::Forbidden => Mode::Keep,
+        };
         let job = Job::default();
-        let last = self.unmap(qcow2, writer, range, mode, &job).await?;
+        let last = self.unmap(range, mode, &job).await?;
         let tail = end.saturating_sub(last);
-        self.zero_by_writing(qcow2, writer, last, tail).await
+        self.zero_by_writing(last, tail).await
     }
 
     /// Gives back the whole clusters or subclusters of a range inside the image.
-    pub(crate) async fn discard(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), Errno> {
-        let unit = writer.discard_unit(&qcow2.geometry);
+    pub(crate) async fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        let unit = self.writer.discard_unit(self.geometry());
         let range = UnmapRange {
             start: offset.next_multiple_of(unit),
             end: offset + len,
             unit,
-            last_unit: qcow2.geometry.cluster_size(),
+            last_unit: self.geometry().cluster_size(),
         };
         let job = Job::default();
-        self.unmap(qcow2, writer, range, Mode::Discard, &job)
-            .await?;
+        self.unmap(range, Mode::Discard, &job).await?;
         Ok(())
     }
 
@@ -135,98 +124,73 @@ impl<F: File> Queue<F> {
     }
 
     /// Removes every mapping in a range of whole clusters.
-    pub(crate) async fn forget(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        range: (u64, u64),
-        job: &Job,
-    ) -> Result<(), Errno> {
-        self.unmap(qcow2, writer, UnmapRange::whole(range), Mode::Forget, job)
+    pub(crate) async fn forget(&self, range: (u64, u64), job: &Job) -> Result<(), Errno> {
+        self.unmap(UnmapRange::whole(range), Mode::Forget, job)
             .await?;
         Ok(())
     }
 
     /// Makes clusters beyond the end of the image read as zeros when it will reach them.
-    pub(crate) async fn zero_beyond(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        range: (u64, u64),
-        job: &Job,
-    ) -> Result<(), Errno> {
+    pub(crate) async fn zero_beyond(&self, range: (u64, u64), job: &Job) -> Result<(), Errno> {
         // As above: some of it may be written.
-        let _inside = self.enter();
-        self.unmap(qcow2, writer, UnmapRange::whole(range), Mode::Unmap, job)
+        let _inside = self.queue.enter();
+        self.unmap(UnmapRange::whole(range), Mode::Unmap, job)
             .await?;
         Ok(())
     }
 
     /// Goes through the whole units of a range; says where the last of them ended.
-    async fn unmap(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        range: UnmapRange,
-        mode: Mode,
-        job: &Job,
-    ) -> Result<u64, Errno> {
+    async fn unmap(&self, range: UnmapRange, mode: Mode, job: &Job) -> Result<u64, Errno> {
         let (mut at, mut told) = (range.start, range.start);
         job.expect(range.end.saturating_sub(range.start));
         while at < self.last_unit(range) {
             job.step(at - told)?;
             told = at;
-            match self.unmap_step(qcow2, writer, at, range, mode)? {
+            match self.unmap_step(at, range, mode)? {
                 Step::Done(len) => at += len,
-                Step::Need(need) => self.resolve(qcow2, writer, need).await?,
+                Step::Need(need) => self.resolve(need).await?,
                 Step::Write(len) => {
                     let stop = (at + len).min(range.end);
                     let inside = self.image.size_bytes().clamp(at, stop) - at;
-                    self.zero_by_writing(qcow2, writer, at, inside).await?;
+                    self.zero_by_writing(at, inside).await?;
                     // A growing image needs zeros where it is about to reach.
-                    self.write_zero_bytes(qcow2, writer, at + inside, stop - at - inside)
+                    self.write_zero_bytes(at + inside, stop - at - inside)
                         .await?;
                     at += len;
                 }
             }
             // A long range must not fill the cache with dirt.
-            self.relieve().await?;
+            self.relieve().await;
         }
         Ok(at)
     }
 
     /// Zeros a range by writing, unless it reads as zeros already.
-    async fn zero_by_writing(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), Errno> {
+    async fn zero_by_writing(&self, offset: u64, len: u64) -> Result<(), Errno> {
         let reads_as_zeros =
             |place: &Place| matches!(place, Place::Nothing { .. } | Place::Zero { .. });
         let (mut at, end) = (offset, offset + len);
         while at < end {
-            let found = self.find(at, end - at).await?;
+            let found = self.queue.find(at, end - at).await?;
             if !reads_as_zeros(&found.place) {
-                self.write_zero_bytes(qcow2, writer, at, found.len).await?;
+                self.write_zero_bytes(at, found.len).await?;
                 at += found.len;
                 continue;
             }
             // A write that is under way has its data in place already, and so may others that were
             // overtaken by it. Its commit must not bring any of that up after these zeros.
-            let ticket = writer.claims.ticket(at);
-            let len = found.len.min(writer.claims.end_of_slice(at) - at);
+            let ticket = self.writer.claims.ticket(at);
+            let len = found.len.min(self.writer.claims.end_of_slice(at) - at);
             let now = {
-                let claims = writer.claims.lock(at);
+                let claims = self.writer.claims.lock(at);
                 if claims.free_prefix(at, at + len) == len {
-                    Some(self.find_now(at, len)?)
+                    Some(self.queue.find_now(at, len)?)
                 } else {
                     None
                 }
             };
             match now {
-                None => writer.claims.waiters(at).wait(ticket).await,
+                None => self.writer.claims.waiters(at).wait(ticket).await,
                 Some(Some(now)) if reads_as_zeros(&now.place) => at += now.len,
                 Some(_) => {}
             }
@@ -235,36 +199,22 @@ impl<F: File> Queue<F> {
     }
 
     /// Writes zeros, whatever is there.
-    pub(crate) async fn write_zero_bytes(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        offset: u64,
-        len: u64,
-    ) -> Result<(), Errno> {
+    pub(crate) async fn write_zero_bytes(&self, offset: u64, len: u64) -> Result<(), Errno> {
         let (mut at, end) = (offset, offset + len);
         while at < end {
             let step = (end - at).min(ZEROS_BYTES);
-            let mut zeros = self.pool.take(self.top_file(), step as usize);
+            let mut zeros = self.queue.pool.take(self.queue.top_file(), step as usize);
             zeros.fill(0);
-            self.write(qcow2, writer, at, Source::Memory(&zeros))
-                .await?;
+            self.write(at, Source::Memory(&zeros)).await?;
             at += step;
         }
         Ok(())
     }
 
-    fn unmap_step(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        at: u64,
-        range: UnmapRange,
-        mode: Mode,
-    ) -> Result<Step, Errno> {
-        let geometry = &qcow2.geometry;
-        let ticket = writer.claims.ticket(at);
-        let claims = writer.claims.lock(at);
+    fn unmap_step(&self, at: u64, range: UnmapRange, mode: Mode) -> Result<Step, Errno> {
+        let geometry = self.geometry();
+        let ticket = self.writer.claims.ticket(at);
+        let claims = self.writer.claims.lock(at);
         // Looked at under the lock: a write to where the image has grown to comes after it.
         let end = self.last_unit(range);
         if at >= end {
@@ -276,16 +226,16 @@ impl<F: File> Queue<F> {
         let start = at & !(size - 1);
         let reach = end
             .next_multiple_of(size)
-            .min(writer.claims.end_of_slice(start));
+            .min(self.writer.claims.end_of_slice(start));
         let quiet = start + claims.free_prefix(start, reach) / size * size;
         let free = quiet.min(end).saturating_sub(at);
         if free == 0 {
             return Ok(Step::Need(Need::Busy(at, ticket)));
         }
-        let maps = &qcow2.maps;
+        let maps = &self.qcow2.maps;
         let located = maps
             .locate(at)
-            .map_err(|what| self.image.corruption(0, what))?;
+            .map_err(|fault| self.image.corrupt(0, fault))?;
         let index = geometry.l1_index(GuestOffset(at));
         let per_table = geometry.guest_bytes_per_l2();
         let table_end = (at / per_table + 1).saturating_mul(per_table);
@@ -313,16 +263,14 @@ impl<F: File> Queue<F> {
             Located::Entry { slice, .. } => slice,
         };
         let unmapper = Unmapper {
-            image: &self.image,
-            qcow2,
-            writer,
+            active: *self,
             mode,
             slice,
         };
         let mut frees = Vec::new();
         let step = unmapper.run(maps, (at, at + free), &mut frees);
         if !frees.is_empty() {
-            writer.unmapped(&self.image, &frees);
+            self.unmapped(&frees);
         }
         Ok(step)
     }
@@ -339,10 +287,8 @@ impl Writer {
 }
 
 /// Changes the entries of one slice, under the lock of its claims.
-struct Unmapper<'a> {
-    image: &'a Image,
-    qcow2: &'a Qcow2,
-    writer: &'a Writer,
+struct Unmapper<'q, F: File> {
+    active: Active<'q, F>,
     mode: Mode,
     slice: u64,
 }
@@ -357,7 +303,7 @@ enum Change {
     Write,
 }
 
-impl Unmapper<'_> {
+impl<F: File> Unmapper<'_, F> {
     fn run(&self, maps: &Maps, range: (u64, u64), frees: &mut Vec<Free>) -> Step {
         if !maps.slices.pin(self.slice) {
             // Other threads needed its place since it was found.
@@ -369,7 +315,7 @@ impl Unmapper<'_> {
     }
 
     fn run_pinned(&self, maps: &Maps, range: (u64, u64), frees: &mut Vec<Free>) -> Step {
-        let size = self.qcow2.geometry.cluster_size();
+        let size = self.active.geometry().cluster_size();
         let (start, end) = range;
         let mut at = start;
         while at < end {
@@ -384,11 +330,11 @@ impl Unmapper<'_> {
                 Change::None => {}
                 Change::Entry(new, gone) => {
                     maps.update(at, |_| new);
-                    match reference_of(entry, &self.qcow2.geometry) {
+                    match reference_of(entry, self.active.geometry()) {
                         Some(free) if gone => Free::join(frees, free.start, free.len),
                         Some(kept) if data_of(entry) & !data_of(new) != 0 => {
                             // What the guest had there stays behind in its cluster.
-                            self.writer.fresh.write().soil(kept.start, kept.len);
+                            self.active.writer.fresh.write().soil(kept.start, kept.len);
                             self.note_hole(new, at, upto);
                         }
                         Some(_) if self.mode == Mode::Discard => self.note_hole(new, at, upto),
@@ -418,12 +364,13 @@ impl Unmapper<'_> {
         else {
             return;
         };
-        let given_back = self.image.options.discard && self.writer.limits.discard_zeroes;
+        let given_back =
+            self.active.image.options.discard && self.active.writer.limits.discard_zeroes;
         let wanted = matches!(self.mode, Mode::Unmap | Mode::Discard) && given_back;
-        if !wanted || self.writer.allocation != AllocationPolicy::Compact {
+        if !wanted || self.active.writer.allocation != AllocationPolicy::Compact {
             return;
         }
-        let geometry = &self.qcow2.geometry;
+        let geometry = self.active.geometry();
         let offset = geometry.offset_in_cluster(GuestOffset(at));
         let cluster = at - offset;
         if let Some((start, end)) = empty_blocks(alloc, offset, upto - cluster, geometry) {
@@ -432,14 +379,14 @@ impl Unmapper<'_> {
                 host: host.0 + start,
                 len: end - start,
             };
-            let mut alloc = self.writer.alloc.lock();
+            let mut alloc = self.active.writer.alloc.lock();
             alloc.holes.add(hole, geometry);
-            self.writer.note_pressure(&alloc);
+            self.active.writer.note_pressure(&alloc);
         }
     }
 
     fn change(&self, entry: L2Entry, at: u64, upto: u64) -> Change {
-        let geometry = &self.qcow2.geometry;
+        let geometry = self.active.geometry();
         let all = geometry.subcluster_mask();
         let mask = self.mask(at, upto);
         if self.mode == Mode::Forget {
@@ -449,6 +396,7 @@ impl Unmapper<'_> {
             };
         }
         let backed = self
+            .active
             .image
             .has_backing_at(at & !(geometry.cluster_size() - 1));
         if geometry.version() == Version::V2 {
@@ -502,7 +450,7 @@ impl Unmapper<'_> {
 
     /// The subclusters of one cluster that `at..upto` covers; both are multiples of a subcluster.
     fn mask(&self, at: u64, upto: u64) -> u32 {
-        let geometry = &self.qcow2.geometry;
+        let geometry = self.active.geometry();
         let sub = geometry.subcluster_size();
         let first = geometry.offset_in_cluster(GuestOffset(at)) / sub;
         let count = (upto - at) / sub;

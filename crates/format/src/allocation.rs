@@ -1,5 +1,5 @@
-//! How an image likes its space, a header extension of Gaur's own; and which space inside a cluster
-//! the policy *compact* gives back.
+//! Allocation policy: a header extension of Gaur's own, and the space inside a cluster that the policy
+//! *compact* gives back.
 //!
 //! | byte | length | field |
 //! |---|---|---|
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_says_nothing_and_reserved_bytes_do_not_matter() {
+    fn unknown_allocation_policy_is_ignored() {
         for data in [
             &[][..],
             &[1, 1],

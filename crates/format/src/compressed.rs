@@ -1,4 +1,4 @@
-//! Descriptors of compressed clusters.
+//! Compressed cluster descriptors.
 //!
 //! With `x = 62 - (cluster_bits - 8)`, bits 0 to x-1 of the L2 entry are the host offset in bytes
 //! (unaligned), bits x to 61 the number of 512-byte sectors *after* the one that offset lies in. The
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn covering_takes_whole_sectors_and_says_which_clusters() {
+    fn compressed_descriptor_covers_whole_sectors() {
         let geometry = geometry(16);
         let cases = [
             (0x50000, 1, 0, 512, (5, 1)),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_descriptor_cannot_reach_is_refused() {
+    fn compressed_offset_out_of_range_is_refused() {
         let wide = geometry(21);
         let reach = CompressedDescriptor::max_offset(&wide);
         assert_eq!(reach.0, (1 << 49) - 1);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn an_offset_beyond_2_to_the_56_is_a_corruption() {
+    fn compressed_offset_above_2_to_the_56_is_corruption() {
         let small = geometry(9);
         for raw in [
             1 << 56,

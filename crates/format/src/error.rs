@@ -1,4 +1,4 @@
-//! What can be wrong with an image.
+//! Errors: what is wrong in an image, in which structure, at which offset.
 //!
 //! [`Error`] is for whole structures (header, snapshot table, options of a new image): it says what
 //! is wrong, in which structure and at which byte, what was found and what is allowed. [`Corruption`]

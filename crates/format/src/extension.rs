@@ -1,4 +1,4 @@
-//! Header extensions: what follows the header in cluster 0.
+//! Header extensions, which follow the header in cluster 0.
 //!
 //! Each is a type (u32), a length (u32), that many bytes, and zeros up to a multiple of eight. Type 0
 //! ends the list; so does the backing file name or the end of the cluster. A list is kept as it was

@@ -1,4 +1,4 @@
-//! The sizes of an image and the arithmetic that follows from them.
+//! Image geometry: cluster and table sizes, and the arithmetic on offsets.
 //!
 //! A [`Geometry`] exists only for legal combinations, so none of its methods can overflow or
 //! divide by zero: every size is a power of two between 2^4 and 2^39, and every shift is below 64.
@@ -306,13 +306,13 @@ mod tests {
     }
 
     #[test]
-    fn exactly_the_legal_combinations_exist() {
+    fn geometry_accepts_exactly_the_legal_combinations() {
         let (standard_v3, extended_v3, v2) = (13 * 7, 8 * 7, 13);
         assert_eq!(all().len(), standard_v3 + extended_v3 + v2);
     }
 
     #[test]
-    fn indexes_of_a_guest_offset_make_the_offset_again() {
+    fn guest_offset_round_trips_through_indexes() {
         for geometry in all() {
             for offset in [0, 1, 511, 65535, 65536, (1 << 40) + 12345, (1 << 61) - 1] {
                 let offset = GuestOffset(offset);
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn indexes_of_a_refcount_make_the_cluster_again() {
+    fn refcount_indexes_round_trip() {
         for geometry in all() {
             for cluster in [0, 1, 63, 64, 12345, 1 << 40] {
                 let cluster = ClusterIndex(cluster);

@@ -1,4 +1,4 @@
-//! The header of an image: what cluster 0 holds.
+//! The image header in cluster 0.
 //!
 //! Layout: the fields (72 bytes in version 2, 104 or more in version 3), the header extensions, the
 //! name of the backing file. [`Header::parse`] checks every field; [`Header::encode`] gives the same
@@ -264,7 +264,7 @@ impl Header {
     }
 
     /// Where the bitmap directory is. `None` also when the autoclear bit is clear: a writer without
-    /// bitmaps was here, so they are stale and their clusters are nobody's.
+    /// bitmaps was here, so they are stale and their clusters no longer belong to them.
     pub fn bitmaps(&self) -> Option<BitmapsExtension> {
         BitmapsExtension::parse(self.live_bitmaps()?, &self.geometry()).ok()
     }

@@ -1,4 +1,4 @@
-//! Entries of the L1 table: where the L2 tables are.
+//! L1 table entries: host offsets of L2 tables.
 //!
 //! Bits 9 to 55 are the host offset, 63 says that the L2 table has a refcount of exactly one (right
 //! in the active table only), all others are reserved. As in QEMU, the data path ignores reserved
@@ -68,7 +68,7 @@ mod tests {
     const GEOMETRY: Geometry = Geometry::FALLBACK;
 
     #[test]
-    fn the_data_path_ignores_reserved_bits_and_the_checker_does_not() {
+    fn l1_reserved_bits_are_reported_by_the_checker_only() {
         let plain = COPIED | 0x30000;
         let expected = Some(L1Ref {
             offset: HostOffset(0x30000),
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_inside_a_cluster_is_a_corruption() {
+    fn unaligned_l2_table_is_corruption() {
         let found = decode(0x30200, &GEOMETRY).unwrap_err();
         assert_eq!(
             (found.kind, found.raw),

@@ -1,4 +1,4 @@
-//! Entries of L2 tables, standard (8 bytes) and extended (16 bytes), in one shape.
+//! L2 table entries, standard (8 bytes) and extended (16 bytes), as one type.
 //!
 //! A standard entry is a cluster of one subcluster (mask 1), an extended one of 32, so that code
 //! above this module knows subclusters only:
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_qemu_does_not_read_is_a_corruption() {
+    fn l2_entry_refused_by_qemu_is_corruption() {
         let both = 1 << 32 | 1;
         let v2 = Geometry::new(Version::V2, 16, false, 4).unwrap();
         let cases = [
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_the_checker_of_qemu_sees_is_read_and_linted() {
+    fn l2_entry_reported_by_qemu_check_only_is_read_and_linted() {
         let (data, packed) = (COPIED | 0x50000, COMPRESSED | 0x50000);
         let cases = [
             (standard(), data | 1 << 57, 0, CorruptionKind::L2Reserved),
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_at_reads_entries_of_both_sizes_and_nothing_outside() {
+    fn l2_raw_at_reads_both_entry_sizes_within_bounds() {
         let bytes: std::vec::Vec<u8> = (0..40).collect();
         let number =
             |first: u8| u64::from_be_bytes(core::array::from_fn(|index| first + index as u8));

@@ -1,4 +1,4 @@
-//! Which image format a file looks like: a decision by its first and last bytes.
+//! Format probing: which image format a file has, by its first and last bytes.
 //!
 //! A qcow2 image, an image of another program, or the bytes of a disk as they are (raw). What another
 //! program wrote must be told from a raw disk: copied as one, its tables would become the guest's data.
@@ -6,8 +6,8 @@
 //! version 2, and what says at its end what it is (fixed VHD, DMG).
 //!
 //! A guess, and no more. The guest of a raw disk writes whatever it likes to both ends, so that a raw
-//! disk can look like anything here, qcow2 included: who knows the format says it, and nothing is
-//! probed then. `docs/decisions/04-probed-raw-images.md` says what follows for writing.
+//! disk can look like anything here, qcow2 included. A caller that knows the format names it, and
+//! nothing is probed then. `docs/decisions/04-probed-raw-images.md` says what follows for writing.
 //!
 //! Sources: the specifications of VMDK (VMware, "Virtual Disk Format 1.1"), VHD (Microsoft, "Virtual
 //! Hard Disk Image Format Specification" 1.0), VHDX (MS-VHDX) and LUKS ("On-Disk Format" 1.2.3, "LUKS2
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn short_files_are_looked_at_without_panic() {
+    fn probing_short_files_does_not_panic() {
         let footer = vhd_footer();
         for start in [
             &b"QFI\xfb\0\0\0\x03"[..],
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_extensions_are_those_that_people_use() {
+    fn format_names_and_file_extensions() {
         for (extension, format) in [
             ("vmdk", ImageFormat::Vmdk),
             ("vhd", ImageFormat::Vhd),

@@ -1,4 +1,4 @@
-//! Refcount blocks of every width and entries of the refcount table.
+//! Refcount blocks of every width, and refcount table entries.
 //!
 //! A refcount is 1 to 64 bits. Widths of 8 bits and more are big-endian numbers; below that several
 //! share a byte, the first in its lowest bits. Table entries are host offsets of blocks (bits 9 to
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_changes_nothing() {
+    fn refcount_that_does_not_fit_changes_nothing() {
         for order in 0..=6 {
             let mut block = [0x55; 16];
             let width = 1u32 << order;

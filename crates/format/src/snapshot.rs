@@ -1,4 +1,4 @@
-//! The table of internal snapshots.
+//! The snapshot table.
 //!
 //! Entries of varying length, each padded to a multiple of eight: 40 bytes of fields, extra data, the
 //! id, the name. The header says how many there are, not how long the table is: [`table_len`] tells
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_as_old_writers_left_them_are_read() {
+    fn snapshot_entries_with_short_extra_data_are_read() {
         let mut old = snapshot("old");
         (old.disk_size, old.icount) = (None, None);
         let table = encode_table(core::slice::from_ref(&old));
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_beyond_4_gib_is_0_in_the_old_field() {
+    fn vm_state_size_above_4_gib_is_zero_in_32_bit_field() {
         let mut large = snapshot("large");
         large.vm_state_size = 1 << 32;
         let table = encode_table(core::slice::from_ref(&large));
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn no_instruction_count_is_minus_one_on_disk() {
+    fn missing_icount_is_encoded_as_minus_one() {
         let mut plain = snapshot("plain");
         plain.icount = None;
         let table = encode_table(core::slice::from_ref(&plain));
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn the_length_is_found_however_little_is_given() {
+    fn snapshot_table_len_from_any_prefix() {
         let all = [snapshot("a"), snapshot("a longer name"), snapshot("")];
         let table = encode_table(&all);
         for given in 0..=table.len() {

@@ -184,7 +184,7 @@ fn counters_agree_on_leaks_and_lost_refcounts() {
         let path = new_image(&scratch, "cluster_size=64k");
         qemu::io(&path, &WRITES);
         if from_end == 0 {
-            // One more cluster in the file that nobody refers to.
+            // One more cluster in the file, without a reference.
             let len = std::fs::metadata(&path)
                 .unwrap()
                 .len()

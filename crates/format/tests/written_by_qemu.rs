@@ -27,7 +27,7 @@ fn header(path: &str) -> Header {
 }
 
 #[test]
-fn headers_are_understood_and_survive() {
+fn qemu_headers_round_trip() {
     let scratch = Scratch::new("header");
     let path = scratch.path("disk.qcow2");
     let base = scratch.path("base.raw");
@@ -68,7 +68,7 @@ fn new_images_have_the_header_that_qemu_gives_them() {
 }
 
 #[test]
-fn snapshot_tables_are_understood_and_survive() {
+fn qemu_snapshot_tables_round_trip() {
     let scratch = Scratch::new("snapshots");
     let path = scratch.path("disk.qcow2");
     qemu::img(&["create", "-q", "-f", "qcow2", &path, "3M"]);
@@ -104,7 +104,7 @@ fn snapshot_tables_are_understood_and_survive() {
 }
 
 #[test]
-fn bitmap_directories_are_understood_and_survive() {
+fn qemu_bitmap_directories_round_trip() {
     let scratch = Scratch::new("bitmaps");
     let path = scratch.path("disk.qcow2");
     qemu::img(&["create", "-q", "-f", "qcow2", &path, "3M"]);

@@ -1,4 +1,4 @@
-//! The atomics.
+//! Atomics for the model checker.
 //!
 //! loom takes `SeqCst` accesses for `AcqRel` ones, which would report errors that cannot happen. Here
 //! such accesses are ordered by a second atomic, see [`Floor`].

@@ -1,4 +1,4 @@
-//! Runs models.
+//! Runs models under loom.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -71,7 +71,7 @@ fn run(
     report(runs.load(Ordering::Relaxed));
 }
 
-/// Says how often a model was run, where somebody asked for it.
+/// Prints how many executions a model had, if an environment variable asks for it.
 fn report(runs: usize) {
     if std::env::var_os("GAUR_COUNT_RUNS").is_some() {
         let thread = std::thread::current();

@@ -3,7 +3,7 @@
 //!
 //! The engine and the reactor take theirs from here when they are built with `--cfg loom`, so that
 //! `cargo xtask model` can run the code that ships through every interleaving. In an ordinary build
-//! this crate is empty, and nobody depends on it. See `docs/testing.md`.
+//! this crate is empty, and no crate depends on it. See `docs/testing.md`.
 
 #![cfg(loom)]
 #![forbid(unsafe_code)]

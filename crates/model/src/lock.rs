@@ -1,4 +1,4 @@
-//! The locks.
+//! Mutex, read-write lock, condition variable and once-lock for the model checker.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! A lock that tasks hold while they wait for something else.
+//! An asynchronous mutex for the model checker: a task may hold it across an await.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -7,7 +7,7 @@ use std::task::{Poll, Waker};
 
 use crate::lock::Mutex;
 
-/// `futures_util::lock::Mutex`: whoever gives it up wakes one of those that wait.
+/// `futures_util::lock::Mutex`: the guard's drop wakes one of the waiting tasks.
 #[derive(Debug, Default)]
 pub struct TaskMutex<T> {
     state: Mutex<TaskMutexState>,
@@ -21,7 +21,7 @@ struct TaskMutexState {
 }
 
 impl<T> TaskMutex<T> {
-    /// Waits until nobody holds it and takes it.
+    /// Waits until it is free and locks it.
     pub async fn lock(&self) -> TaskMutexGuard<'_, T> {
         poll_fn(|context| {
             let mut state = self.state.lock();

@@ -1,9 +1,9 @@
-//! How a verb fails: one line for the user and an exit code for the script.
+//! The failure of a verb: one line for the user and an exit code for the script.
 
 use std::fmt;
 
 use gaur_block::Errno;
-use gaur_engine::{ErrorKind, ImageError};
+use gaur_engine::{ErrorKind, Image, ImageError};
 
 use crate::notice::one_line;
 
@@ -39,7 +39,7 @@ impl Failure {
         }
     }
 
-    /// An end that needs no words, because they were said or nobody listens.
+    /// A failure that prints nothing, because its message was printed already or standard output is closed.
     pub fn silent(code: u8) -> Failure {
         Failure {
             silent: true,
@@ -61,10 +61,7 @@ impl Failure {
             return Failure::cancelled(name);
         }
         let text = format!("{error:#}");
-        // The engine may name the file itself; saying it twice helps nobody.
-        let rest = text.strip_prefix(name);
-        let rest = rest.and_then(|rest| rest.strip_prefix(": "));
-        Failure::about(name, rest.unwrap_or(&text)).kind(error.kind())
+        Failure::about(name, without_name(name, &text)).kind(error.kind())
     }
 
     /// An operation on the image `name` was given up.
@@ -82,6 +79,19 @@ impl Failure {
     /// A failed system call on `name` while doing `what`.
     pub fn system(name: &str, what: &str, errno: Errno) -> Failure {
         Failure::about(name, format!("{what}: {errno}"))
+    }
+
+    /// A request to the image `name` failed while doing `what`. Names the corruption that was found, if that
+    /// can be the reason.
+    pub fn request(image: &Image, name: &str, what: &str, errno: Errno) -> Failure {
+        match image.corruption() {
+            Some(report) if errno == Errno::EIO => {
+                let text = report.to_string();
+                Failure::about(name, format!("{what}: {}", without_name(name, &text)))
+                    .kind(ErrorKind::Corrupt)
+            }
+            _ => Failure::system(name, what, errno),
+        }
     }
 
     /// A failed call of the standard library on `name`.
@@ -124,7 +134,7 @@ impl Failure {
         }
     }
 
-    /// Whether somebody else has the image.
+    /// Whether another program has the image locked.
     pub fn is_locked(&self) -> bool {
         self.kind == Some(ErrorKind::Locked)
     }
@@ -157,7 +167,14 @@ impl Failure {
     }
 }
 
-/// Failures of printing. Whoever closes the pipe has read enough.
+/// What the engine says of the image `name`: the engine may name the file itself; do not name it twice.
+fn without_name<'a>(name: &str, text: &'a str) -> &'a str {
+    let rest = text.strip_prefix(name);
+    rest.and_then(|rest| rest.strip_prefix(": "))
+        .unwrap_or(text)
+}
+
+/// Failures of printing. A reader that closes the pipe has read enough.
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Failure {
         match error.kind() {
@@ -208,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_one_line_even_when_the_file_name_is_not() {
+    fn failure_message_is_one_line() {
         let failure = Failure::about("a\nb", "is a directory").hint("name a file");
         assert_eq!(failure.to_string(), "a\\nb: is a directory (name a file)");
         let failure = Failure::new("option 'a\u{1b}[1m\nb' is unknown");

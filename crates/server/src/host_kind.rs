@@ -1,4 +1,4 @@
-//! How a verb with threads of its own reaches files: io_uring, or calls that block.
+//! `--host`: whether a verb with threads of its own uses io_uring or blocking calls.
 
 use crate::failure::Failure;
 use crate::notice::say;

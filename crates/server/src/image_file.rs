@@ -1,5 +1,5 @@
-//! The file of an image, for verbs that look at its metadata and not at the guest's data: they work
-//! on images that cannot be opened whole (encrypted ones, a backing file that is gone).
+//! The image file, for verbs that read metadata and not guest data. They work on images that cannot be
+//! opened as a disk (encrypted, or with a missing backing file).
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
-//! An image as the command line names it: a path, `json:{..}`, or with `--image-opts` a string of
-//! `key=value,..`. The keys are QEMU's; one that is not known is refused, never passed over.
+//! Image specification on the command line: a path, `json:{..}`, or with `--image-opts` a string of
+//! `key=value,..`. The keys are QEMU's; an unknown one is refused, never ignored.
 //!
-//! Only the command line may use these forms. A backing file's name comes out of an image, where
-//! somebody else may have put it, and the engine takes paths only.
+//! Only the command line may use these forms. A backing file's name comes out of an image, which may be
+//! hostile, so the engine takes paths only.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -28,12 +28,12 @@ pub struct ImageSpec {
     format: Option<Format>,
     /// How the command line would tell it: `-f` for most.
     switch: Option<&'static str>,
-    changes: Changes,
+    changes: Overrides,
 }
 
 /// What the options say; `None` is what the verb does without them.
 #[derive(Clone, Debug, Default)]
-struct Changes {
+struct Overrides {
     read_only: Option<bool>,
     force_share: Option<bool>,
     lock: Option<bool>,
@@ -95,7 +95,7 @@ const ONLY_FOR_QCOW2: [&str; 10] = [
     "data-file",
 ];
 
-/// Seconds after which metadata that nobody used is given back, as QEMU on Linux has it.
+/// Seconds after which unused metadata is dropped from the caches, as in QEMU on Linux.
 const CLEAN_INTERVAL_SECONDS: u32 = 600;
 
 impl ImageSpec {
@@ -117,7 +117,7 @@ impl ImageSpec {
                 "options are text, and this is not valid UTF-8",
             )),
         };
-        keys.and_then(|keys| Reader { keys }.read(given, format))
+        keys.and_then(|keys| OptionReader { keys }.read(given, format))
             .map_err(|failure| failure.with_subject(&given.to_string_lossy()))
     }
 
@@ -130,11 +130,11 @@ impl ImageSpec {
             shown: path.to_string_lossy().into_owned(),
             format,
             switch: None,
-            changes: Changes::default(),
+            changes: Overrides::default(),
         }
     }
 
-    /// The same image, whose format is told by another switch than `-f`.
+    /// The same image, whose format another switch than `-f` names.
     pub fn format_switch(mut self, switch: &'static str) -> ImageSpec {
         self.switch = Some(switch);
         self
@@ -150,7 +150,7 @@ impl ImageSpec {
         Ok(self)
     }
 
-    /// The format of the image, whose file this is: the one that is told, else what it looks like.
+    /// The format of the image, whose file this is: the given one, else the probed one.
     pub fn format_of(&self, file: &ImageFile) -> Result<Format, Failure> {
         match self.format {
             Some(format) => Ok(format),
@@ -192,7 +192,7 @@ impl ImageSpec {
         &self.path
     }
 
-    /// Its format, if that is told.
+    /// Its format, if one is given.
     pub fn format(&self) -> Option<Format> {
         self.format
     }
@@ -276,7 +276,7 @@ impl ImageSpec {
         if let Some(lost) = opened.image.lost_bitmaps() {
             say(format!("{}: {}", self.shown, lost.describe()));
         }
-        // Whoever has a log tells when he has looked there.
+        // A caller with a commit log reports after it has read the log.
         if let (Some(unclosed), None) = (opened.image.unclosed(), &base.commit_log) {
             handover::tell(&self.shown, unclosed, false);
         }
@@ -289,9 +289,9 @@ impl ImageSpec {
     }
 }
 
-/// What [`Reader::node`] finds at one level.
+/// What [`OptionReader::node`] finds at one level.
 #[derive(Clone, Copy)]
-struct Node {
+struct NodeOptions {
     direct: Option<bool>,
     no_flush: Option<bool>,
     read_only: Option<bool>,
@@ -300,11 +300,11 @@ struct Node {
 }
 
 /// Takes the options that are known.
-struct Reader {
+struct OptionReader {
     keys: KeyValues,
 }
 
-impl Reader {
+impl OptionReader {
     fn read(mut self, given: &OsStr, format: Option<Format>) -> Result<ImageSpec, Failure> {
         let told = self.keys.take_text("driver")?;
         let driver = format.map(Format::name).or(told.as_deref());
@@ -321,9 +321,9 @@ impl Reader {
             },
         };
         let qcow2 = |key: &str| ONLY_FOR_QCOW2.iter().any(|start| key.starts_with(start));
-        let mut changes = Changes {
+        let mut changes = Overrides {
             only_for_qcow2: self.keys.find_key(qcow2).map(str::to_owned),
-            ..Changes::default()
+            ..Overrides::default()
         };
         let path = self.protocol(below, &mut changes)?;
         let file = self.node(below)?;
@@ -355,7 +355,7 @@ impl Reader {
     }
 
     /// The options of a file; returns its path.
-    fn protocol(&mut self, below: &str, changes: &mut Changes) -> Result<String, Failure> {
+    fn protocol(&mut self, below: &str, changes: &mut Overrides) -> Result<String, Failure> {
         let keys = &mut self.keys;
         let key = |name: &str| format!("{below}{name}");
         if !below.is_empty() {
@@ -383,10 +383,10 @@ impl Reader {
     }
 
     /// The options that every level has.
-    fn node(&mut self, level: &str) -> Result<Node, Failure> {
+    fn node(&mut self, level: &str) -> Result<NodeOptions, Failure> {
         let keys = &mut self.keys;
         let key = |name: &str| format!("{level}{name}");
-        // Nobody refers to nodes here, and files are opened for writing only by what writes.
+        // No node refers to another here, and only verbs that write open files for writing.
         keys.take_text(&key("node-name"))?;
         keys.take_bool(&key("auto-read-only"))?;
         let discard = keys.take_choice(&key("discard"), &["ignore", "off", "unmap", "on"])?;
@@ -394,7 +394,7 @@ impl Reader {
             let message = format!("option '{}' is not supported", key("detect-zeroes"));
             return Err(Failure::new(message).hint("off is"));
         }
-        Ok(Node {
+        Ok(NodeOptions {
             direct: keys.take_bool(&key("cache.direct"))?,
             no_flush: keys.take_bool(&key("cache.no-flush"))?,
             read_only: keys.take_bool(&key("read-only"))?,
@@ -404,7 +404,7 @@ impl Reader {
     }
 
     /// The options of qcow2.
-    fn qcow2(&mut self, changes: &mut Changes) -> Result<(), Failure> {
+    fn qcow2(&mut self, changes: &mut Overrides) -> Result<(), Failure> {
         let keys = &mut self.keys;
         changes.cache = CacheOptions {
             total_bytes: keys.take_size("cache-size")?,
@@ -463,9 +463,9 @@ const OVERLAP_STRUCTURES: [&str; 9] = [
     "bitmap-directory",
 ];
 
-impl Changes {
+impl Overrides {
     /// A file is opened as its own options say, and where they do not, as those of the image.
-    fn merge(&mut self, top: &Node, file: &Node) {
+    fn merge(&mut self, top: &NodeOptions, file: &NodeOptions) {
         let either = |one: Option<bool>, two: Option<bool>| match (one, two) {
             (Some(one), Some(two)) => Some(one || two),
             (one, two) => one.or(two),
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_say_the_same() {
+    fn option_string_and_json_give_the_same_spec() {
         let string = spec(
             "driver=qcow2,file.driver=file,file.filename=a,,b.qcow2,l2-cache-size=64k,\
              allocation=contiguous,\
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_a_path() {
+    fn plain_path_is_not_parsed_as_options() {
         let spec = ImageSpec::parse("a=b,c", false, None).expect("a path");
         assert_eq!((spec.path(), spec.format()), ("a=b,c", None));
         assert_eq!(spec.clean_interval(), Some(Duration::from_secs(600)));
@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_may_stand_alone_or_below_its_format() {
+    fn protocol_node_alone_or_below_format_node() {
         for (text, format) in [
             ("driver=raw,file.filename=a", Some(Format::Raw)),
             ("driver=file,filename=a", Some(Format::Raw)),
@@ -565,14 +565,14 @@ mod tests {
     }
 
     #[test]
-    fn the_format_of_the_switch_counts_more_than_the_driver() {
+    fn format_switch_overrides_json_driver() {
         let name = r#"json:{"driver":"raw","file.filename":"a"}"#;
         let spec = ImageSpec::parse(name, false, Some(Format::Qcow2)).expect("a spec");
         assert_eq!(spec.format(), Some(Format::Qcow2));
     }
 
     #[test]
-    fn what_the_image_says_of_the_cache_goes_for_its_backing_files_too() {
+    fn cache_direct_of_image_applies_to_backing_files() {
         let options = |text: &str| {
             let options = spec(text).open_options(&writing()).expect("options");
             (options.direct, options.backing_direct)
@@ -670,7 +670,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_ask_for_nothing_to_be_done_are_taken() {
+    fn options_without_effect_are_accepted() {
         let taken = spec(
             "driver=qcow2,file.filename=a,node-name=n,auto-read-only=on,lazy-refcounts=on,\
              overlap-check=none,overlap-check.main-header=off,pass-discard-other=on,\
@@ -682,7 +682,7 @@ mod tests {
     }
 
     #[test]
-    fn a_discard_may_end_at_the_guest_at_the_image_or_at_the_file() {
+    fn discard_can_be_ignored_at_guest_image_or_file_level() {
         let read = |options: &str| {
             let spec = spec(&format!("driver=qcow2,file.filename=a,{options}"));
             let opened = spec.open_options(&writing()).expect("options");

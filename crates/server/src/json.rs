@@ -1,9 +1,9 @@
-//! Reading JSON that people have written.
+//! JSON input, with errors that name the wrong key.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Reads a value. The error says which key is wrong, for who wrote it.
+/// Reads a value. The error names the wrong key for the user who wrote it.
 pub fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
@@ -11,7 +11,7 @@ pub fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     })
 }
 
-/// The words of a reader of JSON for who knows keys and not fields.
+/// serde's error in terms of keys instead of Rust's fields.
 fn explain(path: &str, text: &str) -> String {
     let named = |start: &str| {
         let (name, rest) = text.strip_prefix(start)?.split_once('`')?;

@@ -66,8 +66,9 @@ impl KeyValues {
 
     fn from_json(text: &str) -> Result<KeyValues, Failure> {
         let wrong = |reason: &str| Failure::new(format!("this is not valid JSON: {reason}"));
-        let tree: Tree = serde_json::from_str(text).map_err(|error| wrong(&error.to_string()))?;
-        let Tree::Object(members) = tree else {
+        let tree: JsonTree =
+            serde_json::from_str(text).map_err(|error| wrong(&error.to_string()))?;
+        let JsonTree::Object(members) = tree else {
             return Err(Failure::new("the options in JSON must be one object, {..}"));
         };
         let mut found = KeyValues::default();
@@ -77,17 +78,17 @@ impl KeyValues {
         Ok(found)
     }
 
-    fn flatten(&mut self, key: String, tree: Tree) -> Result<(), Failure> {
+    fn flatten(&mut self, key: String, tree: JsonTree) -> Result<(), Failure> {
         let members = match tree {
-            Tree::Leaf(value) => {
+            JsonTree::Leaf(value) => {
                 if self.has(&key) {
                     return Err(Failure::new(format!("option '{key}' is given twice")));
                 }
                 self.0.push((key, value));
                 return Ok(());
             }
-            Tree::Object(members) => members,
-            Tree::List(items) => {
+            JsonTree::Object(members) => members,
+            JsonTree::List(items) => {
                 let numbered = items.into_iter().enumerate();
                 numbered
                     .map(|(index, item)| (index.to_string(), item))
@@ -199,77 +200,77 @@ fn wrong(key: &str, value: &Value, allowed: &str) -> Failure {
 
 /// JSON in which no object has a key twice.
 #[derive(Debug)]
-enum Tree {
+enum JsonTree {
     Leaf(Value),
-    List(Vec<Tree>),
-    Object(Vec<(String, Tree)>),
+    List(Vec<JsonTree>),
+    Object(Vec<(String, JsonTree)>),
 }
 
-impl<'de> Deserialize<'de> for Tree {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Tree, D::Error> {
-        deserializer.deserialize_any(TreeVisitor)
+impl<'de> Deserialize<'de> for JsonTree {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<JsonTree, D::Error> {
+        deserializer.deserialize_any(JsonTreeVisitor)
     }
 }
 
-struct TreeVisitor;
+struct JsonTreeVisitor;
 
-impl<'de> Visitor<'de> for TreeVisitor {
-    type Value = Tree;
+impl<'de> Visitor<'de> for JsonTreeVisitor {
+    type Value = JsonTree;
 
     fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("a JSON value")
     }
 
-    fn visit_bool<E: Error>(self, bool: bool) -> Result<Tree, E> {
-        Ok(Tree::Leaf(Value::Bool(bool)))
+    fn visit_bool<E: Error>(self, bool: bool) -> Result<JsonTree, E> {
+        Ok(JsonTree::Leaf(Value::Bool(bool)))
     }
 
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Tree, E> {
-        Ok(Tree::Leaf(Value::Number(number)))
+    fn visit_u64<E: Error>(self, number: u64) -> Result<JsonTree, E> {
+        Ok(JsonTree::Leaf(Value::Number(number)))
     }
 
-    fn visit_i64<E: Error>(self, number: i64) -> Result<Tree, E> {
-        Ok(Tree::Leaf(match u64::try_from(number) {
+    fn visit_i64<E: Error>(self, number: i64) -> Result<JsonTree, E> {
+        Ok(JsonTree::Leaf(match u64::try_from(number) {
             Ok(number) => Value::Number(number),
             Err(_) => Value::OtherNumber(number as f64),
         }))
     }
 
-    fn visit_f64<E: Error>(self, number: f64) -> Result<Tree, E> {
+    fn visit_f64<E: Error>(self, number: f64) -> Result<JsonTree, E> {
         // Whole numbers up to here are exact in a float.
         const EXACT: f64 = 9_007_199_254_740_992.0;
         let whole = number.fract() == 0.0 && (0.0..=EXACT).contains(&number);
-        Ok(Tree::Leaf(match whole {
+        Ok(JsonTree::Leaf(match whole {
             true => Value::Number(number as u64),
             false => Value::OtherNumber(number),
         }))
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Tree, E> {
-        Ok(Tree::Leaf(Value::Text(text.to_owned())))
+    fn visit_str<E: Error>(self, text: &str) -> Result<JsonTree, E> {
+        Ok(JsonTree::Leaf(Value::Text(text.to_owned())))
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Tree, E> {
-        Ok(Tree::Leaf(Value::Null))
+    fn visit_unit<E: Error>(self) -> Result<JsonTree, E> {
+        Ok(JsonTree::Leaf(Value::Null))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Tree, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<JsonTree, A::Error> {
         let mut list = Vec::new();
         while let Some(item) = items.next_element()? {
             list.push(item);
         }
-        Ok(Tree::List(list))
+        Ok(JsonTree::List(list))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Tree, A::Error> {
-        let mut object: Vec<(String, Tree)> = Vec::new();
-        while let Some((key, tree)) = members.next_entry::<String, Tree>()? {
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<JsonTree, A::Error> {
+        let mut object: Vec<(String, JsonTree)> = Vec::new();
+        while let Some((key, tree)) = members.next_entry::<String, JsonTree>()? {
             if object.iter().any(|(other, _)| *other == key) {
                 return Err(A::Error::custom(format!("key {key:?} is there twice")));
             }
             object.push((key, tree));
         }
-        Ok(Tree::Object(object))
+        Ok(JsonTree::Object(object))
     }
 }
 
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_may_be_there_once() {
+    fn duplicate_json_key_is_refused() {
         for name in [
             r#"json:{"driver":"qcow2","driver":"raw"}"#,
             r#"json:{"file":{"filename":"a"},"file.filename":"b"}"#,
@@ -314,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_refused_in_one_line() {
+    fn invalid_json_is_refused_in_one_line() {
         for name in [
             "json:",
             "json:{",
@@ -329,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_name_is_no_option_string() {
+    fn file_name_is_refused_as_option_string() {
         for given in ["disk.qcow2", "disk,a=b", "", r#"json:{"a":"b=c"}"#] {
             let failure = KeyValues::from_option_string(given).expect_err(given);
             assert!(failure.to_string().contains("--image-opts"), "{failure}");
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_do_not_fit_are_told_with_their_key() {
+    fn option_errors_name_the_key() {
         let mut found = KeyValues::from_option_string("a=maybe,b=5x,c=slow").expect("options");
         let told = [
             found.take_bool("a").expect_err("not a bool").to_string(),

@@ -1,4 +1,4 @@
-//! `-o key=value,...`: the option lists of `create` and `convert`.
+//! Option lists, `-o key=value,...`, of `create` and `convert`.
 
 use std::ffi::OsString;
 
@@ -96,7 +96,7 @@ impl OptionList {
             .map(move |(key, value)| (key, text(value)))
     }
 
-    /// The options nobody took.
+    /// The keys of the options that were not taken.
     pub fn rest(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(key, _)| key.as_str())
     }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_no_use_are_refused() {
+    fn malformed_option_is_refused() {
         assert!(OptionList::parse(&["compat".to_owned()]).is_err());
         assert!(OptionList::parse(&["=v3".to_owned()]).is_err());
         let refused = parse("lazy_refcounts=maybe").take_bool("lazy_refcounts");

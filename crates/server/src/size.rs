@@ -1,4 +1,4 @@
-//! Sizes as people write and read them: `1.5G`, `0x100000`, `4 KiB`.
+//! Size parsing and formatting: `1.5G`, `0x100000`, `4 KiB`.
 //!
 //! What is accepted and how it is rounded is what qemu-img does, so that scripts can switch.
 

@@ -1,8 +1,8 @@
-//! The bytes of a machine's state on their way between a thread or socket and the engine: some pieces
-//! of memory that go round, so that one side reads while the other writes.
+//! A pipe in memory for VM state, between a thread or socket and the engine. A few buffers go round, so
+//! that one side reads while the other writes.
 //!
-//! Both ends wait without a runtime: a task on a reactor, or a thread by `block_on`. Whoever drops its
-//! end before the end of the stream ends it for the other.
+//! Both ends wait without a runtime: a task on a reactor, or a thread by `block_on`. An end that is
+//! dropped before the stream is complete breaks the pipe for the other end.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -52,7 +52,7 @@ impl Piece {
 enum End {
     /// All of it was sent.
     Complete,
-    /// Somebody gave up.
+    /// One end was dropped, or the pipe was cancelled.
     Broken,
 }
 
@@ -96,7 +96,7 @@ pub struct Receiver(Shared);
 #[derive(Clone)]
 pub struct Handle(Shared);
 
-/// The stream broke: the other end is gone, or somebody cancelled it.
+/// The stream broke: the other end was dropped, or the pipe was cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken;
 
@@ -231,11 +231,11 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_in_comes_out_in_order_with_a_few_pieces_of_memory() {
+    fn pipe_keeps_order_with_bounded_memory() {
         let (sender, receiver, handle) = pipe();
         let writer = std::thread::spawn(move || {
             for number in 0..1000_u32 {
-                send(&sender, &number.to_be_bytes()).expect("somebody reads");
+                send(&sender, &number.to_be_bytes()).expect("a receiver");
             }
             sender.finish();
         });
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_leaves_early_ends_it_for_the_other() {
+    fn dropping_one_end_breaks_the_pipe() {
         let (sender, receiver, _) = pipe();
         send(&sender, b"x").expect("room");
         drop(sender);

@@ -1,6 +1,5 @@
-//! A disk that may be written to and forgets it: a temporary overlay over an image, or over one of its
-//! internal snapshots. The overlay's file has no name any more once it is open, so it goes with the
-//! process, however that ends.
+//! `--snapshot`: a temporary overlay over an image, or over one of its internal snapshots. The overlay's
+//! file is unlinked once it is open, so it disappears with the process, however that ends.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A machine's state from a pipe into a snapshot, and from a snapshot into a pipe.
+//! Copies VM state from a pipe into a snapshot, and from a snapshot into a pipe.
 
 use std::sync::Arc;
 
@@ -63,8 +63,8 @@ pub async fn save<F: File>(
             Err(failure.hint("'gaur snapshot create' makes one of the disk alone"))
         }
         Ok(()) => state.finish(queue, new, job).await.map_err(image),
-        Err(Trouble::Broken) => Err(Failure::cancelled(name)),
-        Err(Trouble::Image(error)) => Err(image(error)),
+        Err(SaveError::Broken) => Err(Failure::cancelled(name)),
+        Err(SaveError::Image(error)) => Err(image(error)),
     };
     if saved.is_err() {
         state.abort(queue).await;
@@ -73,7 +73,7 @@ pub async fn save<F: File>(
 }
 
 /// Why a state did not get into the image.
-enum Trouble {
+enum SaveError {
     Image(ImageError),
     /// The rest of it does not come.
     Broken,
@@ -83,13 +83,16 @@ async fn write_all<F: File>(
     state: &Arc<VmStateSave>,
     queue: &Queue<F>,
     receiver: &Receiver,
-) -> Result<(), Trouble> {
+) -> Result<(), SaveError> {
     let mut writer = state.writer(queue);
-    while let Some(piece) = receiver.next().await.map_err(|Broken| Trouble::Broken)? {
-        writer.write(piece.bytes()).await.map_err(Trouble::Image)?;
+    while let Some(piece) = receiver.next().await.map_err(|Broken| SaveError::Broken)? {
+        writer
+            .write(piece.bytes())
+            .await
+            .map_err(SaveError::Image)?;
         receiver.give_back(piece);
     }
-    writer.flush().await.map_err(Trouble::Image)
+    writer.flush().await.map_err(SaveError::Image)
 }
 
 /// Sends the state of the snapshot with this id, else name, into `sender`.

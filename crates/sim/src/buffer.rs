@@ -1,4 +1,4 @@
-//! Memory at an aligned address, without unsafe code: a longer vector and where to start in it.
+//! Aligned buffer without unsafe code: a longer vector and the offset of its aligned part.
 
 use std::ops::{Deref, DerefMut};
 
@@ -12,7 +12,7 @@ pub struct SimBuffer {
 
 impl SimBuffer {
     /// `len` zero bytes at an address that is a multiple of `alignment`, but of no more than that:
-    /// whoever relies on a stricter alignment by luck is found out.
+    /// code that relies on a stricter alignment by luck fails.
     pub fn new(len: usize, alignment: usize) -> SimBuffer {
         let memory = vec![0; len + 2 * alignment + 1];
         let strict = memory.as_ptr().align_offset(2 * alignment);

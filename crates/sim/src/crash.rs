@@ -1,4 +1,4 @@
-//! What is left after the power went.
+//! Power cuts: which unflushed sectors and lengths survive.
 
 use std::collections::BTreeMap;
 
@@ -114,11 +114,11 @@ pub(crate) fn abandon(disk: &mut Disk, random: &mut Random) {
     disk.writers = 0;
 }
 
-type Late = BTreeMap<u64, Vec<(u64, Box<Sector>)>>;
+type LateWrites = BTreeMap<u64, Vec<(u64, Box<Sector>)>>;
 
 /// What the writes in flight have not applied yet, but might.
-fn unapplied(disk: &Disk, random: &mut Random) -> Late {
-    let mut late = Late::new();
+fn unapplied(disk: &Disk, random: &mut Random) -> LateWrites {
+    let mut late = LateWrites::new();
     for change in disk.in_flight.values() {
         for sector in change.remaining() {
             let bytes = disk.changed(change, sector, random);

@@ -1,4 +1,4 @@
-//! One file or device: what it reads as now, and every unflushed version of every sector.
+//! A simulated file or device: its current content, and every unflushed version of every sector.
 //!
 //! A write is applied sector by sector; each application adds a version to its sector. A flush makes
 //! the newest version of every write that had completed before the flush was asked for durable and
@@ -13,23 +13,23 @@ use gaur_block::{Errno, FileId};
 use crate::fault::{FaultKind, Faults};
 use crate::host::DiskProfile;
 use crate::operation::Change;
-use crate::rotating::Mechanics;
+use crate::rotating::Drive;
 use crate::{FileImage, Random, SECTOR_BYTES};
 
 /// Bytes of a sector.
 pub(crate) type Sector = [u8; SECTOR_BYTES as usize];
 
 /// A moment in the life of a disk; [`IN_FLIGHT`] for what has not happened yet.
-pub(crate) type Moment = u64;
+pub(crate) type Tick = u64;
 
 /// The completion of a request that is not complete.
-const IN_FLIGHT: Moment = Moment::MAX;
+const IN_FLIGHT: Tick = Tick::MAX;
 
 /// What a sector held after a request touched it.
 pub(crate) struct Version {
     pub(crate) bytes: Box<Sector>,
     pub(crate) request: u64,
-    completed: Moment,
+    completed: Tick,
     /// Dropped by a failed flush: no later flush makes it durable.
     lost: bool,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Dirty {
 
 impl Dirty {
     /// Makes what completed until `mark` durable; true when nothing unflushed is left.
-    fn settle(&mut self, mark: Moment) -> bool {
+    fn settle(&mut self, mark: Tick) -> bool {
         let newest = self
             .versions
             .iter()
@@ -60,7 +60,7 @@ impl Dirty {
 pub(crate) struct LenVersion {
     pub(crate) len_bytes: u64,
     pub(crate) request: u64,
-    completed: Moment,
+    completed: Tick,
 }
 
 /// State of one file, shared by every handle on it.
@@ -70,7 +70,7 @@ pub(crate) struct Disk {
     pub(crate) profile: DiskProfile,
     pub(crate) faults: Faults,
     /// How long requests take; `None` if chance alone decides.
-    pub(crate) mechanics: Option<Mechanics>,
+    pub(crate) mechanics: Option<Drive>,
     /// Faults that struck.
     pub(crate) struck: u64,
     /// Flushes that failed.
@@ -84,7 +84,7 @@ pub(crate) struct Disk {
     pub(crate) in_flight: BTreeMap<u64, Rc<Change>>,
     /// Handles that hold the write lock.
     pub(crate) writers: u32,
-    now: Moment,
+    now: Tick,
     next_request: u64,
 }
 
@@ -115,7 +115,7 @@ impl Disk {
     }
 
     /// The moment up to which completions count for a flush that is asked for now.
-    pub(crate) fn mark(&self) -> Moment {
+    pub(crate) fn mark(&self) -> Tick {
         self.now
     }
 
@@ -216,7 +216,7 @@ impl Disk {
     }
 
     /// A flush that was asked for at `mark` has succeeded.
-    pub(crate) fn flushed(&mut self, mark: Moment) {
+    pub(crate) fn flushed(&mut self, mark: Tick) {
         self.dirty.retain(|_, dirty| !dirty.settle(mark));
         if let Some(index) = self.lens.iter().rposition(|one| one.completed <= mark) {
             self.durable_len = self.lens[index].len_bytes;

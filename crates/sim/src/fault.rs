@@ -1,4 +1,4 @@
-//! Which requests of a disk fail.
+//! Fault injection: which requests of a disk fail.
 
 use crate::Random;
 

@@ -9,7 +9,7 @@ use gaur_block::{Access, Errno, FileId, Host, OpenError};
 
 use crate::disk::Disk;
 use crate::file::WriteLock;
-use crate::rotating::Mechanics;
+use crate::rotating::Drive;
 use crate::{Faults, FileImage, Handle, Random, Rotating, SimFile, Survivors, crash};
 
 /// What kind of disk a file lies on.
@@ -103,7 +103,7 @@ impl SimHost {
     /// Requests on the file called `name` take their time from now on, as on a rotating disk.
     pub fn set_rotating(&self, name: &str, shape: Rotating) {
         if let Some(disk) = self.disks.borrow().get(name) {
-            disk.borrow_mut().mechanics = Some(Mechanics::new(shape));
+            disk.borrow_mut().mechanics = Some(Drive::new(shape));
         }
     }
 

@@ -1,4 +1,4 @@
-//! The bytes of a file at rest.
+//! The content of a simulated file, sparse.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_cut_off_reads_as_zeros_when_the_file_grows_again() {
+    fn truncated_range_reads_as_zeros_after_growth() {
         let mut image = FileImage::from_bytes(&[7; 40_000]);
         image.set_len(20_000);
         image.set_len(40_000);

@@ -33,7 +33,7 @@ pub use host::{DiskProfile, SimHost};
 pub use image::FileImage;
 pub use random::Random;
 pub use rotating::Rotating;
-pub use scheduler::{Handle, Scheduler, Stop, Stuck};
+pub use scheduler::{Deadlock, Handle, Scheduler, Stop};
 pub use trace::Trace;
 
 /// The unit in which a disk keeps or loses what was written, in bytes.

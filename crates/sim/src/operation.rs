@@ -1,4 +1,4 @@
-//! Requests in flight on a simulated disk.
+//! In-flight requests of a simulated disk.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::task::{Poll, Waker};
 
 use gaur_block::Errno;
 
-use crate::disk::{Disk, Moment, Sector};
+use crate::disk::{Disk, Sector, Tick};
 use crate::fault::FaultKind;
 use crate::rotating::Command;
 use crate::scheduler::Pending;
@@ -98,10 +98,10 @@ impl Change {
     }
 }
 
-enum Kind {
+enum OperationKind {
     Read(Range<u64>),
     Change(Rc<Change>),
-    Flush(Moment),
+    Flush(Tick),
     SetLen(u64),
     /// Takes space; no byte changes.
     Allocate(Range<u64>),
@@ -110,7 +110,7 @@ enum Kind {
 /// A request in flight; the file's future and the scheduler share it.
 pub(crate) struct Operation {
     disk: Rc<RefCell<Disk>>,
-    kind: Kind,
+    kind: OperationKind,
     outcome: RefCell<Outcome>,
     /// It does not end before.
     due_ns: Cell<u64>,
@@ -124,20 +124,20 @@ struct Outcome {
 
 impl Operation {
     pub(crate) fn read(disk: &Rc<RefCell<Disk>>, range: Range<u64>) -> Rc<Operation> {
-        Operation::new(disk, Kind::Read(range))
+        Operation::new(disk, OperationKind::Read(range))
     }
 
     pub(crate) fn flush(disk: &Rc<RefCell<Disk>>) -> Rc<Operation> {
         let mark = disk.borrow().mark();
-        Operation::new(disk, Kind::Flush(mark))
+        Operation::new(disk, OperationKind::Flush(mark))
     }
 
     pub(crate) fn set_len(disk: &Rc<RefCell<Disk>>, len_bytes: u64) -> Rc<Operation> {
-        Operation::new(disk, Kind::SetLen(len_bytes))
+        Operation::new(disk, OperationKind::SetLen(len_bytes))
     }
 
     pub(crate) fn allocate(disk: &Rc<RefCell<Disk>>, range: Range<u64>) -> Rc<Operation> {
-        Operation::new(disk, Kind::Allocate(range))
+        Operation::new(disk, OperationKind::Allocate(range))
     }
 
     pub(crate) fn change(disk: &Rc<RefCell<Disk>>, range: Range<u64>, fill: Fill) -> Rc<Operation> {
@@ -156,10 +156,10 @@ impl Operation {
         });
         state.in_flight.insert(request, Rc::clone(&change));
         drop(state);
-        Operation::new(disk, Kind::Change(change))
+        Operation::new(disk, OperationKind::Change(change))
     }
 
-    fn new(disk: &Rc<RefCell<Disk>>, kind: Kind) -> Rc<Operation> {
+    fn new(disk: &Rc<RefCell<Disk>>, kind: OperationKind) -> Rc<Operation> {
         Rc::new(Operation {
             disk: Rc::clone(disk),
             kind,
@@ -192,11 +192,11 @@ impl Operation {
     fn due(&self, now_ns: u64) -> u64 {
         let mut disk = self.disk.borrow_mut();
         let command = match &self.kind {
-            Kind::Read(range) if !is_hole(&disk, range) => Command::Read(range.clone()),
-            Kind::Change(change) if matches!(change.fill, Fill::Data(_)) => {
+            OperationKind::Read(range) if !is_hole(&disk, range) => Command::Read(range.clone()),
+            OperationKind::Change(change) if matches!(change.fill, Fill::Data(_)) => {
                 Command::Write(change.range.clone())
             }
-            Kind::Flush(_) => Command::Flush,
+            OperationKind::Flush(_) => Command::Flush,
             _ => Command::Other,
         };
         let mechanics = disk.mechanics.as_mut();
@@ -205,11 +205,13 @@ impl Operation {
 
     fn word(&self) -> u64 {
         match &self.kind {
-            Kind::Read(range) => range.start ^ (range.end << 20),
-            Kind::Change(change) => change.range.start ^ (change.range.end << 20) ^ (1 << 62),
-            Kind::Flush(mark) => *mark ^ (1 << 63),
-            Kind::SetLen(len_bytes) => *len_bytes ^ (3 << 62),
-            Kind::Allocate(range) => range.start ^ (range.end << 20) ^ (1 << 61),
+            OperationKind::Read(range) => range.start ^ (range.end << 20),
+            OperationKind::Change(change) => {
+                change.range.start ^ (change.range.end << 20) ^ (1 << 62)
+            }
+            OperationKind::Flush(mark) => *mark ^ (1 << 63),
+            OperationKind::SetLen(len_bytes) => *len_bytes ^ (3 << 62),
+            OperationKind::Allocate(range) => range.start ^ (range.end << 20) ^ (1 << 61),
         }
     }
 
@@ -217,14 +219,14 @@ impl Operation {
     fn act(&self, random: &mut Random) -> Option<Result<Vec<u8>, Errno>> {
         let mut disk = self.disk.borrow_mut();
         match &self.kind {
-            Kind::Read(range) => Some(read(&mut disk, range, random)),
-            Kind::Change(change) => apply(&mut disk, change, random),
-            Kind::Flush(mark) => Some(flush(&mut disk, *mark, random)),
-            Kind::SetLen(len_bytes) => Some(set_len(&mut disk, *len_bytes, random)),
-            Kind::Allocate(_) if disk.strikes(FaultKind::NoSpace, random) => {
+            OperationKind::Read(range) => Some(read(&mut disk, range, random)),
+            OperationKind::Change(change) => apply(&mut disk, change, random),
+            OperationKind::Flush(mark) => Some(flush(&mut disk, *mark, random)),
+            OperationKind::SetLen(len_bytes) => Some(set_len(&mut disk, *len_bytes, random)),
+            OperationKind::Allocate(_) if disk.strikes(FaultKind::NoSpace, random) => {
                 Some(Err(Errno::ENOSPC))
             }
-            Kind::Allocate(_) => Some(Ok(Vec::new())),
+            OperationKind::Allocate(_) => Some(Ok(Vec::new())),
         }
     }
 }
@@ -260,11 +262,15 @@ impl Pending for Operation {
     fn describe(&self) -> String {
         let name = &self.disk.borrow().name;
         match &self.kind {
-            Kind::Read(range) => format!("{name} read {}..{}", range.start, range.end),
-            Kind::Change(change) => format!("{name} {} #{}", change.describe(), change.request),
-            Kind::Flush(mark) => format!("{name} flush @{mark}"),
-            Kind::SetLen(len_bytes) => format!("{name} set length {len_bytes}"),
-            Kind::Allocate(range) => format!("{name} allocate {}..{}", range.start, range.end),
+            OperationKind::Read(range) => format!("{name} read {}..{}", range.start, range.end),
+            OperationKind::Change(change) => {
+                format!("{name} {} #{}", change.describe(), change.request)
+            }
+            OperationKind::Flush(mark) => format!("{name} flush @{mark}"),
+            OperationKind::SetLen(len_bytes) => format!("{name} set length {len_bytes}"),
+            OperationKind::Allocate(range) => {
+                format!("{name} allocate {}..{}", range.start, range.end)
+            }
         }
     }
 }
@@ -330,7 +336,7 @@ fn apply(
     Some(errno.map_or(Ok(Vec::new()), Err))
 }
 
-fn flush(disk: &mut Disk, mark: Moment, random: &mut Random) -> Result<Vec<u8>, Errno> {
+fn flush(disk: &mut Disk, mark: Tick, random: &mut Random) -> Result<Vec<u8>, Errno> {
     if disk.strikes(FaultKind::Flush, random) {
         disk.flush_failed(random);
         return Err(Errno::EIO);

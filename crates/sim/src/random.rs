@@ -1,4 +1,4 @@
-//! Chance, from a seed.
+//! Seeded random numbers.
 //!
 //! The generator is PCG (`oorandom`), whose output for a seed is part of its interface: a seed found
 //! today replays with the next release of this crate's dependencies.

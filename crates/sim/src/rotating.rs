@@ -1,4 +1,4 @@
-//! Time on a rotating disk: seeks, rotation, the speed of the medium, the drive's memory.
+//! Timing model of a rotating disk: seeks, rotation, transfer rate, the drive's cache.
 //!
 //! The drive serves requests in the order in which they come, each when the one before is done. Where the
 //! arm is and which sector passes below it follow from the virtual time, so a request that comes a moment
@@ -101,7 +101,7 @@ pub(crate) enum Command {
 }
 
 /// A drive at work.
-pub(crate) struct Mechanics {
+pub(crate) struct Drive {
     shape: Rotating,
     /// When the medium has done all that was asked for.
     free_ns: u64,
@@ -114,9 +114,9 @@ pub(crate) struct Mechanics {
     unwritten: VecDeque<(u64, u64)>,
 }
 
-impl Mechanics {
-    pub(crate) fn new(shape: Rotating) -> Mechanics {
-        Mechanics {
+impl Drive {
+    pub(crate) fn new(shape: Rotating) -> Drive {
+        Drive {
             shape,
             free_ns: 0,
             position: 0,
@@ -222,11 +222,11 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_wait_for_each_other_lose_a_turn_each_and_requests_in_a_row_lose_none() {
+    fn dependent_writes_lose_a_rotation_sequential_ones_none() {
         let shape = Rotating::SATA_7200;
         let turn = shape.turn_ns();
         assert_eq!(turn, 8_333_333);
-        let mut queued = Mechanics::new(shape);
+        let mut queued = Drive::new(shape);
         let mut last = 0;
         for number in 0..100 {
             last = queued.take(0, &write(number * MIB, MIB));
@@ -234,7 +234,7 @@ mod tests {
         let speed = 100.0 * MIB as f64 / (last as f64 / 1e9);
         assert!((140e6..=150e6).contains(&speed), "{speed}");
 
-        let mut alone = Mechanics::new(shape);
+        let mut alone = Drive::new(shape);
         let mut now = 0;
         for number in 0..100 {
             now = alone.take(now, &write(number * MIB, MIB));
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn what_was_just_written_is_read_from_the_drives_memory() {
-        let mut disk = Mechanics::new(Rotating::SATA_7200);
+        let mut disk = Drive::new(Rotating::SATA_7200);
         let now = disk.take(0, &write(0, MIB));
         let read = disk.take(now, &Command::Read(MIB - 4096..MIB));
         assert!(read - now < MS, "{}", read - now);
@@ -273,7 +273,7 @@ mod tests {
             write_memory_bytes: 8 * MIB,
             ..Rotating::SATA_7200
         };
-        let mut disk = Mechanics::new(shape);
+        let mut disk = Drive::new(shape);
         let mut now = 0;
         let mut acknowledged = Vec::new();
         for number in 0..64 {

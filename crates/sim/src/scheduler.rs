@@ -1,8 +1,8 @@
-//! Tasks, I/O in flight and time, all moved by one seed.
+//! Deterministic scheduler: one seed decides the order of tasks, I/O completions and timers.
 //!
 //! A step either polls a task that has been woken or moves one I/O in flight a little further;
 //! which one is drawn from the seed. Wakes only mark a task as ready, so nothing runs inside
-//! anything else. When nothing can move although tasks are left, the run is [`Stuck`], and says what
+//! anything else. When nothing can move although tasks are left, the run is [`Deadlock`], and says what
 //! every task was doing.
 
 use std::cell::{Ref, RefCell, RefMut};
@@ -28,11 +28,11 @@ pub(crate) trait Pending {
     fn describe(&self) -> String;
 }
 
-struct Flag {
+struct TaskWaker {
     ready: AtomicBool,
 }
 
-impl Wake for Flag {
+impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {
         // Relaxed would do: there is one thread.
         self.ready.store(true, Ordering::SeqCst);
@@ -43,7 +43,7 @@ struct Task {
     number: u64,
     name: String,
     doing: String,
-    flag: Arc<Flag>,
+    flag: Arc<TaskWaker>,
     future: Pin<Box<dyn Future<Output = ()>>>,
 }
 
@@ -88,7 +88,7 @@ impl Handle {
         RefMut::map(self.state.borrow_mut(), |state| &mut state.trace)
     }
 
-    /// Says what the running task does, for [`Stuck`] and the trace.
+    /// Says what the running task does, for [`Deadlock`] and the trace.
     pub fn doing(&self, what: String) {
         self.state.borrow_mut().doing = Some(what);
     }
@@ -98,7 +98,7 @@ impl Handle {
         let mut state = self.state.borrow_mut();
         let number = state.next_task;
         state.next_task += 1;
-        let flag = Arc::new(Flag {
+        let flag = Arc::new(TaskWaker {
             ready: AtomicBool::new(true),
         });
         let task = Task {
@@ -155,12 +155,12 @@ pub enum Stop {
 
 /// Tasks are left and nothing can move.
 #[derive(Clone, Debug)]
-pub struct Stuck {
+pub struct Deadlock {
     /// One line per task that is left: its name and what it was doing.
     pub tasks: Vec<String>,
 }
 
-impl fmt::Display for Stuck {
+impl fmt::Display for Deadlock {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             out,
@@ -173,7 +173,7 @@ impl fmt::Display for Stuck {
     }
 }
 
-impl std::error::Error for Stuck {}
+impl std::error::Error for Deadlock {}
 
 /// The executor. Dropping it drops every task, as a power cut would.
 pub struct Scheduler {
@@ -234,7 +234,7 @@ impl Scheduler {
     }
 
     /// Runs until every task has ended, or for `steps` steps.
-    pub fn run(&mut self, steps: u64) -> Result<Stop, Stuck> {
+    pub fn run(&mut self, steps: u64) -> Result<Stop, Deadlock> {
         for _ in 0..steps {
             self.tasks.append(&mut self.state.borrow_mut().spawned);
             if self.tasks.is_empty() {
@@ -254,7 +254,7 @@ impl Scheduler {
         name: &str,
         steps: u64,
         future: impl Future<Output = T> + 'static,
-    ) -> Result<Option<T>, Stuck> {
+    ) -> Result<Option<T>, Deadlock> {
         let slot = Rc::new(RefCell::new(None));
         let result = Rc::clone(&slot);
         self.handle().spawn(name, async move {
@@ -266,7 +266,7 @@ impl Scheduler {
     }
 
     /// What every task is doing, one line each.
-    pub fn stuck(&self) -> Stuck {
+    pub fn stuck(&self) -> Deadlock {
         let state = self.state.borrow();
         let mut tasks: Vec<String> = self
             .tasks
@@ -279,7 +279,7 @@ impl Scheduler {
                 .iter()
                 .map(|pending| format!("in flight: {}", pending.describe())),
         );
-        Stuck { tasks }
+        Deadlock { tasks }
     }
 
     fn step(&mut self) -> bool {
@@ -383,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_task_that_nobody_wakes_is_named() {
+    fn deadlocked_task_is_named() {
         let mut scheduler = Scheduler::new(1, Trace::default());
         let handle = scheduler.handle();
         let inner = handle.clone();

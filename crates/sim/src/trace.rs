@@ -1,4 +1,4 @@
-//! What happened, in order: always as a hash, on request as text.
+//! Event trace of a run: always as a hash, on request as text.
 
 use std::fmt;
 
@@ -32,7 +32,7 @@ impl Trace {
         }
     }
 
-    /// Records an event: `words` go into the hash, `line` is only made when somebody reads it.
+    /// Records an event: `words` go into the hash, `line` is only formatted when the trace is kept as text.
     pub fn record(&mut self, words: &[u64], line: impl FnOnce() -> String) {
         self.events += 1;
         for word in words {

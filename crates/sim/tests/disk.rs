@@ -27,7 +27,7 @@ fn machine(seed: u64, image: FileImage, profile: DiskProfile) -> (Scheduler, Sim
 async fn open(host: &SimHost) -> SimFile {
     host.open(Path::new("disk"), ACCESS)
         .await
-        .expect("the file exists and nobody holds its lock")
+        .expect("the file exists and its lock is free")
 }
 
 async fn write(file: &SimFile, offset: u64, byte: u8, len: usize) -> Result<(), Errno> {
@@ -75,7 +75,7 @@ fn unflushed_sectors_survive_in_any_combination() {
 }
 
 #[test]
-fn what_completed_before_a_flush_was_asked_for_is_durable_after_it() {
+fn writes_completed_before_a_flush_are_durable_after_it() {
     let (mut scheduler, host) = machine(2, FileImage::new(4096), DiskProfile::default());
     let inner = host.clone();
     scheduler

@@ -1,6 +1,6 @@
-//! Somebody who makes, applies, deletes and renames internal snapshots while the guest goes on.
+//! Snapshot workload: a task that makes, applies, deletes and renames internal snapshots while the guest runs.
 //!
-//! Every operation is told to the [`Model`](crate::model::Model) before and after, so that a power
+//! The task informs the [`Model`](crate::model::Model) before and after every operation, so that a power
 //! cut in the middle finds a table that may be as before or as after. Some are cancelled, some ask
 //! for what cannot be.
 
@@ -12,7 +12,7 @@ use gaur_sim::{Random, SimFile};
 
 use super::Load;
 use crate::config::SnapshotLoad;
-use crate::model::{ChangeId, Creation, Saved, Seen};
+use crate::model::{ChangeId, FoundSnapshot, ModelSnapshot, PendingCreate};
 use crate::view::Times;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ enum Action {
     Apply,
     Rename,
     List,
-    Wrong,
+    Violation,
     Save,
     ReadState,
 }
@@ -33,7 +33,7 @@ const ACTIONS: [Action; 8] = [
     Action::Apply,
     Action::Rename,
     Action::List,
-    Action::Wrong,
+    Action::Violation,
     Action::Save,
     Action::ReadState,
 ];
@@ -49,7 +49,7 @@ pub(super) enum Outcome {
 }
 
 /// An operation that has begun.
-pub(super) struct Begun {
+pub(super) struct RunningOperation {
     tag: Tag,
     what: String,
     /// The image refused writes already.
@@ -84,7 +84,7 @@ impl Load {
                 Action::Apply => self.apply(queue, random, &load).await,
                 Action::Rename => self.rename(queue, random).await,
                 Action::List => self.list(queue).await,
-                Action::Wrong => self.ask_wrongly(queue, random).await,
+                Action::Violation => self.ask_wrongly(queue, random).await,
                 Action::Save if self.is_full_of_snapshots(&load) => {
                     self.delete(queue, random, &load).await;
                 }
@@ -96,13 +96,18 @@ impl Load {
         self.handle.doing("done".to_owned());
     }
 
-    pub(super) fn start(&self, what: String, random: &mut Random, cancel_per_mille: u32) -> Begun {
+    pub(super) fn start(
+        &self,
+        what: String,
+        random: &mut Random,
+        cancel_per_mille: u32,
+    ) -> RunningOperation {
         let tag = self.tag();
         let what = format!("{what} tag {}", tag.0);
         self.begin(tag, what.clone());
         let cancelled = random.chance(cancel_per_mille);
         let job = self.impatient_job(cancelled, random);
-        Begun {
+        RunningOperation {
             tag,
             what,
             poisoned: self.poisoned.get(),
@@ -115,7 +120,7 @@ impl Load {
     pub(super) fn finish(
         &self,
         queue: &Queue<SimFile>,
-        begun: &Begun,
+        begun: &RunningOperation,
         result: Result<&Snapshot, &ImageError>,
         excuse: bool,
     ) -> Outcome {
@@ -150,10 +155,10 @@ impl Load {
         }
     }
 
-    /// One of the snapshots that nobody is about to change.
-    pub(super) fn pick_saved(&self, random: &mut Random) -> Option<Saved> {
+    /// One of the snapshots that no task is about to change.
+    pub(super) fn pick_saved(&self, random: &mut Random) -> Option<ModelSnapshot> {
         let model = self.model.borrow();
-        let free: Vec<&Saved> = model.saved().iter().filter(|saved| !saved.busy).collect();
+        let free: Vec<&ModelSnapshot> = model.saved().iter().filter(|saved| !saved.busy).collect();
         match free.len() {
             0 => None,
             count => Some(free[random.index(count)].clone()),
@@ -187,7 +192,7 @@ impl Load {
             random,
             load.cancel_per_mille,
         );
-        let change = self.model.borrow_mut().create(Creation {
+        let change = self.model.borrow_mut().create(PendingCreate {
             name: new.name.clone(),
             times: times(&new),
             state: Rc::new([]),
@@ -228,7 +233,7 @@ impl Load {
     /// Looks at once at what was made; from then on it has a content.
     pub(super) fn created(
         &self,
-        begun: &Begun,
+        begun: &RunningOperation,
         change: ChangeId,
         new: &NewSnapshot,
         snapshot: Option<&Snapshot>,
@@ -278,11 +283,16 @@ impl Load {
             Outcome::Nothing => self.model.borrow_mut().undo_change(change),
             Outcome::Unknown => {}
         }
-        let renamed = Seen { name, ..saved.seen };
+        let renamed = FoundSnapshot { name, ..saved.seen };
         self.check_answer(&begun, result.ok(), &renamed);
     }
 
-    fn check_answer(&self, begun: &Begun, answer: Option<Snapshot>, expected: &Seen) {
+    fn check_answer(
+        &self,
+        begun: &RunningOperation,
+        answer: Option<Snapshot>,
+        expected: &FoundSnapshot,
+    ) {
         if let Some(snapshot) = answer
             && let Err(what) = check_description(&snapshot, expected)
         {
@@ -334,7 +344,7 @@ impl Load {
         self.growing.set(false);
     }
 
-    fn check_size(&self, begun: &Begun, queue: &Queue<SimFile>, bytes: u64) {
+    fn check_size(&self, begun: &RunningOperation, queue: &Queue<SimFile>, bytes: u64) {
         let size = queue.size_bytes();
         if size != bytes {
             self.fail(format!(
@@ -350,7 +360,7 @@ impl Load {
         let expected = |load: &Load| {
             let model = load.model.borrow();
             let seen = model.saved().iter().map(|saved| saved.seen.clone());
-            (!model.is_changing()).then(|| seen.collect::<Vec<Seen>>())
+            (!model.is_changing()).then(|| seen.collect::<Vec<FoundSnapshot>>())
         };
         let before = expected(self);
         let result = queue.snapshots().await;
@@ -444,7 +454,7 @@ pub(super) fn times(new: &NewSnapshot) -> Times {
     }
 }
 
-fn either_name(saved: &Saved, random: &mut Random) -> String {
+fn either_name(saved: &ModelSnapshot, random: &mut Random) -> String {
     match random.chance(500) {
         true => saved.seen.id.clone(),
         false => saved.seen.name.clone(),
@@ -452,7 +462,7 @@ fn either_name(saved: &Saved, random: &mut Random) -> String {
 }
 
 /// Whether the engine describes a snapshot as the reader does.
-pub(crate) fn check_description(snapshot: &Snapshot, seen: &Seen) -> Result<(), String> {
+pub(crate) fn check_description(snapshot: &Snapshot, seen: &FoundSnapshot) -> Result<(), String> {
     let described = Times {
         date: (snapshot.date_sec, snapshot.date_nsec),
         vm_clock_nsec: snapshot.vm_clock_nsec,
@@ -479,7 +489,7 @@ pub(crate) fn check_description(snapshot: &Snapshot, seen: &Seen) -> Result<(), 
 }
 
 /// Whether the engine lists what the reader does.
-pub(crate) fn check_list(list: &[Snapshot], seen: &[Seen]) -> Result<(), String> {
+pub(crate) fn check_list(list: &[Snapshot], seen: &[FoundSnapshot]) -> Result<(), String> {
     if list.len() != seen.len() {
         return Err(format!(
             "{} snapshots instead of {}",

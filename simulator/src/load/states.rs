@@ -1,4 +1,4 @@
-//! Somebody who saves and reads the state of a virtual machine while the guest goes on.
+//! VM state workload: a task that saves and reads VM state while the guest runs.
 //!
 //! A state is written in pieces of any length, in order or not, by several writers, with holes between
 //! them. Before its end nothing of it is in the image; then the snapshot and all of it are.
@@ -14,7 +14,7 @@ use gaur_sim::{Random, SimFile};
 use super::Load;
 use super::snapshots::{Outcome, times};
 use crate::config::SnapshotLoad;
-use crate::model::Creation;
+use crate::model::PendingCreate;
 
 /// Longest state that is written without holes, in bytes.
 const DENSE_BYTES: u64 = 96 << 10;
@@ -22,14 +22,14 @@ const DENSE_BYTES: u64 = 96 << 10;
 const SPARSE_BYTES: u64 = 3 << 20;
 
 /// A state as it is to be.
-struct Wanted {
+struct StateToSave {
     bytes: Vec<u8>,
     /// What is written, in this order; the rest are holes.
     pieces: Vec<Range<usize>>,
 }
 
-impl Wanted {
-    fn draw(random: &mut Random) -> Wanted {
+impl StateToSave {
+    fn draw(random: &mut Random) -> StateToSave {
         let sparse = random.chance(100);
         let len = match random.below(8) {
             0 => 0,
@@ -65,12 +65,12 @@ impl Wanted {
                 pieces.swap(number, random.index(number + 1));
             }
         }
-        Wanted { bytes, pieces }
+        StateToSave { bytes, pieces }
     }
 }
 
 /// The writers of one state.
-struct Writers {
+struct WriterGroup {
     left: Cell<usize>,
     /// One could not write all of its pieces.
     failed: Cell<bool>,
@@ -99,7 +99,7 @@ impl Load {
             }
         };
         self.saving.set(self.saving.get() + 1);
-        let wanted = Rc::new(Wanted::draw(random));
+        let wanted = Rc::new(StateToSave::draw(random));
         let written = self.write_state(&save, &wanted, queues, random).await;
         match random.below(10) {
             _ if !written => save.abort(queue).await,
@@ -114,12 +114,12 @@ impl Load {
     async fn write_state(
         self: &Rc<Self>,
         save: &Arc<VmStateSave>,
-        wanted: &Rc<Wanted>,
+        wanted: &Rc<StateToSave>,
         queues: &[Rc<Queue<SimFile>>],
         random: &mut Random,
     ) -> bool {
         let count = random.pick(&[1, 1, 2, 3]);
-        let writers = Rc::new(Writers {
+        let writers = Rc::new(WriterGroup {
             left: Cell::new(count),
             failed: Cell::new(false),
         });
@@ -169,16 +169,16 @@ impl Load {
     async fn finish_save(
         &self,
         save: &Arc<VmStateSave>,
-        wanted: &Wanted,
+        wanted: &StateToSave,
         queue: &Queue<SimFile>,
         random: &mut Random,
         load: &SnapshotLoad,
     ) {
-        // Once more if it fails: a write may have failed, or nobody wanted it.
+        // Once more if it fails: a write may have failed, or the save was cancelled.
         for last in [false, true] {
             let new = self.draw_new(random);
             let begun = self.start(format!("save {}", new.name), random, load.cancel_per_mille);
-            let change = self.model.borrow_mut().create(Creation {
+            let change = self.model.borrow_mut().create(PendingCreate {
                 name: new.name.clone(),
                 times: times(&new),
                 state: wanted.bytes.as_slice().into(),
@@ -236,7 +236,7 @@ impl Load {
 /// Writes every `count`th piece, from the first of `mine` on.
 async fn write_pieces(
     save: &Arc<VmStateSave>,
-    wanted: &Wanted,
+    wanted: &StateToSave,
     queue: &Queue<SimFile>,
     mine: std::ops::RangeFrom<usize>,
     count: usize,

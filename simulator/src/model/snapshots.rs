@@ -1,4 +1,4 @@
-//! Which internal snapshots there are, and what each of them holds.
+//! Model of the internal snapshots: which exist, and the content of each.
 //!
 //! A snapshot that is in the table has one content, which never changes. While one is being made its
 //! content is not known yet: it must be a *cut* through the history of the disk, one moment between
@@ -8,13 +8,13 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::{Entry, Flushing, Issued, Model, Moment, Wrong};
+use super::{Entry, Model, PendingChange, PendingFlush, Tick, Violation};
 use crate::content::{Found, Value, ZERO};
 use crate::view::Times;
 
-/// A snapshot that somebody has found in an image.
+/// A snapshot that a judge has found in an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct FoundSnapshot {
     /// Its id.
     pub id: String,
     /// Its name.
@@ -29,12 +29,12 @@ pub struct Seen {
 
 /// A snapshot that is there.
 #[derive(Clone, Debug)]
-pub struct Saved {
+pub struct ModelSnapshot {
     /// What an image must say of it.
-    pub seen: Seen,
+    pub seen: FoundSnapshot,
     /// The values of its units.
     pub values: Rc<[Value]>,
-    /// Somebody is about to change it.
+    /// A task is about to change it.
     pub busy: bool,
 }
 
@@ -44,7 +44,7 @@ pub struct ChangeId(u64);
 
 /// A snapshot that is being made.
 #[derive(Clone, Debug)]
-pub struct Creation {
+pub struct PendingCreate {
     /// The name it will have.
     pub name: String,
     /// Its times.
@@ -56,12 +56,12 @@ pub struct Creation {
 #[derive(Clone, Debug)]
 enum Change {
     Create {
-        creation: Creation,
-        since: Moment,
+        creation: PendingCreate,
+        since: Tick,
         /// Sizes of the disk in units since then.
         sizes: Vec<u32>,
         /// It was found in an image: from then on it has a content.
-        seen: Option<Seen>,
+        seen: Option<FoundSnapshot>,
     },
     Delete {
         id: String,
@@ -72,28 +72,28 @@ enum Change {
     },
     /// Only after a kill: it was deleted in the host's cache, and may not have been on the disk.
     Return {
-        saved: Saved,
+        saved: ModelSnapshot,
     },
 }
 
 /// The snapshots of an image.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshots {
-    saved: Vec<Saved>,
+    saved: Vec<ModelSnapshot>,
     changes: BTreeMap<ChangeId, Change>,
     next: u64,
 }
 
 /// The disk is being set to the content of a snapshot.
 #[derive(Debug)]
-pub struct Applying {
-    issued: Moment,
+pub struct PendingApply {
+    issued: Tick,
     len_units: u32,
 }
 
 impl Snapshots {
     /// Exactly these, with nothing in flight.
-    fn of(saved: Vec<Saved>) -> Snapshots {
+    fn of(saved: Vec<ModelSnapshot>) -> Snapshots {
         Snapshots {
             saved,
             changes: BTreeMap::new(),
@@ -132,7 +132,7 @@ impl Snapshots {
 
 impl Model {
     /// The snapshots that are there for sure.
-    pub fn saved(&self) -> &[Saved] {
+    pub fn saved(&self) -> &[ModelSnapshot] {
         &self.snapshots.saved
     }
 
@@ -142,22 +142,22 @@ impl Model {
     }
 
     /// The image has these snapshots, no more and no less.
-    pub fn with_snapshots(mut self, seen: Vec<Seen>) -> Model {
+    pub fn with_snapshots(mut self, seen: Vec<FoundSnapshot>) -> Model {
         let saved = seen.into_iter().map(|seen| self.save(seen)).collect();
         self.snapshots = Snapshots::of(saved);
         self
     }
 
-    fn save(&self, seen: Seen) -> Saved {
+    fn save(&self, seen: FoundSnapshot) -> ModelSnapshot {
         let unit_bytes = self.script.unit_bytes() as usize;
         let units = seen.disk.chunks_exact(unit_bytes).enumerate();
         let value = |(unit, bytes)| match self.script.decode(unit as u32, bytes) {
             Found::Value(value) => value,
-            // Whoever found it has judged every unit.
+            // The judge that found it has checked every unit.
             Found::Misplaced(..) | Found::Garbage => Value::MAX,
         };
         let values = units.map(value).collect();
-        Saved {
+        ModelSnapshot {
             seen,
             values,
             busy: false,
@@ -165,7 +165,7 @@ impl Model {
     }
 
     /// A snapshot is about to be made.
-    pub fn create(&mut self, creation: Creation) -> ChangeId {
+    pub fn create(&mut self, creation: PendingCreate) -> ChangeId {
         let since = self.tick();
         // As a read does: what the disk holds now must not be forgotten.
         self.reads.insert(since, 0);
@@ -188,20 +188,20 @@ impl Model {
 
     /// A snapshot was made, and this is what it is. What had completed before it was asked for is
     /// durable, and where nothing was in flight the disk is what the snapshot is.
-    pub fn end_create(&mut self, change: ChangeId, seen: Seen) -> Result<(), String> {
+    pub fn end_create(&mut self, change: ChangeId, seen: FoundSnapshot) -> Result<(), String> {
         self.check_new(change, &seen)?;
         let Some(Change::Create { since, .. }) = self.snapshots.changes.remove(&change) else {
-            return Err("a snapshot was made that nobody asked for".to_owned());
+            return Err("a snapshot was made that no task asked for".to_owned());
         };
         let saved = self.save(seen);
         self.pin_snapshot(&saved.values, since);
         self.snapshots.saved.push(saved);
         self.reads.remove(&since);
-        self.end_flush(Flushing { issued: since }, true);
+        self.end_flush(PendingFlush { issued: since }, true);
         Ok(())
     }
 
-    fn pin_snapshot(&mut self, values: &[Value], since: Moment) {
+    fn pin_snapshot(&mut self, values: &[Value], since: Tick) {
         let now = self.tick();
         for unit in self.open.clone() {
             if let Some(&value) = values.get(unit as usize) {
@@ -262,7 +262,7 @@ impl Model {
     }
 
     /// The disk is about to become what snapshot `id` is.
-    pub fn apply(&mut self, id: &str) -> Option<Applying> {
+    pub fn apply(&mut self, id: &str) -> Option<PendingApply> {
         let at = self.snapshots.position(id)?;
         let saved = &mut self.snapshots.saved[at];
         saved.busy = true;
@@ -278,16 +278,16 @@ impl Model {
         self.other_sizes.push(len_units);
         self.note_size(len_units);
         self.applying = Some((issued, len_units));
-        Some(Applying { issued, len_units })
+        Some(PendingApply { issued, len_units })
     }
 
     /// The disk is what the snapshot is, durably.
-    pub fn end_apply(&mut self, applying: &Applying) {
+    pub fn end_apply(&mut self, applying: &PendingApply) {
         self.applying = None;
         let (issued, len_units) = (applying.issued, applying.len_units);
         let units = 0..len_units;
         self.end(
-            Issued {
+            PendingChange {
                 units,
                 issued,
                 replaces: true,
@@ -305,12 +305,12 @@ impl Model {
     }
 
     /// The apply failed, and nothing has changed.
-    pub fn undo_apply(&mut self, applying: &Applying) {
+    pub fn undo_apply(&mut self, applying: &PendingApply) {
         self.applying = None;
         self.remove_apply(applying.issued, applying.len_units);
     }
 
-    fn remove_apply(&mut self, issued: Moment, len_units: u32) {
+    fn remove_apply(&mut self, issued: Tick, len_units: u32) {
         for unit in 0..len_units {
             self.units[unit as usize].retain(|entry| entry.issued != issued);
             self.forget(unit);
@@ -320,7 +320,7 @@ impl Model {
         }
     }
 
-    /// Nobody else is to change snapshot `id`.
+    /// No other task may change snapshot `id`.
     pub fn hold(&mut self, id: &str) {
         self.snapshots.set_busy(id, true);
     }
@@ -336,12 +336,12 @@ impl Model {
         let (mut before, mut after) = (self.clone(), self.clone());
         before.applying = None;
         before.remove_apply(issued, len_units);
-        after.end_apply(&Applying { issued, len_units });
+        after.end_apply(&PendingApply { issued, len_units });
         Some([before, after])
     }
 
     /// Checks the snapshots of an image against what may be there.
-    pub fn check_snapshots(&mut self, found: &[Seen]) -> Result<(), String> {
+    pub fn check_snapshots(&mut self, found: &[FoundSnapshot]) -> Result<(), String> {
         for (number, seen) in found.iter().enumerate() {
             let before = &found[..number];
             if before
@@ -371,7 +371,7 @@ impl Model {
         Ok(())
     }
 
-    fn check_saved(&self, saved: &Saved, seen: &Seen) -> Result<(), String> {
+    fn check_saved(&self, saved: &ModelSnapshot, seen: &FoundSnapshot) -> Result<(), String> {
         let id = &seen.id;
         if seen.name != saved.seen.name && !self.snapshots.may_be_called(id, &seen.name) {
             return Err(format!(
@@ -379,14 +379,14 @@ impl Model {
                 seen.name, saved.seen.name
             ));
         }
-        let renamed = Seen {
+        let renamed = FoundSnapshot {
             name: seen.name.clone(),
             ..saved.seen.clone()
         };
         self.check_same(&renamed, seen)
     }
 
-    fn check_same(&self, expected: &Seen, seen: &Seen) -> Result<(), String> {
+    fn check_same(&self, expected: &FoundSnapshot, seen: &FoundSnapshot) -> Result<(), String> {
         if expected == seen {
             return Ok(());
         }
@@ -428,7 +428,7 @@ impl Model {
     }
 
     /// A snapshot that is not known to be there: it may be in the making, or back from the dead.
-    fn check_unsaved(&mut self, seen: &Seen) -> Result<(), String> {
+    fn check_unsaved(&mut self, seen: &FoundSnapshot) -> Result<(), String> {
         let changes = &self.snapshots.changes;
         let making = changes.iter().find(
             |(_, change)| matches!(change, Change::Create { creation, .. } if creation.name == seen.name),
@@ -456,7 +456,7 @@ impl Model {
     }
 
     /// Checks a snapshot that is in the making.
-    fn check_new(&self, change: ChangeId, seen: &Seen) -> Result<(), String> {
+    fn check_new(&self, change: ChangeId, seen: &FoundSnapshot) -> Result<(), String> {
         let Some(Change::Create {
             creation,
             since,
@@ -469,7 +469,7 @@ impl Model {
         if let Some(known) = known {
             return self.check_same(known, seen);
         }
-        let expected = Seen {
+        let expected = FoundSnapshot {
             name: creation.name.clone(),
             times: creation.times,
             state: Rc::clone(&creation.state),
@@ -488,18 +488,18 @@ impl Model {
     }
 
     /// Checks that there was a moment, since `since`, at which the disk held this.
-    fn check_cut(&self, since: Moment, disk: &[u8]) -> Result<(), String> {
+    fn check_cut(&self, since: Tick, disk: &[u8]) -> Result<(), String> {
         let unit_bytes = self.script.unit_bytes() as usize;
-        let mut moments = vec![(since, Moment::MAX)];
+        let mut moments = vec![(since, Tick::MAX)];
         for (number, bytes) in disk.chunks_exact(unit_bytes).enumerate() {
             let found = self.script.decode(number as u32, bytes);
             let entries = self.units.get(number).map_or(&[][..], Vec::as_slice);
-            let spans: Vec<(Moment, Moment)> = entries
+            let spans: Vec<(Tick, Tick)> = entries
                 .iter()
                 .filter(|entry| found == Found::Value(entry.value))
-                .map(|entry| (entry.issued, entry.superseded.unwrap_or(Moment::MAX)))
+                .map(|entry| (entry.issued, entry.superseded.unwrap_or(Tick::MAX)))
                 .collect();
-            if let [(0, Moment::MAX)] = spans.as_slice() {
+            if let [(0, Tick::MAX)] = spans.as_slice() {
                 continue;
             }
             let left = intersection(&moments, &spans);
@@ -507,7 +507,7 @@ impl Model {
                 let unit = number as u32;
                 let allowed = self.readable(unit, since);
                 let late = matches!(found, Found::Value(value) if allowed.contains(&value));
-                let wrong = Wrong {
+                let wrong = Violation {
                     unit,
                     found,
                     allowed,
@@ -524,7 +524,7 @@ impl Model {
 
     /// The process was killed, and a reader found these snapshots with the power still on. What was
     /// in flight may or may not be durable.
-    pub fn snapshots_survived_kill(&mut self, found: Vec<Seen>) {
+    pub fn snapshots_survived_kill(&mut self, found: Vec<FoundSnapshot>) {
         let mut old = std::mem::take(&mut self.snapshots);
         // An earlier kill may not have been settled yet.
         let earlier = std::mem::take(&mut self.killed_changes).into_iter();
@@ -562,7 +562,7 @@ impl Model {
 }
 
 /// The moments that lie in one of the spans of both.
-fn intersection(one: &[(Moment, Moment)], other: &[(Moment, Moment)]) -> Vec<(Moment, Moment)> {
+fn intersection(one: &[(Tick, Tick)], other: &[(Tick, Tick)]) -> Vec<(Tick, Tick)> {
     let mut both = Vec::new();
     for &(first, end) in one {
         for &(from, to) in other {
@@ -587,7 +587,7 @@ fn intersection(one: &[(Moment, Moment)], other: &[(Moment, Moment)]) -> Vec<(Mo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::content::Script;
+    use crate::content::ValueEncoding;
 
     const TIMES: Times = Times {
         date: (1, 2),
@@ -596,19 +596,19 @@ mod tests {
     };
 
     fn model() -> Model {
-        Model::new(Script::new(1, 16), &[5, 5], Rc::new([]))
+        Model::new(ValueEncoding::new(1, 16), &[5, 5], Rc::new([]))
     }
 
-    fn creation() -> Creation {
-        Creation {
+    fn creation() -> PendingCreate {
+        PendingCreate {
             name: "new".to_owned(),
             times: TIMES,
             state: Rc::new([]),
         }
     }
 
-    fn seen(model: &Model, values: [Value; 2]) -> Seen {
-        Seen {
+    fn seen(model: &Model, values: [Value; 2]) -> FoundSnapshot {
+        FoundSnapshot {
             id: "1".to_owned(),
             name: "new".to_owned(),
             times: TIMES,
@@ -658,7 +658,7 @@ mod tests {
     }
 
     #[test]
-    fn an_apply_is_there_as_a_whole_or_not_at_all() {
+    fn snapshot_apply_is_atomic() {
         let mut model = model();
         let change = model.create(creation());
         let image = seen(&model, [5, 5]);

@@ -81,7 +81,7 @@ impl Cache {
     ///
     /// # Errors
     /// When another process holds it for an hour, and those of the file system.
-    pub fn lock(&self, name: &str) -> Result<Workshop, String> {
+    pub fn lock(&self, name: &str) -> Result<BuildLock, String> {
         let path = self.folder.join("locks").join(name);
         let lock = File::create(&path).map_err(|error| failed(&path, &error))?;
         let start = Instant::now();
@@ -109,7 +109,7 @@ impl Cache {
         let folder = self.folder.join("making").join(name);
         remove(&folder)?;
         make_folder(&folder)?;
-        Ok(Workshop {
+        Ok(BuildLock {
             folder,
             finished: self.folder.clone(),
             _lock: lock,
@@ -119,19 +119,19 @@ impl Cache {
 
 /// A lock that is held, and an empty folder for its holder. Dropped, both are gone.
 #[derive(Debug)]
-pub struct Workshop {
+pub struct BuildLock {
     folder: PathBuf,
     finished: PathBuf,
     _lock: File,
 }
 
-impl Workshop {
+impl BuildLock {
     /// The folder, on the file system of the cache.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Gives a file or folder, made below [`Workshop::folder`], its name in the cache.
+    /// Gives a file or folder, made below [`BuildLock::folder`], its name in the cache.
     ///
     /// # Errors
     /// Those of the file system; when it was not made.
@@ -142,7 +142,7 @@ impl Workshop {
     }
 }
 
-impl Drop for Workshop {
+impl Drop for BuildLock {
     fn drop(&mut self) {
         // Before the lock is released, which is a field.
         if let Err(message) = remove(&self.folder) {

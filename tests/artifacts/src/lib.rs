@@ -16,5 +16,5 @@
 mod cache;
 mod files;
 
-pub use cache::{Cache, Workshop};
+pub use cache::{BuildLock, Cache};
 pub use files::{entries, failed, make_folder, remove, write};

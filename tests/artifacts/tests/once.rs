@@ -108,7 +108,7 @@ fn processes_at_once_with_an_empty_cache_get_one_artifact() {
 }
 
 #[test]
-fn what_a_killed_process_began_is_made_anew() {
+fn artifact_of_a_killed_process_is_rebuilt() {
     let temporary = Temporary::new("killed");
     let cache = temporary.cache();
     let mut killed = maker(&cache, true);
@@ -127,7 +127,7 @@ fn what_a_killed_process_began_is_made_anew() {
 }
 
 #[test]
-fn what_could_not_be_made_is_not_there_and_is_tried_again() {
+fn failed_artifact_is_retried() {
     let temporary = Temporary::new("failed");
     let cache = Cache::at(&temporary.cache()).unwrap();
     let half = |new: &Path| {

@@ -3,8 +3,8 @@
 use std::process::Command;
 use std::sync::OnceLock;
 
+use crate::build_paths::{profile_dir, target_dir, workspace_dir};
 use crate::nbd::Server;
-use crate::place::{profile_dir, target_dir, workspace_dir};
 use crate::tool::{Run, run, run_for};
 
 /// The path of the `gaur` program of this build. Builds it first, with the profile and into the
@@ -56,7 +56,7 @@ pub fn gaur_bounded(arguments: &[&str]) -> Run {
     run_for("bash", &line, BOUND_SECONDS)
 }
 
-/// Serves an image for writing to up to eight clients at once until it is told to stop.
+/// Serves an image for writing to up to eight clients at once until it is stopped.
 #[track_caller]
 pub fn serve(image: &str, socket: &str) -> Server {
     serve_with(image, socket, &[])

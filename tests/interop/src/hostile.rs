@@ -91,7 +91,7 @@ pub fn assert_writes_survive(image: &str, scratch: &Scratch, ops: &[Op], what: &
 
 /// Where the metadata of an image lies.
 #[derive(Clone, Copy, Debug)]
-pub struct Places {
+pub struct MetadataOffsets {
     /// The active L1 table.
     pub l1: u64,
     /// The first L2 table.
@@ -116,10 +116,10 @@ pub fn word(name: &'static str, offset: u64) -> Field {
 }
 
 /// Finds the metadata of an image that is still whole.
-pub fn places(image: &str) -> Places {
+pub fn places(image: &str) -> MetadataOffsets {
     let l1 = header("l1_table_offset").get(image);
     let refcount_table = header("refcount_table_offset").get(image);
-    Places {
+    MetadataOffsets {
         l1,
         l2: word("l1", l1).get(image) & OFFSET_MASK,
         refcount_table,

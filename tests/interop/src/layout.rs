@@ -83,7 +83,7 @@ impl Layout {
         )
     }
 
-    /// The unit in which data is told apart: a subcluster or a cluster, in bytes.
+    /// The unit of mapping: a subcluster or a cluster, in bytes.
     pub fn unit_bytes(&self) -> u64 {
         if self.extended {
             self.cluster_bytes / 32

@@ -3,7 +3,7 @@
 //!
 //! Each thread has a region of its own, in blocks of 4 KiB; writes are of 1 to 16 blocks. Every
 //! sector of 512 bytes carries the number of the write and its place, so that old data, data of
-//! another place and torn blocks are told apart.
+//! another place and torn blocks are distinguished.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -23,7 +23,7 @@ const MARK: u64 = 0x6c65_6467_6572_2121;
 
 /// What a device has to hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Promise {
+pub enum Expected {
     /// Everything that was acknowledged: the device goes on as if nothing had happened.
     Acknowledged,
     /// What one server has acknowledged and then flushed; of every sector written since, any version.
@@ -121,14 +121,14 @@ impl Ledger {
 
     /// Judges every block, and takes what is there as what has to be there from now on.
     #[track_caller]
-    pub fn verify(&mut self, promise: Promise) {
+    pub fn verify(&mut self, promise: Expected) {
         let device = self.device.clone();
         self.verify_at(&device, promise);
     }
 
     /// The same on a device that shows the same image now.
     #[track_caller]
-    pub fn verify_at(&mut self, device: &str, promise: Promise) {
+    pub fn verify_at(&mut self, device: &str, promise: Expected) {
         let file = open(device);
         file.sync_data().expect("no flush fails");
         for region in &mut self.regions {
@@ -181,7 +181,7 @@ impl Region {
 
     /// Judges some blocks from the region's block `at` on; returns how many.
     #[track_caller]
-    fn judge(&mut self, file: &File, at: usize, promise: Promise) -> usize {
+    fn judge(&mut self, file: &File, at: usize, promise: Expected) -> usize {
         let count = (self.seen.len() - at).min(256);
         let mut memory = Aligned::new(count * BLOCK);
         let first = self.first_block + at as u64;
@@ -190,8 +190,8 @@ impl Region {
         for (index, block) in memory.bytes().chunks_exact(BLOCK).enumerate() {
             let seen = &mut self.seen[at + index];
             let oldest = match promise {
-                Promise::Acknowledged => seen.len() - 1,
-                Promise::Flushed => 0,
+                Expected::Acknowledged => seen.len() - 1,
+                Expected::Flushed => 0,
             };
             let allowed: Vec<u64> = seen[oldest..].iter().map(|write| write.number).collect();
             let found = judge_block(block, first + index as u64, &allowed);
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sector_of_another_place_or_torn_inside_is_nobodys() {
+    fn misplaced_or_torn_sector_is_rejected() {
         let mut sector = [0; SECTOR];
         stamp(&mut sector, 7, 9);
         assert_eq!(stamped(&sector, 9), Some(7));

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod attached;
+pub mod build_paths;
 pub mod builder;
 pub mod compare;
 pub mod document;
@@ -21,7 +22,6 @@ pub mod ledger;
 pub mod machine;
 pub mod nbd;
 pub mod op;
-pub mod place;
 pub mod random;
 pub mod scratch;
 pub mod tool;

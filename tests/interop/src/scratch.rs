@@ -12,7 +12,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes a folder; `name` is there for whoever looks at what a failed test left.
+    /// Makes a folder; `name` is for a developer who looks at what a failed test left.
     pub fn new(name: &str) -> Scratch {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let unique = format!("gaur-{}-{number}-{name}", std::process::id());

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Longest time any program of the tests may take, in seconds, unless it is told otherwise.
+/// Longest time any program of the tests may take, in seconds, unless the caller sets another.
 const TIME_LIMIT_SECONDS: u32 = 120;
 /// Seconds between the signals with which a program is asked to end and killed.
 const KILL_AFTER_SECONDS: u32 = 5;
@@ -225,7 +225,7 @@ mod tests {
     /// A test's shell failed and left a loop in the background, which held the shell's output. The time
     /// limit was for the shell alone: the test waited for the end of the output, for ever.
     #[test]
-    fn what_a_program_leaves_behind_ends_with_the_time_limit() {
+    fn child_processes_end_with_the_time_limit() {
         let line = "while sleep 0.05; do :; done & echo $!; false";
         let start = Instant::now();
         let run = run_for("sh", &["-ec", line], 1);

@@ -44,7 +44,7 @@ impl Server {
         }
     }
 
-    /// What the last server at a socket has told whoever runs it.
+    /// What the last server at a socket has printed.
     #[track_caller]
     pub fn told(socket: &str) -> String {
         std::fs::read_to_string(told(socket)).expect("a server has been there")
@@ -127,7 +127,7 @@ impl Machine {
         let output = std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(len @ 1..) = stdout.read(&mut buffer) {
-                let mut heard = heard.lock().expect("nobody panics with it");
+                let mut heard = heard.lock().expect("no holder panics");
                 heard.extend_from_slice(&buffer[..len]);
             }
         });
@@ -140,7 +140,7 @@ impl Machine {
 
     /// What its guest has said so far.
     pub fn said(&self) -> String {
-        let said = self.said.lock().expect("nobody panics with it");
+        let said = self.said.lock().expect("no holder panics");
         String::from_utf8_lossy(&said).into_owned()
     }
 

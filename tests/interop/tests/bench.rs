@@ -61,7 +61,7 @@ fn same_writes(kind: Kind, layout: Layout) {
         assert_clean(&image);
         assert_same_view(("qcow2", &image), ("qcow2", &twin));
     }
-    // Threads end up with the same, whoever of them is first.
+    // Threads end up with the same, whichever of them is first.
     let bench = ["bench", "-q", "-w", "-c", "90", "--pattern=166"];
     assert_closed(gaur(&[&bench[..], &["--threads=3", &image]].concat()));
     assert_closed(qemu_img(&[&bench[..], &[&twin]].concat()));
@@ -134,7 +134,7 @@ fn no_write_is_lost_when_slices_come_and_go() {
 }
 
 #[test]
-fn what_is_refused_by_one_is_refused_by_the_other() {
+fn bench_refuses_what_qemu_img_bench_refuses() {
     let scratch = Scratch::new("bench-refused");
     let image = scratch.path("disk.qcow2");
     create(&image, &Layout::v3(65536));

@@ -133,7 +133,7 @@ fn bitmaps_that_are_dropped_leave_nothing_behind() {
 }
 
 /// Bitmaps that a program without bitmaps has made useless (their autoclear bit is off) are what QEMU
-/// stumbles over. The first change hides them; their clusters may be somebody else's by now, and stay.
+/// stumbles over. The first change hides them; their clusters may have other owners by now, and stay.
 #[test]
 fn stale_bitmaps_are_hidden_by_the_first_change() {
     for backed in [false, true] {

@@ -206,7 +206,7 @@ fn writing_to_an_overlay_leaves_the_backing_files_alone() {
 }
 
 #[test]
-fn a_chain_that_bites_its_tail_is_refused() {
+fn backing_loop_is_refused() {
     let scratch = Scratch::new("loop");
     let path = |name: &str| scratch.path(name);
     for name in ["a.qcow2", "b.qcow2", "c.qcow2", "self.qcow2"] {
@@ -247,7 +247,7 @@ fn a_backing_file_that_is_no_file_is_refused() {
 }
 
 #[test]
-fn a_backing_format_that_nobody_knows_is_refused() {
+fn unknown_backing_format_is_refused() {
     let scratch = Scratch::new("format");
     let base = scratch.zeros("base.vmdk", 1 << 20);
     let overlay = overlay_on(&scratch, &base, "vmdk");
@@ -273,7 +273,7 @@ fn a_backing_name_that_is_a_protocol_is_refused() {
     }
 }
 
-/// An image probed as raw because nobody said what its backing file is would hand its writer the
+/// An image probed as raw because the backing format was not given would hand its writer the
 /// host's files: a backing file that is raw by declaration is never probed.
 #[test]
 fn a_raw_backing_file_is_never_probed() {

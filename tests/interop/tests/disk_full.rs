@@ -120,7 +120,7 @@ fn fill(layout: Layout, script: &str, in_place: bool) {
 }
 
 #[test]
-fn a_full_file_system_costs_nothing_that_was_there() {
+fn enospc_keeps_existing_data() {
     fill(Layout::v3(65536), ON_A_SMALL_DISK, false);
 }
 
@@ -135,7 +135,7 @@ fn a_full_file_system_and_small_clusters() {
 }
 
 #[test]
-fn a_limit_on_the_file_length_costs_nothing_that_was_there() {
+fn file_size_limit_keeps_existing_data() {
     fill(Layout::v3(65536), BELOW_A_LIMIT, true);
 }
 

@@ -1,13 +1,12 @@
-//! What the documents tell a reader to type works: the README and `docs/` are run.
+//! The commands in the README and in `docs/` work: every shell block is run.
 //!
-//! The story: the README's example of the library did not compile, and nobody had noticed, because
-//! nothing read it but people.
+//! The story: the README's example of the library did not compile, and no test noticed.
 
 use std::collections::BTreeMap;
 
+use gaur_interop::build_paths::workspace_dir;
 use gaur_interop::document::{Block, blocks};
 use gaur_interop::gaur::gaur;
-use gaur_interop::place::workspace_dir;
 use gaur_interop::tool::run;
 
 /// Languages of code blocks. `text` is for what no machine reads.
@@ -37,7 +36,7 @@ fn all_blocks() -> Vec<Block> {
 }
 
 #[test]
-fn every_block_of_a_shell_runs_or_says_why_not() {
+fn every_shell_block_in_the_docs_runs_or_says_why_not() {
     let mut count = 0;
     for block in all_blocks() {
         let known = LANGUAGES.contains(&block.language.as_str());

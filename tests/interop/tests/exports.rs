@@ -145,7 +145,7 @@ fn an_export_that_is_removed_under_load_loses_nothing() {
         exporter.export(&["remove", "disk"]).ok();
         assert!(
             start.elapsed() < Duration::from_secs(10),
-            "nobody waits for a client at work"
+            "the command does not wait for a busy client"
         );
         let said = rest(out);
         assert!(client.wait().expect("a child").success(), "{said}");
@@ -212,9 +212,9 @@ fn an_image_has_one_writer_or_any_number_of_readers() {
     exporter.server.stop();
 }
 
-/// A command that cannot be done is told why on one line, and nobody else notices.
+/// A failed command gets its reason on one line, and other clients do not notice.
 #[test]
-fn bad_commands_disturb_nobody() {
+fn failed_commands_leave_other_exports_alone() {
     let exporter = Exporter::start("bad", &[]);
     let good = exporter.image("good.qcow2");
     exporter.export(&["add", &good]).ok();

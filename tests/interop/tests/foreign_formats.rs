@@ -141,9 +141,9 @@ fn every_verb_refuses_a_foreign_format_by_name() {
     }
 }
 
-/// Somebody may mean the bytes of the container, or have a raw disk whose guest made one of it.
+/// A user may mean the bytes of the container, or have a raw disk whose guest wrote one to it.
 #[test]
-fn whoever_says_raw_gets_the_bytes() {
+fn explicit_raw_format_reads_the_container_bytes() {
     for container in &CONTAINERS {
         let scratch = Scratch::new(container.driver);
         let image = container.make(&scratch, &disk(&scratch));

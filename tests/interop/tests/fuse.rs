@@ -16,14 +16,14 @@ const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server of one image at one path.
-struct Covered {
+struct FuseServer {
     child: Child,
     file: String,
 }
 
-impl Covered {
+impl FuseServer {
     /// Serves `image` at the path of a file of its own.
-    fn start(scratch: &Scratch, image: &str, more: &[&str]) -> Covered {
+    fn start(scratch: &Scratch, image: &str, more: &[&str]) -> FuseServer {
         let file = scratch.path("disk.raw");
         if !is_covered(&file) && std::fs::metadata(&file).is_err() {
             scratch.file("disk.raw", b"");
@@ -31,7 +31,7 @@ impl Covered {
         let mut command = Command::new(binary());
         command.args(["serve", "--fuse", &file]).args(more);
         command.arg(image).stdin(Stdio::null());
-        // What it says is read by nobody who would have to wait for it.
+        // Its output goes to a file, so that it never waits for a reader.
         command.stdout(Stdio::null());
         let mut child = command.spawn().expect("gaur starts");
         let start = Instant::now();
@@ -42,7 +42,7 @@ impl Covered {
             assert!(start.elapsed() < PATIENCE, "the file is not covered");
             std::thread::sleep(Duration::from_millis(5));
         }
-        Covered { child, file }
+        FuseServer { child, file }
     }
 
     /// Ends it by a signal, and expects that nothing is left over the file.
@@ -61,7 +61,7 @@ impl Covered {
     }
 }
 
-/// Whether somebody answers: the kernel remembers the size of a file whose server has just gone, but
+/// Whether a server answers: the kernel remembers the size of a file whose server has just gone, but
 /// cannot open it.
 fn is_served(file: &str) -> bool {
     let opened = std::fs::File::open(file);
@@ -77,7 +77,7 @@ fn is_covered(file: &str) -> bool {
         .any(|line| line.split(' ').nth(4) == Some(file))
 }
 
-impl Drop for Covered {
+impl Drop for FuseServer {
     fn drop(&mut self) {
         // Of a test that failed; in the other case it has ended.
         let _ = self.child.kill();
@@ -100,7 +100,7 @@ fn the_file_shows_what_is_in_the_image() {
             let image = build(kind, &layout, &scratch);
             let view = scratch.path("view.raw");
             gaur_interop::compare::qemu_view(&image, &view);
-            let covered = Covered::start(&scratch, &image, &["--read-only"]);
+            let covered = FuseServer::start(&scratch, &image, &["--read-only"]);
             assert_same_bytes(&covered.file, &view);
             let copy = scratch.path("copy.raw");
             run("cp", &["--sparse=auto", &covered.file, &copy]).ok();
@@ -121,7 +121,7 @@ fn the_file_takes_what_qemu_writes() {
         create(&theirs, &layout);
         let ops = op::random(&layout, 5, 120, true, &noise(&scratch));
         op::apply("qcow2", &theirs, &ops);
-        let covered = Covered::start(&scratch, &ours, &[]);
+        let covered = FuseServer::start(&scratch, &ours, &[]);
         op::apply("raw", &covered.file, &ops);
         assert_same_view(("raw", &covered.file), ("qcow2", &theirs));
         covered.stop();
@@ -137,7 +137,7 @@ fn fio_finds_what_it_wrote() {
         let scratch = Scratch::new("fuse-fio");
         let image = scratch.path("disk.qcow2");
         gaur(&["create", "-q", &image, "256M"]).ok();
-        let covered = Covered::start(&scratch, &image, &[]);
+        let covered = FuseServer::start(&scratch, &image, &[]);
         let options = [
             "--name=verify",
             "--rw=randwrite",
@@ -198,7 +198,7 @@ fn a_file_system_in_it_is_mounted_over_a_loop_device() {
         let scratch = Scratch::new("fuse-loop");
         let image = scratch.path("disk.qcow2");
         gaur(&["create", "-q", "-o", options, &image, "512M"]).ok();
-        let covered = Covered::start(&scratch, &image, &["--discard", "unmap"]);
+        let covered = FuseServer::start(&scratch, &image, &["--discard", "unmap"]);
         run("mkfs.ext4", &["-q", "-F", &covered.file]).ok();
         let noise = scratch.path("noise");
         let words: Vec<u8> = (0..40 * MIB / 8)
@@ -213,7 +213,7 @@ fn a_file_system_in_it_is_mounted_over_a_loop_device() {
         assert_clean(&image);
         let full = host_bytes(&image);
         // Another server, the same bytes.
-        let covered = Covered::start(&scratch, &image, &["--discard", "unmap"]);
+        let covered = FuseServer::start(&scratch, &image, &["--discard", "unmap"]);
         let mounted = Mounted::new(&covered.file, &scratch);
         assert_same_bytes(&noise, &mounted.path("noise"));
         std::fs::remove_file(mounted.path("noise")).expect("it is there");
@@ -232,7 +232,7 @@ fn holes_are_punched_down_to_the_image() {
     let scratch = Scratch::new("fuse-holes");
     let image = scratch.path("disk.qcow2");
     gaur(&["create", "-q", &image, "64M"]).ok();
-    let covered = Covered::start(&scratch, &image, &[]);
+    let covered = FuseServer::start(&scratch, &image, &[]);
     let write = "write -P 7 0 32M";
     run("qemu-io", &["-f", "raw", "-c", write, &covered.file]).ok();
     let full = host_bytes(&image);
@@ -263,13 +263,13 @@ fn a_growable_image_grows_and_another_does_not() {
     let image = scratch.path("disk.qcow2");
     gaur(&["create", "-q", &image, "1M"]).ok();
     let len = |file: &str| std::fs::metadata(file).expect("facts").len();
-    let covered = Covered::start(&scratch, &image, &[]);
+    let covered = FuseServer::start(&scratch, &image, &[]);
     let write = ["-f", "raw", "-c", "write -P 7 2M 64k", &covered.file];
     run("qemu-io", &write).refused();
     run("truncate", &["-s", "4M", &covered.file]).refused();
     assert_eq!(len(&covered.file), MIB);
     covered.stop();
-    let covered = Covered::start(&scratch, &image, &["--growable"]);
+    let covered = FuseServer::start(&scratch, &image, &["--growable"]);
     let grow = format!("of={}", covered.file);
     let options = ["if=/dev/urandom", &grow, "bs=64k", "seek=32", "count=1"];
     run("dd", &[&options[..], &["conv=notrunc"]].concat()).ok();
@@ -293,7 +293,7 @@ fn a_server_that_is_killed_loses_nothing_that_was_flushed() {
     let image = scratch.path("disk.qcow2");
     gaur(&["create", "-q", &image, "256M"]).ok();
     for round in 1..=5_u64 {
-        let covered = Covered::start(&scratch, &image, &[]);
+        let covered = FuseServer::start(&scratch, &image, &[]);
         let pattern = format!("write -P {round} {}M 1M", round * 2);
         let words = ["-f", "raw", "-c", &pattern, "-c", "flush", &covered.file];
         run("qemu-io", &words).ok();
@@ -312,7 +312,7 @@ fn a_server_that_is_killed_loses_nothing_that_was_flushed() {
     // At worst there are leaks, which is no damage.
     let checked = qemu_img(&["check", &image]);
     assert!([0, 3].contains(&checked.code), "{checked}");
-    let covered = Covered::start(&scratch, &image, &["--read-only"]);
+    let covered = FuseServer::start(&scratch, &image, &["--read-only"]);
     for round in 1..=5_u64 {
         let pattern = format!("read -P {round} {}M 1M", round * 2);
         let words = ["-r", "-f", "raw", "-c", &pattern, &covered.file];
@@ -324,7 +324,7 @@ fn a_server_that_is_killed_loses_nothing_that_was_flushed() {
 }
 
 #[test]
-fn what_cannot_be_covered_is_told() {
+fn unusable_fuse_mount_point_is_reported() {
     let scratch = Scratch::new("fuse-refused");
     let image = scratch.path("disk.qcow2");
     gaur(&["create", "-q", &image, "1M"]).ok();
@@ -338,7 +338,7 @@ fn what_cannot_be_covered_is_told() {
         let refused = gaur(&["serve", "--fuse", file, &image]).refused();
         assert!(refused.stderr.contains(told), "{refused}");
     }
-    let covered = Covered::start(&scratch, &image, &[]);
+    let covered = FuseServer::start(&scratch, &image, &[]);
     let other = scratch.path("other.qcow2");
     gaur(&["create", "-q", &other, "1M"]).ok();
     let refused = gaur(&["serve", "--fuse", &covered.file, &other]).refused();

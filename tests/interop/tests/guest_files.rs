@@ -1,7 +1,7 @@
 //! What people do with a disk, on file systems of the kernel: unpack a source tree, compile it, run
 //! the result, check the file system, and find everything again after a remount.
 
-use gaur_interop::attached::{Attached, Shape, Via, attach};
+use gaur_interop::attached::{Attached, DeviceKind, Shape, attach};
 use gaur_interop::filesystem::{Kind, Mounted};
 use gaur_interop::scratch::Scratch;
 use gaur_interop::tool::run;
@@ -67,7 +67,12 @@ fn verify(mounted: &Mounted, sums: &str) {
 
 /// A disk with the project on it: the image itself, or one below it.
 #[track_caller]
-fn with_project(kind: Kind, via: Via, shape: Shape, scratch: &Scratch) -> (Attached, String) {
+fn with_project(
+    kind: Kind,
+    via: DeviceKind,
+    shape: Shape,
+    scratch: &Scratch,
+) -> (Attached, String) {
     let name = if shape.backed {
         "base.qcow2"
     } else {
@@ -91,7 +96,7 @@ fn sum_of(image: &str) -> String {
     run("sha256sum", &[image]).ok().stdout
 }
 
-fn used_for_work(kind: Kind, via: Via, shape: Shape) {
+fn used_for_work(kind: Kind, via: DeviceKind, shape: Shape) {
     let scratch = Scratch::new("files");
     let (disk, image) = with_project(kind, via, shape, &scratch);
     let base = shape.backed.then(|| sum_of(&image));

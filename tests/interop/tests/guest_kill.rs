@@ -1,11 +1,11 @@
 //! `kill -9` of the server while its device is in use. A new server takes over; requests that were
-//! waiting go on, everything that was acknowledged is there, flushed or not, and nobody above notices.
+//! waiting go on, everything that was acknowledged is there, flushed or not, and users of the device do not notice.
 
 use std::time::Duration;
 
-use gaur_interop::attached::{Shape, Via, assert_leaks_at_worst, attach_lasting};
+use gaur_interop::attached::{DeviceKind, Shape, assert_leaks_at_worst, attach_lasting};
 use gaur_interop::filesystem::Kind;
-use gaur_interop::ledger::{Ledger, Promise};
+use gaur_interop::ledger::{Expected, Ledger};
 use gaur_interop::random::Random;
 use gaur_interop::scratch::Scratch;
 use gaur_interop::tool::run_for;
@@ -14,18 +14,18 @@ const SIZE_MIB: u64 = 512;
 const MIB: u64 = 1 << 20;
 
 /// Kills in one test.
-fn rounds(via: Via) -> u64 {
+fn rounds(via: DeviceKind) -> u64 {
     match (std::env::var_os("GAUR_GUEST_LONG"), via) {
         (Some(_), _) => 50,
         // The kernel needs seconds to find out that requests on a dead connection wait in vain.
-        (None, Via::Nbd) => 2,
-        (None, Via::Ublk) => 8,
-        (None, Via::Vduse) => 5,
+        (None, DeviceKind::Nbd) => 2,
+        (None, DeviceKind::Ublk) => 8,
+        (None, DeviceKind::Vduse) => 5,
     }
 }
 
 /// Rounds of kills under a load that keeps book; the image is judged after each.
-fn under_load(via: Via, shape: Shape) {
+fn under_load(via: DeviceKind, shape: Shape) {
     let scratch = Scratch::new("kill");
     let image = shape.create(&scratch, SIZE_MIB);
     let mut disk = attach_lasting(via, &image, &scratch, &[]);
@@ -42,18 +42,18 @@ fn under_load(via: Via, shape: Shape) {
         std::thread::sleep(Duration::from_millis(100));
         ledger.pause();
         println!("round {round}: {} writes", ledger.writes());
-        ledger.verify(Promise::Acknowledged);
+        ledger.verify(Expected::Acknowledged);
     }
     ledger.start();
     std::thread::sleep(Duration::from_millis(200));
     ledger.pause();
-    ledger.verify(Promise::Acknowledged);
+    ledger.verify(Expected::Acknowledged);
     disk.detach_unchecked();
     assert_leaks_at_worst(&image);
 }
 
 /// A mounted file system with a load on it goes on over several kills.
-fn below_a_file_system(via: Via, shape: Shape) {
+fn below_a_file_system(via: DeviceKind, shape: Shape) {
     let scratch = Scratch::new("mounted");
     let image = shape.create(&scratch, SIZE_MIB);
     let mut disk = attach_lasting(via, &image, &scratch, &[]);

@@ -1,9 +1,9 @@
-//! What `--pin` promises, by what the kernel says: memory is locked, and no thread of the server waits
+//! `--pin`, as the kernel reports it: memory is locked, and no thread of the server waits
 //! for a device when it asks for memory.
 
 use std::process::Command;
 
-use gaur_interop::attached::{Footprint, Shape, Via, attach};
+use gaur_interop::attached::{DeviceKind, Footprint, Shape, attach};
 use gaur_interop::gaur::{binary, gaur, serve_with};
 use gaur_interop::nbd::Server;
 use gaur_interop::scratch::Scratch;
@@ -41,7 +41,7 @@ fn a_server_is_pinned_when_it_is_asked_to_be() {
 fn the_server_of_a_device_is_pinned_unless_it_may_not() {
     let scratch = Scratch::new("device");
     let image = PLAIN.create(&scratch, 256);
-    for via in [Via::Ublk, Via::Vduse] {
+    for via in [DeviceKind::Ublk, DeviceKind::Vduse] {
         let disk = attach(via, &image, &scratch, &[]);
         Footprint::of(disk.server()).assert_pinned();
         disk.detach();
@@ -57,7 +57,7 @@ fn the_server_of_a_device_is_pinned_unless_it_may_not() {
 fn a_server_is_scheduled_first_when_it_is_asked_to_be() {
     let scratch = Scratch::new("first");
     let image = PLAIN.create(&scratch, 256);
-    let disk = attach(Via::Ublk, &image, &scratch, &["--realtime"]);
+    let disk = attach(DeviceKind::Ublk, &image, &scratch, &["--realtime"]);
     let of = format!("of={}", disk.path());
     let write = ["if=/dev/zero", &of, "bs=1M", "count=64", "oflag=direct"];
     run("dd", &write).ok();
@@ -69,7 +69,7 @@ fn a_server_is_scheduled_first_when_it_is_asked_to_be() {
     first.sort();
     assert_eq!(first, threads, "{footprint:?}");
     disk.detach();
-    let disk = attach(Via::Ublk, &image, &scratch, &[]);
+    let disk = attach(DeviceKind::Ublk, &image, &scratch, &[]);
     let footprint = Footprint::of(disk.server());
     assert!(footprint.real_time.is_empty(), "{footprint:?}");
     disk.detach();

@@ -2,7 +2,7 @@
 //! changed in files, or by swapping. A server that waits for memory meanwhile waits for itself, and so does
 //! everybody else. The guest of these tests has little memory, and ends at once when a task hangs.
 
-use gaur_interop::attached::{Attached, Footprint, Shape, Via, attach};
+use gaur_interop::attached::{Attached, DeviceKind, Footprint, Shape, attach};
 use gaur_interop::filesystem::Kind;
 use gaur_interop::random::Random;
 use gaur_interop::scratch::Scratch;
@@ -108,7 +108,7 @@ fn files_on_ublk_past_the_cache() {
     set("vm/dirty_background_ratio", "90");
     let scratch = Scratch::new("writeback");
     let image = ALL_AT_ONCE.create(&scratch, 2048);
-    let disk = attach(Via::Ublk, &image, &scratch, &PAST_THE_CACHE);
+    let disk = attach(DeviceKind::Ublk, &image, &scratch, &PAST_THE_CACHE);
     Kind::Ext4.make(&disk.path());
     let mounted = Kind::Ext4.mount(&disk.path(), &scratch);
     let before = kernel_number("/proc/vmstat", "pgsteal_direct ");
@@ -120,7 +120,7 @@ fn files_on_ublk_past_the_cache() {
     Kind::Ext4.check(&disk.path());
     disk.detach();
     // And once more with another server.
-    let disk = attach(Via::Ublk, &image, &scratch, &PAST_THE_CACHE);
+    let disk = attach(DeviceKind::Ublk, &image, &scratch, &PAST_THE_CACHE);
     let mounted = Kind::Ext4.mount(&disk.path(), &scratch);
     fio(mounted.folder(), &["--verify_only"]).ok();
     mounted.unmount();
@@ -147,7 +147,7 @@ fn memory_is_swapped_to_ublk() {
     let scratch = Scratch::new("swap");
     let image = ALL_AT_ONCE.create(&scratch, 1024);
     let more = ["--realtime", "--cache", "none"];
-    let disk = attach(Via::Ublk, &image, &scratch, &more);
+    let disk = attach(DeviceKind::Ublk, &image, &scratch, &more);
     run("mkswap", &[&disk.path()]).ok();
     let before = Footprint::of(disk.server());
     before.assert_pinned();

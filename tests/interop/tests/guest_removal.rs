@@ -1,15 +1,15 @@
-//! A device that is removed while it is in use: its users get errors, nobody hangs, and the server
+//! A device that is removed while it is in use: its users get errors, no process hangs, and the server
 //! ends in good order with an image in which nothing is wrong.
 
 use std::time::Duration;
 
-use gaur_interop::attached::{Shape, Via, attach};
+use gaur_interop::attached::{DeviceKind, Shape, attach};
 use gaur_interop::scratch::Scratch;
 use gaur_interop::tool::run_for;
 
 const SIZE_MIB: u64 = 256;
 
-fn under_load(via: Via, shape: Shape) {
+fn under_load(via: DeviceKind, shape: Shape) {
     let scratch = Scratch::new("removal");
     let image = shape.create(&scratch, SIZE_MIB);
     for _ in 0..3 {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gaur_interop::attached::{Attached, Shape, Via, attach};
+use gaur_interop::attached::{Attached, DeviceKind, Shape, attach};
 use gaur_interop::filesystem::Kind;
 use gaur_interop::gaur::{first_export, gaur};
 use gaur_interop::scratch::Scratch;
@@ -22,7 +22,7 @@ fn wait_for_size(disk: &Attached, expected: u64) {
     panic!("the device has {} bytes, not {expected}", disk.size_bytes());
 }
 
-fn resized(via: Via, shape: Shape) {
+fn resized(via: DeviceKind, shape: Shape) {
     let scratch = Scratch::new("resize");
     let image = shape.create(&scratch, 256);
     let socket = scratch.path("control");
@@ -47,7 +47,7 @@ fn resized(via: Via, shape: Shape) {
     let mounted = Kind::Ext4.mount(&disk.path(), &scratch);
     mounted.shell("sha256sum -c sum", &[]);
     mounted.unmount();
-    // And shorter again: what is behind the end is nobody's.
+    // And shorter again: data behind the end is dropped.
     let shrink = ["export", "resize", "--shrink", "--control", &socket, &name];
     gaur(&[&shrink[..], &["128M"]].concat()).ok();
     wait_for_size(&disk, 128 * MIB);

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use gaur_interop::attached::{Attached, Shape, Via, attach};
+use gaur_interop::attached::{Attached, DeviceKind, Shape, attach};
 use gaur_interop::filesystem::Kind;
 use gaur_interop::scratch::Scratch;
 use gaur_interop::tool::run;
@@ -39,7 +39,7 @@ fn discard(disk: &Attached, offset: u64, len: u64) {
     flush(disk);
 }
 
-/// Space goes back to the host once it is durable that nobody needs it.
+/// Space goes back to the host once the mapping that gave it up is durable.
 #[track_caller]
 fn flush(disk: &Attached) {
     let of = format!("of={}", disk.path());
@@ -50,7 +50,7 @@ fn flush(disk: &Attached) {
     .ok();
 }
 
-fn of_the_device(via: Via, shape: Shape) {
+fn of_the_device(via: DeviceKind, shape: Shape) {
     let scratch = Scratch::new("space");
     let image = shape.create(&scratch, SIZE_MIB);
     let disk = attach(via, &image, &scratch, &["--allocation", "compact"]);
@@ -81,7 +81,7 @@ fn of_the_device(via: Via, shape: Shape) {
     disk.detach();
 }
 
-fn of_a_file_system(via: Via, shape: Shape) {
+fn of_a_file_system(via: DeviceKind, shape: Shape) {
     for kind in [Kind::Ext4, Kind::Xfs] {
         let scratch = Scratch::new("trim");
         let image = shape.create(&scratch, SIZE_MIB);

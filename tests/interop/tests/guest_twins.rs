@@ -3,14 +3,14 @@
 //! block devices in user space went wrong: an overlay longer than what is behind it, compressed
 //! clusters that are written to, clusters that an internal snapshot shares.
 
-use gaur_interop::attached::{Via, attach};
+use gaur_interop::attached::{DeviceKind, attach};
 use gaur_interop::builder::{Kind, build, noise, snapshot_view};
 use gaur_interop::compare::{assert_same_bytes, assert_same_view, qemu_view};
 use gaur_interop::layout::Layout;
 use gaur_interop::op;
 use gaur_interop::scratch::Scratch;
 
-fn same_as_raw(kind: Kind, via: Via) {
+fn same_as_raw(kind: Kind, via: DeviceKind) {
     for layout in [Layout::v3(65536), Layout::extended(65536), Layout::v2(4096)] {
         let scratch = Scratch::new("twins");
         let image = build(kind, &layout, &scratch);
@@ -48,19 +48,19 @@ macro_rules! twins {
             #[test]
             #[ignore = "runs in the guest: cargo xtask vm test"]
             fn overlay_longer_than_its_backing_file() {
-                same_as_raw(Kind::Chain, Via::$via);
+                same_as_raw(Kind::Chain, DeviceKind::$via);
             }
 
             #[test]
             #[ignore = "runs in the guest: cargo xtask vm test"]
             fn compressed_clusters() {
-                same_as_raw(Kind::Compressed, Via::$via);
+                same_as_raw(Kind::Compressed, DeviceKind::$via);
             }
 
             #[test]
             #[ignore = "runs in the guest: cargo xtask vm test"]
             fn clusters_shared_with_snapshots() {
-                same_as_raw(Kind::Snapshots, Via::$via);
+                same_as_raw(Kind::Snapshots, DeviceKind::$via);
             }
         }
     )*};

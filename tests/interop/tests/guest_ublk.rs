@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use gaur_interop::attached::{Attached, Shape, Via, attach};
+use gaur_interop::attached::{Attached, DeviceKind, Shape, attach};
 use gaur_interop::filesystem::Kind;
 use gaur_interop::gaur::{binary, first_export, gaur};
-use gaur_interop::ledger::{Ledger, Promise};
+use gaur_interop::ledger::{Expected, Ledger};
 use gaur_interop::scratch::Scratch;
 use gaur_interop::tool::{Run, qemu_img, run};
 
@@ -42,7 +42,7 @@ fn refused_with(run: Run, words: &str) {
 fn a_server_is_replaced_under_load() {
     let scratch = Scratch::new("quiesce");
     let image = ALL_AT_ONCE.create(&scratch, SIZE_MIB);
-    let mut disk = attach(Via::Ublk, &image, &scratch, &[]);
+    let mut disk = attach(DeviceKind::Ublk, &image, &scratch, &[]);
     let number = number(&disk);
     let mut ledger = Ledger::new(&disk.path(), 128 * MIB, 8, 1);
     for _ in 0..4 {
@@ -56,7 +56,7 @@ fn a_server_is_replaced_under_load() {
         disk.recover();
         std::thread::sleep(Duration::from_millis(200));
         ledger.pause();
-        ledger.verify(Promise::Acknowledged);
+        ledger.verify(Expected::Acknowledged);
     }
     disk.detach();
 }
@@ -67,7 +67,7 @@ fn a_mounted_file_system_grows() {
     let scratch = Scratch::new("grow");
     let image = PLAIN.create(&scratch, SIZE_MIB);
     let socket = scratch.path("control.socket");
-    let disk = attach(Via::Ublk, &image, &scratch, &["--control", &socket]);
+    let disk = attach(DeviceKind::Ublk, &image, &scratch, &["--control", &socket]);
     Kind::Ext4.make(&disk.path());
     let mounted = Kind::Ext4.mount(&disk.path(), &scratch);
     let name = first_export(&socket);
@@ -94,7 +94,7 @@ fn the_kernel_is_told_what_the_image_is() {
     let scratch = Scratch::new("limits");
     for shape in [PLAIN, ALL_AT_ONCE] {
         let image = shape.create_above(&scratch, "limits.qcow2", None, SIZE_MIB);
-        let disk = attach(Via::Ublk, &image, &scratch, &[]);
+        let disk = attach(DeviceKind::Ublk, &image, &scratch, &[]);
         let unit = shape.unit_bytes().to_string();
         let physical = shape.unit_bytes().min(4096).to_string();
         let expected = [
@@ -112,7 +112,7 @@ fn the_kernel_is_told_what_the_image_is() {
             assert_eq!(disk.attribute(name), value, "{name} with {shape:?}");
         }
         disk.detach();
-        let disk = attach(Via::Ublk, &image, &scratch, &["--read-only"]);
+        let disk = attach(DeviceKind::Ublk, &image, &scratch, &["--read-only"]);
         assert_eq!(disk.attribute("ro"), "1");
         assert_eq!(disk.attribute("queue/discard_max_bytes"), "0");
         disk.detach();
@@ -133,7 +133,7 @@ fn bytes_that_are_not_copied_are_the_same() {
         let raw = scratch.path("before.raw");
         qemu_img(&["convert", "-O", "raw", &image, &raw]).ok();
         let more = ["--cache", "none", "--zero-copy", "on"];
-        let disk = attach(Via::Ublk, &image, &scratch, &more);
+        let disk = attach(DeviceKind::Ublk, &image, &scratch, &more);
         let path = disk.path();
         run("cmp", &[&raw, &path]).ok();
         let direct = "dd if=\"$0\" bs=1M iflag=direct status=none | cmp - \"$1\"";
@@ -147,8 +147,8 @@ fn bytes_that_are_not_copied_are_the_same() {
         run("sh", &["-c", after, &path, &raw]).ok();
         disk.detach();
         qemu_img(&["compare", "-f", "raw", "-F", "qcow2", &raw, &image]).ok();
-        let disk = attach(Via::Ublk, &image, &scratch, &[]);
-        ledger.verify_at(&disk.path(), Promise::Acknowledged);
+        let disk = attach(DeviceKind::Ublk, &image, &scratch, &[]);
+        ledger.verify_at(&disk.path(), Expected::Acknowledged);
         disk.detach();
     }
 }
@@ -159,7 +159,7 @@ fn what_cannot_be_is_refused() {
     let scratch = Scratch::new("refused");
     let image = PLAIN.create(&scratch, SIZE_MIB);
     let other = PLAIN.create_above(&scratch, "other.qcow2", None, SIZE_MIB);
-    let disk = attach(Via::Ublk, &image, &scratch, &[]);
+    let disk = attach(DeviceKind::Ublk, &image, &scratch, &[]);
     let number = number(&disk);
     refused_with(gaur(&["ublk", "add", &image]), "using the image");
     refused_with(
@@ -180,7 +180,12 @@ fn what_cannot_be_is_refused() {
     let left = std::fs::read_dir("/run/gaur/ublk").expect("a device has been noted");
     assert_eq!(left.count(), 2);
     // A raw image ends with a whole sector, zeros behind its last byte.
-    let shown = attach(Via::Ublk, &odd, &scratch, &["-f", "raw", "--read-only"]);
+    let shown = attach(
+        DeviceKind::Ublk,
+        &odd,
+        &scratch,
+        &["-f", "raw", "--read-only"],
+    );
     assert_eq!(shown.size_bytes(), 1536);
     let end = format!(
         "tail -c 512 {} | od -An -v -tu1 | tr -s ' \\n' ' '",
@@ -191,7 +196,7 @@ fn what_cannot_be_is_refused() {
         format!("7{}", " 0".repeat(511))
     );
     shown.detach_unchecked();
-    // Nobody was disturbed.
+    // The other users of the device were not disturbed.
     Kind::Ext4.make(&disk.path());
     let mounted = Kind::Ext4.mount(&disk.path(), &scratch);
     refused_with(gaur(&["ublk", "del", "--if-unused", &number]), "in use");
@@ -205,7 +210,7 @@ fn what_cannot_be_is_refused() {
 fn a_server_that_is_told_to_end_takes_its_device_with_it() {
     let scratch = Scratch::new("term");
     let image = PLAIN.create(&scratch, SIZE_MIB);
-    let disk = attach(Via::Ublk, &image, &scratch, &[]);
+    let disk = attach(DeviceKind::Ublk, &image, &scratch, &[]);
     let path = disk.path();
     let mut ledger = Ledger::new(&path, 64 * MIB, 4, 1);
     ledger.start();

@@ -1,7 +1,7 @@
 //! fio with verification, past the kernel's cache: what is written is what is read, at every size and
 //! after trims.
 
-use gaur_interop::attached::{Shape, Via, attach};
+use gaur_interop::attached::{DeviceKind, Shape, attach};
 use gaur_interop::scratch::Scratch;
 use gaur_interop::tool::run_for;
 
@@ -38,7 +38,7 @@ fn fio(device: &str, job: &[&str]) {
     assert!(!run.stderr.contains("verify"), "{run}");
 }
 
-fn verified(via: Via, shape: Shape) {
+fn verified(via: DeviceKind, shape: Shape) {
     let scratch = Scratch::new("verify");
     let image = shape.create(&scratch, SIZE_MIB);
     let disk = attach(via, &image, &scratch, &[]);

@@ -1,5 +1,5 @@
-//! What a killed server leaves: a log of changes that counts as long as the image names it and no
-//! longer, and an image that says that it was not closed.
+//! Handover: a killed server leaves a commit log, which counts as long as the image names it and no
+//! longer, and an image that is marked as not closed.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -178,7 +178,7 @@ fn a_log_that_contradicts_qemu_is_refused() {
 }
 
 #[test]
-fn a_log_counts_for_the_next_server_and_the_one_after_that() {
+fn handover_log_serves_every_successor() {
     let disk = Disk::new("counts");
     disk.leave_a_log();
     let server = disk.serve_with_log();
@@ -198,7 +198,7 @@ fn a_log_counts_for_the_next_server_and_the_one_after_that() {
 /// A server was killed with nothing left to hand over, the next one had nothing to do, and from then on everybody
 /// was told of a log that had been removed.
 #[test]
-fn a_log_that_is_done_with_is_not_told_of() {
+fn consumed_handover_log_is_not_reported() {
     let disk = Disk::new("done");
     let server = disk.serve_with_log();
     drop(write(&server, "write -P 1 0 8M"));
@@ -235,7 +235,7 @@ fn a_damaged_log_is_refused_and_nothing_is_written() {
 }
 
 #[test]
-fn a_file_that_is_no_log_stays_as_it_is() {
+fn file_that_is_no_handover_log_is_kept() {
     let disk = Disk::new("no-log");
     for bytes in [b"letters".to_vec(), vec![0; 100], vec![7; (8 << 20) + 512]] {
         std::fs::write(&disk.log, &bytes).expect("it can be written");
@@ -275,7 +275,7 @@ fn version_2_cannot_name_a_log() {
     assert!(!std::path::Path::new(&disk.log).exists());
 }
 
-/// A server was killed and left clusters that nobody uses. Nobody said so, and the space was gone for good.
+/// A server was killed and left leaked clusters. No verb reported them, and the space was lost for good.
 #[test]
 fn leaks_of_a_killed_server_are_told_until_they_are_repaired() {
     let disk = Disk::new("leaks");

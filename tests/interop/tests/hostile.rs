@@ -7,7 +7,7 @@ use std::fs::OpenOptions;
 use gaur_interop::compare::qemu_view;
 use gaur_interop::field::{Field, HEADER};
 use gaur_interop::hostile::{
-    Places, assert_reads_survive, assert_writes_survive, places, victim, word,
+    MetadataOffsets, assert_reads_survive, assert_writes_survive, places, victim, word,
 };
 use gaur_interop::layout::Layout;
 use gaur_interop::op::{self, Op};
@@ -24,7 +24,7 @@ struct Bench {
     healthy: String,
     copy: String,
     view: String,
-    places: Places,
+    places: MetadataOffsets,
 }
 
 impl Bench {
@@ -211,7 +211,7 @@ fn l2_entries_with_zstd() {
 fn a_guest_write_never_lands_in_the_metadata() {
     for layout in [Layout::v3(4096), Layout::extended(16384)] {
         let bench = Bench::new(layout);
-        let Places {
+        let MetadataOffsets {
             l1,
             l2,
             refcount_table,

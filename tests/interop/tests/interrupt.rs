@@ -43,7 +43,7 @@ fn end(mut child: Child) -> (i32, String) {
 }
 
 /// Runs a verb again and again, each time interrupted somewhere else, until it has come to its end
-/// twice; `judge` is told each time whether it did.
+/// twice; `judge` gets each time whether it did.
 fn interrupt_anywhere(
     name: &str,
     arguments: &[&str],
@@ -87,13 +87,13 @@ fn size_of(image: &str) -> u64 {
 }
 
 /// An image with data, and a copy to begin with each time.
-struct Original {
+struct InterruptedImage {
     scratch: Scratch,
     image: String,
 }
 
-impl Original {
-    fn new(options: &str, size: &str, data_bytes: u64) -> Original {
+impl InterruptedImage {
+    fn new(options: &str, size: &str, data_bytes: u64) -> InterruptedImage {
         let scratch = Scratch::new("interrupt");
         let image = scratch.path("d.qcow2");
         let original = scratch.path("original.qcow2");
@@ -107,7 +107,7 @@ impl Original {
             data(&original, offset, len);
             offset += len;
         }
-        Original { scratch, image }
+        InterruptedImage { scratch, image }
     }
 
     fn restore(&self) {
@@ -118,14 +118,14 @@ impl Original {
 
 /// `gaur resize` ignored signals while it looked for a place that it did not find.
 #[test]
-fn a_resize_that_is_interrupted_has_the_old_size_or_the_new() {
+fn interrupted_resize_is_atomic() {
     for (options, from, to, full) in [
         ("cluster_size=512", "40M", "8G", 1 << 20),
         ("cluster_size=4k", "1G", "500G", 1 << 20),
         ("cluster_size=512", "24M", "1M", 24 << 20),
         ("cluster_size=4k", "32M", "5M", 32 << 20),
     ] {
-        let original = Original::new(options, from, full);
+        let original = InterruptedImage::new(options, from, full);
         let image = &*original.image;
         let old = size_of(&original.scratch.path("original.qcow2"));
         let arguments = ["resize", "-q", "--shrink", image, to];
@@ -138,8 +138,8 @@ fn a_resize_that_is_interrupted_has_the_old_size_or_the_new() {
 }
 
 #[test]
-fn a_snapshot_change_that_is_interrupted_is_there_or_not() {
-    let original = Original::new("cluster_size=512", "256M", 16 << 20);
+fn interrupted_snapshot_change_is_atomic() {
+    let original = InterruptedImage::new("cluster_size=512", "256M", 16 << 20);
     let source = original.scratch.path("original.qcow2");
     qemu_img(&["snapshot", "-c", "one", &source]).ok();
     data(&source, 0, 4 << 20);
@@ -163,7 +163,7 @@ fn a_snapshot_change_that_is_interrupted_is_there_or_not() {
 
 #[test]
 fn a_convert_that_is_interrupted_leaves_a_sound_image() {
-    let original = Original::new("cluster_size=4k", "48M", 40 << 20);
+    let original = InterruptedImage::new("cluster_size=4k", "48M", 40 << 20);
     let source = original.scratch.path("original.qcow2");
     let image = &*original.image;
     for target in [&["-O", "qcow2"][..], &["-n", "-O", "qcow2"]] {
@@ -190,7 +190,7 @@ fn a_convert_that_is_interrupted_leaves_a_sound_image() {
 }
 
 #[test]
-fn making_an_image_that_is_interrupted_leaves_none() {
+fn interrupted_create_leaves_no_image() {
     let scratch = Scratch::new("create");
     for format in ["qcow2", "raw"] {
         let image = scratch.path("d");
@@ -205,7 +205,7 @@ fn making_an_image_that_is_interrupted_leaves_none() {
 
 #[test]
 fn a_benchmark_that_is_interrupted_leaks_nothing() {
-    let original = Original::new("cluster_size=4k", "64M", 1 << 20);
+    let original = InterruptedImage::new("cluster_size=4k", "64M", 1 << 20);
     let image = &*original.image;
     let arguments = [
         "bench", "-q", "-w", "-c", "20000", "-s", "4k", "--random", image,
@@ -220,8 +220,8 @@ fn a_benchmark_that_is_interrupted_leaks_nothing() {
 
 /// Reading verbs change nothing, but say that they have not come to their end.
 #[test]
-fn a_verb_that_reads_and_is_interrupted_says_so() {
-    let original = Original::new("cluster_size=512", "64M", 48 << 20);
+fn interrupted_reading_verb_reports_it() {
+    let original = InterruptedImage::new("cluster_size=512", "64M", 48 << 20);
     let source = original.scratch.path("original.qcow2");
     original.restore();
     let image = &*original.image;
@@ -243,7 +243,7 @@ fn a_verb_that_reads_and_is_interrupted_says_so() {
 /// The second signal is for a verb that cannot obey the first: here one whose input never comes.
 #[test]
 fn the_second_signal_ends_a_verb_at_once() {
-    let original = Original::new("cluster_size=64k", "64M", 1 << 20);
+    let original = InterruptedImage::new("cluster_size=64k", "64M", 1 << 20);
     original.restore();
     let image = &*original.image;
     let fifo = original.scratch.path("fifo");

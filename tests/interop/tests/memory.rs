@@ -1,4 +1,4 @@
-//! What a server takes of memory and threads, and that it gives it back.
+//! Memory and threads of a server: bounded, and given back when idle.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -112,7 +112,7 @@ fn image(scratch: &Scratch, name: &str) -> String {
     path
 }
 
-/// Others take all the memory there is and go no further. Whoever comes is served all the same, and
+/// Slow clients take all the memory there is and stop there. New clients are served all the same, and
 /// when the others are gone their memory and threads are as well.
 fn others_stall(stall: impl Fn(&mut Client)) {
     let scratch = Scratch::new("memory");

@@ -151,7 +151,7 @@ fn a_version_2_image_with_snapshots_is_not_resized() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_changes_nothing() {
+fn invalid_resize_leaves_the_image() {
     let scratch = Scratch::new("refused");
     let image = scratch.path("a.qcow2");
     create(&image, &Layout::v3(512));
@@ -241,7 +241,7 @@ fn a_resize_costs_what_its_tables_cost() {
 /// The same place is needed for the tables of a snapshot (its file grew to 101 GB), and by a disk that is
 /// resized while it is served.
 #[test]
-fn long_tables_find_a_place_for_snapshots_and_while_they_are_served() {
+fn l1_growth_with_snapshots_and_while_served() {
     let scratch = Scratch::new("long");
     let image = image_of(&scratch, "2G", "cluster_size=512");
     for arguments in [["-c", "a"], ["-c", "b"], ["-d", "a"], ["-a", "b"]] {
@@ -273,9 +273,9 @@ fn assert_zeros_from(image: &str, offset: u64, scratch: &Scratch) {
 /// The state of a machine became disk content: 7 KiB of it were the guest's after
 /// `snapshot save`, `snapshot apply` and `resize`. Applying left the state's tables in the active L1 table,
 /// where the disk grew over them. QEMU leaves them there too, so a resize makes what it reaches
-/// read as zeros, whoever has left it.
+/// read as zeros, whichever program has left it.
 #[test]
-fn the_state_of_a_machine_never_becomes_disk_content() {
+fn vm_state_never_becomes_disk_content() {
     for by_qemu in [false, true] {
         let scratch = Scratch::new("state");
         let image = image_of(&scratch, "226304", "cluster_size=512");
@@ -302,7 +302,7 @@ fn the_state_of_a_machine_never_becomes_disk_content() {
 /// Shrinking left what was behind the new end in its last cluster, and when QEMU made the disk grow again
 /// the guest found it there.
 #[test]
-fn what_was_cut_off_does_not_come_back() {
+fn shrunk_data_does_not_return_after_growth() {
     for (cluster, extended) in [("512", "off"), ("64k", "off"), ("64k", "on")] {
         for smaller in [70_144, 100_352, 131_072] {
             for grower in ["gaur", "qemu-img"] {

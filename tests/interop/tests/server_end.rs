@@ -1,4 +1,4 @@
-//! The end of a server has limits, whatever its clients and the file system below it do.
+//! The time a server takes to end is bounded, whatever its clients and the file system below it do.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,21 +15,21 @@ const MIB: u32 = 1 << 20;
 const SLACK: Duration = Duration::from_secs(20);
 
 /// A disk that is served, with a control socket.
-struct Served {
+struct ServedDisk {
     scratch: Scratch,
     image: String,
     control: String,
     server: Server,
 }
 
-impl Served {
-    fn new(more: &[&str]) -> Served {
+impl ServedDisk {
+    fn new(more: &[&str]) -> ServedDisk {
         let scratch = Scratch::new("end");
         let (image, control) = (scratch.path("d.qcow2"), scratch.path("c"));
         gaur(&["create", "-q", &image, "64M"]).ok();
         let more = [&["--control", &control, "-x", "d"], more].concat();
         let server = serve_with(&image, &scratch.path("s"), &more);
-        Served {
+        ServedDisk {
             scratch,
             image,
             control,
@@ -107,7 +107,7 @@ fn request(kind: u8, at_mib: u64, len: u32) -> Vec<u8> {
 /// SIGTERM took 30 s when a client did not read, and nothing could change that.
 #[test]
 fn a_client_that_never_reads_is_cut_off_after_the_drain_limit() {
-    let served = Served::new(&["--drain-limit", "2"]);
+    let served = ServedDisk::new(&["--drain-limit", "2"]);
     let client = served.deaf_client();
     let asked = Instant::now();
     served.server.signal("TERM");
@@ -121,7 +121,7 @@ fn a_client_that_never_reads_is_cut_off_after_the_drain_limit() {
 #[test]
 fn clients_that_stop_in_the_middle_do_not_hold_the_end_up() {
     let limits = ["--drain-limit", "600", "--handshake-limit", "600"];
-    let served = Served::new(&limits);
+    let served = ServedDisk::new(&limits);
     let send = |mut client: UnixStream, bytes: &[u8]| {
         client.write_all(bytes).expect("it is read");
         client
@@ -145,7 +145,7 @@ fn clients_that_stop_in_the_middle_do_not_hold_the_end_up() {
 /// `gaur export remove` took 20 s and more.
 #[test]
 fn the_removal_of_an_export_has_a_drain_limit_too() {
-    let served = Served::new(&["--drain-limit", "600"]);
+    let served = ServedDisk::new(&["--drain-limit", "600"]);
     let client = served.deaf_client();
     let asked = Instant::now();
     let remove = ["export", "remove", "--control", &served.control];
@@ -158,8 +158,8 @@ fn the_removal_of_an_export_has_a_drain_limit_too() {
 
 /// The second signal ends a server that waits for a client.
 #[test]
-fn the_second_signal_waits_for_nobody() {
-    let mut served = Served::new(&["--drain-limit", "600"]);
+fn second_signal_ends_the_server_at_once() {
+    let mut served = ServedDisk::new(&["--drain-limit", "600"]);
     let client = served.deaf_client();
     served.server.signal("TERM");
     std::thread::sleep(Duration::from_secs(1));
@@ -208,7 +208,7 @@ fn ended_client(verb: &[&str], mut client: Child) -> (Option<i32>, String) {
 /// `gaur export list` waited for ever for a server that hung, and SIGTERM did not end it.
 #[test]
 fn clients_of_a_server_that_hangs_say_so_and_obey_signals() {
-    let served = Served::new(&[]);
+    let served = ServedDisk::new(&[]);
     served.server.signal("STOP");
     let start = |verb: &[&str], timeout: &str| {
         let socket = ["--control", &served.control, "--timeout", timeout];
@@ -249,7 +249,7 @@ fn clients_of_a_server_that_hangs_say_so_and_obey_signals() {
 /// A server that waits for a client of an export is at work, and its control client waits with it.
 #[test]
 fn a_command_that_takes_long_is_not_taken_for_a_hang() {
-    let served = Served::new(&[]);
+    let served = ServedDisk::new(&[]);
     let client = served.deaf_client();
     let remove = ["export", "remove", "--control", &served.control];
     let more = ["--timeout", "3", "--drain-limit", "6", "d"];
@@ -259,17 +259,17 @@ fn a_command_that_takes_long_is_not_taken_for_a_hang() {
 }
 
 /// A server that is storage for another, and can be made to hang.
-struct Storage(Child);
+struct HangingStorage(Child);
 
-impl Storage {
+impl HangingStorage {
     fn signal(&self, name: &str) {
         run("kill", &[name, &self.0.id().to_string()]).ok();
     }
 }
 
-impl Drop for Storage {
+impl Drop for HangingStorage {
     fn drop(&mut self) {
-        // Whoever waits for it in the kernel cannot end before.
+        // A thread that waits for it in the kernel cannot end before.
         self.signal("-CONT");
         self.signal("-TERM");
         let _ = self.0.wait();
@@ -285,7 +285,7 @@ fn a_file_system_that_hangs_holds_the_end_up_no_longer_than_the_close_limit() {
     std::fs::write(&image, "").expect("scratch is writable");
     let mut command = Command::new(binary());
     command.args(["serve", "-q", "--fuse", &image, &below]);
-    let storage = Storage(command.spawn().expect("gaur starts"));
+    let storage = HangingStorage(command.spawn().expect("gaur starts"));
     let deadline = Instant::now() + SLACK;
     while std::fs::metadata(&image).is_ok_and(|found| found.len() == 0) {
         assert!(Instant::now() < deadline, "the file is not covered");

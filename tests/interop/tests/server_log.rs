@@ -15,14 +15,14 @@ const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server whose standard error goes to a file, and whose files are limited in length.
-struct Logged {
+struct LoggedServer {
     server: Server,
     log: String,
     control: String,
 }
 
-impl Logged {
-    fn start(scratch: &Scratch, image: &str, more: &[&str]) -> Logged {
+impl LoggedServer {
+    fn start(scratch: &Scratch, image: &str, more: &[&str]) -> LoggedServer {
         let (socket, log) = (scratch.path("s"), scratch.path("log"));
         let control = scratch.path("c");
         let mut command = Command::new("bash");
@@ -32,7 +32,7 @@ impl Logged {
         command.args(["--control", &control, "-x", "d"]);
         command.args(more).arg(image);
         File::create(&log).expect("scratch is writable");
-        Logged {
+        LoggedServer {
             server: Server::start(command, &socket),
             log,
             control,
@@ -91,7 +91,7 @@ fn the_first_failure_and_the_recovery_are_told_and_those_between_are_counted() {
     let scratch = Scratch::new("log");
     let image = scratch.zeros("d.raw", 0);
     qemu_img(&["create", "-q", "-f", "raw", &image, "64M"]).ok();
-    let served = Logged::start(&scratch, &image, &["-f", "raw"]);
+    let served = LoggedServer::start(&scratch, &image, &["-f", "raw"]);
     assert_eq!(served.write(0), 0);
     assert_eq!(served.lines().len(), 0, "nothing to be told");
     served.limit(&(16 * MIB).to_string());
@@ -116,6 +116,37 @@ fn the_first_failure_and_the_recovery_are_told_and_those_between_are_counted() {
     assert_eq!(served.lines().len(), 2, "{:#?}", served.lines());
     assert!(!served.listed().contains("too large"));
     served.server.stop();
+}
+
+/// Corruption that a request met ended as an input/output error, and nothing said of what.
+#[test]
+fn corruption_is_logged_with_file_structure_and_offset() {
+    let scratch = Scratch::new("log");
+    let image = scratch.path("d.qcow2");
+    qemu_img(&["create", "-q", "-f", "qcow2", &image, "64M"]).ok();
+    let write = Op::Write {
+        offset: 0,
+        len: MIB,
+        pattern: 0x55,
+    };
+    op::apply("qcow2", &image, &[write]);
+    let mut bytes = std::fs::read(&image).expect("an image");
+    let pointer = |at: usize| {
+        let raw = u64::from_be_bytes(*bytes[at..].first_chunk().expect("inside"));
+        (raw & 0x00ff_ffff_ffff_fe00) as usize
+    };
+    let entry = pointer(pointer(40));
+    bytes[entry..entry + 8].copy_from_slice(&(1 << 63 | 0x51200_u64).to_be_bytes());
+    std::fs::write(&image, bytes).expect("scratch is writable");
+    let served = LoggedServer::start(&scratch, &image, &["-f", "qcow2"]);
+    assert_ne!(served.write(0), 0, "the entry is damaged");
+    let place = format!("l2 table at offset {entry}");
+    let said = served.says(&["export \"d\"", "is corrupt", "d.qcow2", &place]);
+    assert!(said.contains("0x8000000000051200"), "{said}");
+    served.says(&["export \"d\"", "refuses writes", "corrupt"]);
+    let listed = served.listed();
+    assert!(listed.contains(&place), "{listed}");
+    drop(served);
 }
 
 /// A folder for devices of its own, with a system log that a test reads.
@@ -182,7 +213,7 @@ fn an_image_that_refuses_writes_is_told_once() {
     let scratch = Scratch::new("log");
     let image = scratch.path("d.qcow2");
     gaur(&["create", "-q", &image, "64M"]).ok();
-    let mut served = Logged::start(&scratch, &image, &[]);
+    let mut served = LoggedServer::start(&scratch, &image, &[]);
     assert_eq!(served.write(0), 0);
     served.limit("65536");
     for at in 1..6 {

@@ -192,7 +192,7 @@ fn a_snapshot_is_served_read_only_or_below_a_temporary_overlay() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_changes_nothing() {
+fn invalid_snapshot_requests_leave_the_image() {
     let scratch = Scratch::new("refused");
     let image = build(Kind::Plain, &Layout::v3(4096), &scratch);
     gaur(&["snapshot", "create", &image, "one"]).ok();
@@ -320,7 +320,7 @@ fn names(image: &str) -> Vec<String> {
 
 /// Killed at any moment, an operation was or was not, and the image has leaks at worst.
 #[test]
-fn killed_in_the_middle_it_was_or_was_not() {
+fn snapshot_change_is_atomic_under_kill() {
     let scratch = Scratch::new("killed");
     let image = scratch.path("a.qcow2");
     let (options, size) = ("preallocation=metadata,cluster_size=4096", "2G");

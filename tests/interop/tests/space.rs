@@ -171,7 +171,7 @@ fn the_backing_file_does_not_show_through_a_hole() {
     same_map(&image);
 }
 
-/// What the image says holds until somebody says otherwise.
+/// The image's policy holds unless an option overrides it.
 #[test]
 fn the_policy_can_be_told_when_the_image_is_used() {
     let layout = Layout::extended(64 << 10);

@@ -81,7 +81,7 @@ fn a_machine_goes_on_when_its_server_is_killed_again_and_again() {
     assert_as_the_guest_said(&image, &said, &scratch);
 }
 
-/// What a server kept for its machine is worth nothing once that machine is gone: somebody else may have
+/// A handover log kept for a machine is useless once that machine is gone: another program may have
 /// written to the image since.
 #[test]
 fn nothing_is_taken_over_for_a_machine_that_is_gone() {
@@ -109,7 +109,7 @@ fn nothing_is_taken_over_for_a_machine_that_is_gone() {
         }
         server.kill();
         machine.kill();
-        // Somebody else fills the disk, and so takes the space that the machine's data lies in.
+        // Another writer fills the disk, and so takes the space that the machine's data lies in.
         let waits = std::time::Instant::now();
         while run("qemu-io", &[&writes[..], &[&image]].concat()).code != 0 {
             let patient = waits.elapsed() < Duration::from_secs(20);

@@ -133,7 +133,7 @@ mod saved_by_qemu {
 }
 
 #[test]
-fn states_of_any_length_come_back_and_others_do_not_mind() {
+fn vm_states_of_any_length_round_trip() {
     let scratch = Scratch::new("lengths");
     let image = scratch.path("a.qcow2");
     create(&image, &Layout::extended(65536));
@@ -155,7 +155,7 @@ fn states_of_any_length_come_back_and_others_do_not_mind() {
 
 /// The disk grows between two snapshots: each has its state behind the end the disk had.
 #[test]
-fn a_state_lies_behind_the_disk_of_its_time() {
+fn vm_state_is_stored_behind_the_snapshot_disk_size() {
     let scratch = Scratch::new("sizes");
     let memory = noise(&scratch);
     let image = saved_by_qemu(&scratch, &Layout::v3(65536), &memory);

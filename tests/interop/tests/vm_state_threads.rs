@@ -49,7 +49,7 @@ fn access(direct: bool) -> Access {
     }
 }
 
-/// Pages with headers, dealt out to the threads one after the other, and every tenth to nobody.
+/// Pages with headers, dealt out to the threads in turn; every tenth page is left out.
 fn saved_and_loaded(direct: bool, options: &[&str]) {
     let scratch = Scratch::new("threads");
     let path = scratch.path("disk.qcow2");

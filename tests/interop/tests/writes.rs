@@ -210,7 +210,7 @@ mod snapshots_inside {
     }
 }
 
-/// Header extensions that nobody knows survive a write to the image.
+/// Unknown header extensions survive a write to the image.
 #[test]
 fn unknown_header_extensions_survive() {
     let scratch = Scratch::new("extensions");

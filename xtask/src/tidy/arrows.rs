@@ -1,4 +1,4 @@
-//! The arrows between the crates, as cargo sees them.
+//! Tidy rule: the dependencies between the crates, as cargo sees them.
 //!
 //! `format` and `block` are pure and stand below everything; `engine` and `reactor` meet only in
 //! `cli`, in benches and in tests. A crate that is not in the table is an error: whoever adds one
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_nobody_decided_about_is_found() {
+    fn unlisted_crate_is_reported() {
         assert_eq!(package("gaur-novel", "gaur-block", None).len(), 1);
     }
 }

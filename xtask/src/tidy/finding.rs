@@ -1,4 +1,4 @@
-//! A broken rule and where it is broken.
+//! A finding: a broken rule and its place.
 
 use std::fmt;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Rules about Rust source: sizes, names of modules, what roots of modules hold, where `unsafe` and
+//! Tidy rules for Rust source: sizes, names of modules, what roots of modules hold, where `unsafe` and
 //! `async` may be.
 
 use std::path::Path;

@@ -1,10 +1,10 @@
-//! Rules about any text: no machine's paths, links that lead somewhere.
+//! Tidy rules for any text: no paths of one machine, no dead links.
 
 use std::path::Path;
 
 use crate::tidy::finding::Finding;
 
-/// Starts of absolute paths that exist on somebody's machine only, in pieces so that this file
+/// Prefixes of absolute paths that exist on one machine only, in parts so that this file
 /// does not break its own rule.
 const MACHINE_PATHS: &[&[&str]] = &[
     &["/wo", "rk/"],

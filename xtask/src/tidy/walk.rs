@@ -1,4 +1,4 @@
-//! The task: every rule over every file, findings in order.
+//! `cargo xtask tidy`: applies every rule to every file.
 
 use crate::tidy::{arrows, rust, text};
 use crate::workspace;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use gaur_artifacts::{Cache, make_folder, remove, write};
 
 use crate::vm::console::Output;
-use crate::vm::guest::{CODE_TIME, Ended, Guest};
+use crate::vm::guest::{CODE_TIME, Guest, RunResult};
 
 /// A check of a kernel, with a folder to work in.
 type Check = fn(kernel: &Path, folder: &Path) -> Result<(), String>;
@@ -38,7 +38,7 @@ fn shell(kernel: &Path, line: &str) -> Guest {
     Guest::new(kernel.to_path_buf(), words.to_vec())
 }
 
-fn expect(holds: bool, ended: &Ended) -> Result<(), String> {
+fn expect(holds: bool, ended: &RunResult) -> Result<(), String> {
     match holds {
         true => Ok(()),
         false => Err(format!(

@@ -1,4 +1,4 @@
-//! What a guest's command says: read from a pipe to its end, or as far as somebody waits for it.
+//! Output of a guest's command: read from a pipe to its end, or until the reader stops waiting.
 
 use std::io::{Read, Write};
 use std::sync::{Arc, Mutex};
@@ -37,7 +37,7 @@ impl Console {
                 match (output, keeper.lock()) {
                     (Output::Kept, Ok(mut kept)) => kept.extend_from_slice(read),
                     (Output::Kept, Err(_)) => return,
-                    // Nobody reads any more: the command goes on all the same.
+                    // Standard output is closed: the command goes on all the same.
                     (Output::Streamed, _) => drop(to.write_all(read).and_then(|()| to.flush())),
                 }
             }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
     use std::os::unix::net::UnixStream;
 
-    /// The pipe of a console was read to its end, and a process in the guest that nobody waited for
+    /// The pipe of a console was read to its end, and a process in the guest that was not waited for
     /// kept it open.
     #[test]
     fn a_pipe_that_stays_open_does_not_keep_its_reader() {

@@ -22,7 +22,7 @@ const BOOT: &str = include_str!("boot.sh");
 const COMMAND: &str = include_str!("command.sh");
 
 /// Hands the three descriptors on: the kernel's own messages go to where standard input was opened
-/// for writing, and the guest ends with whoever started it.
+/// for writing, and the guest ends with the process that started it.
 const START: &str = r#"exec 3>&1 4>&2 1>&0 2>&0 </dev/null
 exec setpriv --pdeathsig KILL -- "$@""#;
 
@@ -61,7 +61,7 @@ pub struct Guest {
 
 /// How a run ended.
 #[derive(Debug)]
-pub struct Ended {
+pub struct RunResult {
     /// The command's exit status, [`CODE_TIME`] or [`CODE_DIED`].
     pub code: i32,
     /// Standard output, if kept.
@@ -92,7 +92,7 @@ impl Guest {
     }
 
     /// Runs it to its end.
-    pub fn run(&self, cache: &Cache, output: Output) -> Result<Ended, String> {
+    pub fn run(&self, cache: &Cache, output: Output) -> Result<RunResult, String> {
         let folder = RunFolder::make(cache)?;
         self.write_files(&folder)?;
         let console = folder.path("console");
@@ -115,7 +115,7 @@ impl Guest {
             Some(_) => read("kernel.log"),
             None => read("console"),
         };
-        Ok(Ended {
+        Ok(RunResult {
             code: if in_time {
                 status.unwrap_or(CODE_DIED)
             } else {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use gaur_artifacts::{Cache, Workshop, entries, failed, make_folder, remove, write};
+use gaur_artifacts::{BuildLock, Cache, entries, failed, make_folder, remove, write};
 
 use crate::ci::succeed;
 use crate::vm::console::Output;
@@ -48,7 +48,7 @@ pub fn find(cache: &Cache) -> Result<PathBuf, String> {
     }
 }
 
-/// Sees to it that there is a kernel, for whoever runs tests with it later.
+/// Makes sure that there is a kernel for later test runs.
 pub fn prepare_once() -> Result<(), String> {
     let kernel = find(&Cache::open()?)?;
     println!("kernel: {}", kernel.display());
@@ -93,7 +93,7 @@ struct BuildFolder {
 }
 
 impl BuildFolder {
-    fn beside(workshop: &Workshop) -> Result<BuildFolder, String> {
+    fn beside(workshop: &BuildLock) -> Result<BuildFolder, String> {
         let folder = workshop.folder().join("build");
         if is_plain(&folder) {
             make_folder(&folder)?;

@@ -1,4 +1,4 @@
-//! The folder of a run of a guest, `runs/*` in the cache, gone with the run. Each run holds a lock on its
+//! Working folder of a guest run, `runs/*` in the cache, removed with the run. Each run holds a lock on its
 //! folder, so that what a killed run has left can be told from what is in use.
 
 use std::fs::File;
@@ -60,7 +60,7 @@ impl RunFolder {
     }
 }
 
-/// Whether nobody holds the lock of a folder. The lock of all must be held.
+/// Whether the lock of a folder is free. The lock of all must be held.
 fn is_over(folder: &Path) -> bool {
     match File::open(folder.join("lock")) {
         Ok(lock) => lock.try_lock().is_ok(),

@@ -1,4 +1,4 @@
-//! All processes of a session: what a kernel that is a program has started.
+//! The processes of a session: those that a user-mode kernel has started.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -30,7 +30,7 @@ pub fn kill(leader: u32) -> Result<(), String> {
     }
 }
 
-/// The processes of a session but its leader. Dead ones that nobody has waited for do not count.
+/// The processes of a session but its leader. Zombies do not count.
 fn members(leader: u32) -> Vec<u32> {
     let Ok(folders) = std::fs::read_dir("/proc") else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! The tests that need a guest: all tests of programs called `guest_*` that are marked `ignore`.
+//! The guest test suite: all tests of programs called `guest_*` that are marked `ignore`.
 //!
 //! Each runs in a guest of its own, some guests side by side: a test that hangs or crashes its kernel
 //! disturbs no other, and what the kernel said belongs to one test. A test fails when its program
@@ -17,7 +17,7 @@ use gaur_artifacts::Cache;
 use crate::ci;
 use crate::vm::checks;
 use crate::vm::console::Output;
-use crate::vm::guest::{CODE_DIED, CODE_TIME, Ended, Guest};
+use crate::vm::guest::{CODE_DIED, CODE_TIME, Guest, RunResult};
 use crate::vm::kernel;
 use crate::workspace;
 
@@ -38,7 +38,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 const LIMIT_LONG: Duration = Duration::from_secs(3600);
 /// A test program that wants less memory than the others, and how much, in MiB. Its guests have one
 /// processor: User-Mode Linux takes a page from a process on another processor without stopping that, so
-/// that it goes on with somebody else's memory until it enters the kernel.
+/// that it goes on with another process's memory until it enters the kernel.
 const LITTLE_MEMORY: (&str, u64) = ("guest_reclaim::", 384);
 /// A crate that every build has and whose package holds a C project of some size: zstd. Tests unpack
 /// and compile it.
@@ -46,7 +46,7 @@ const C_PROJECT: (&str, &str) = ("zstd-sys", "zstd");
 
 /// Which tests to run and how.
 #[derive(Debug)]
-pub struct Plan {
+pub struct SuiteOptions {
     /// Names contain one of these, if there are any.
     pub filters: Vec<String>,
     /// Guests at a time.
@@ -59,7 +59,7 @@ pub struct Plan {
     pub corners: bool,
 }
 
-impl Plan {
+impl SuiteOptions {
     /// Whether a test of this name is to be run.
     fn wants(&self, name: &str) -> bool {
         let filters = &self.filters;
@@ -67,8 +67,8 @@ impl Plan {
     }
 
     /// All tests in their short forms.
-    pub fn new() -> Plan {
-        Plan {
+    pub fn new() -> SuiteOptions {
+        SuiteOptions {
             filters: Vec::new(),
             jobs: std::thread::available_parallelism()
                 .map_or(1, usize::from)
@@ -91,7 +91,7 @@ struct Test {
 
 /// Builds everything and runs the tests that every change is worth, in their short forms.
 pub fn test_all() -> Result<(), String> {
-    let mut plan = Plan::new();
+    let mut plan = SuiteOptions::new();
     plan.corners = true;
     run_with(&plan)
 }
@@ -104,7 +104,7 @@ fn is_corner(shown: &str) -> bool {
 }
 
 /// Builds everything and runs the tests of a plan.
-pub fn run_with(plan: &Plan) -> Result<(), String> {
+pub fn run_with(plan: &SuiteOptions) -> Result<(), String> {
     let cache = Cache::open()?;
     let kernel = kernel::find(&cache)?;
     let gaur = ci::build_gaur()?;
@@ -156,7 +156,7 @@ pub fn run_with(plan: &Plan) -> Result<(), String> {
 
 /// Runs tests side by side; returns the names of those that failed.
 fn run_all(
-    plan: &Plan,
+    plan: &SuiteOptions,
     cache: &Cache,
     guest: &Guest,
     tests: &[Test],
@@ -204,7 +204,7 @@ fn run_all(
 }
 
 /// Says how a test went.
-fn report(test: &Test, ended: &Ended, took: Duration, verbose: bool) -> bool {
+fn report(test: &Test, ended: &RunResult, took: Duration, verbose: bool) -> bool {
     let complaints = complaints(&ended.kernel_log);
     let passed = ended.code == 0 && complaints.is_empty();
     let verdict = if passed { "PASS" } else { "FAIL" };

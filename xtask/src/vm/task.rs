@@ -1,4 +1,4 @@
-//! `cargo xtask vm`: what is asked for.
+//! The command line of `cargo xtask vm`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -121,8 +121,8 @@ fn variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn suite_plan(arguments: &[String]) -> Result<suite::Plan, String> {
-    let mut plan = suite::Plan::new();
+fn suite_plan(arguments: &[String]) -> Result<suite::SuiteOptions, String> {
+    let mut plan = suite::SuiteOptions::new();
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         match argument.as_str() {

@@ -1,6 +1,6 @@
-//! How long requests took: a histogram with logarithmic buckets, each cut into equal parts.
+//! Latency histogram with logarithmic buckets, each divided into equal parts.
 //!
-//! A value is told to one part in [`PARTS`], from nanoseconds to minutes. It takes a few tens of
+//! A value is exact to one part in [`PARTS`], from nanoseconds to minutes. It takes a few tens of
 //! kilobytes, once; recording touches one counter.
 
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 const PART_BITS: u32 = 6;
 /// Parts of an octave.
 const PARTS: usize = 1 << PART_BITS;
-/// Longest time that is told apart, in bits of nanoseconds: 18 minutes.
+/// Longest time that has a bucket of its own, in bits of nanoseconds: 18 minutes.
 const VALUE_BITS: u32 = 40;
 /// Small values have a bucket each, like an octave; then one octave a bit.
 const BUCKETS: usize = (VALUE_BITS - PART_BITS + 1) as usize * PARTS;

@@ -1,4 +1,4 @@
-//! Which requests a run is made of: how many, where, which of them write, when a flush is due.
+//! The requests of a benchmark run: how many, at which offsets, reads or writes, when a flush is due.
 //!
 //! The sequence of a thread follows from the options alone, not from what completes when, so two
 //! runs send the same requests.
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// A run, as asked for.
 #[derive(Clone, Copy, Debug)]
-pub struct Load {
+pub struct Workload {
     /// Guest size in bytes.
     pub size: u64,
     /// Requests of all threads; `None` for as many as fit the time.
@@ -39,7 +39,7 @@ pub struct Load {
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Next {
+pub struct BenchRequest {
     /// Guest offset in bytes.
     pub offset: u64,
     /// Whether it writes.
@@ -51,7 +51,7 @@ pub struct Next {
 /// The requests of one thread, in order.
 #[derive(Clone, Debug)]
 pub struct Sequence {
-    load: Load,
+    load: Workload,
     offset: u64,
     /// What is added to the offset, less than the size of the image.
     step: u64,
@@ -61,7 +61,7 @@ pub struct Sequence {
     unfilled: u64,
 }
 
-impl Load {
+impl Workload {
     /// Whether there are writes.
     pub fn writes(&self) -> bool {
         self.read_percent < 100
@@ -114,7 +114,7 @@ fn part_start(total: u64, index: u64, parts: u64) -> u64 {
 
 impl Sequence {
     /// Takes the next request.
-    pub fn next(&mut self) -> Option<Next> {
+    pub fn next(&mut self) -> Option<BenchRequest> {
         self.left = self.left.checked_sub(1)?;
         let offset = self.offset();
         let write = match self.load.read_percent {
@@ -129,7 +129,7 @@ impl Sequence {
         let flush_after = self.unfilled == 0
             && self.left > 0
             && interval.is_some_and(|interval| self.left.is_multiple_of(interval.get()));
-        Some(Next {
+        Some(BenchRequest {
             offset,
             write,
             flush_after,
@@ -177,7 +177,7 @@ impl Random {
 mod tests {
     use super::*;
 
-    const READS: Load = Load {
+    const READS: Workload = Workload {
         size: 40960,
         count: Some(4),
         depth: 1,
@@ -193,7 +193,7 @@ mod tests {
         threads: 1,
     };
 
-    fn offsets(load: Load, thread: u64) -> Vec<u64> {
+    fn offsets(load: Workload, thread: u64) -> Vec<u64> {
         let mut sequence = load.sequence(thread);
         std::iter::from_fn(|| sequence.next().map(|next| next.offset)).collect()
     }
@@ -201,18 +201,18 @@ mod tests {
     #[test]
     fn offsets_wrap_around_at_the_end_of_the_image() {
         // What `qemu-img bench` 10.0 was seen to write with these options.
-        let load = Load {
+        let load = Workload {
             offset: 8192,
             step: 32768,
             ..READS
         };
         assert_eq!(offsets(load, 0), [8192, 0, 32768, 24576]);
-        let whole = Load {
+        let whole = Workload {
             step: 40960,
             ..load
         };
         assert_eq!(offsets(whole, 0), [8192; 4]);
-        let beyond = Load {
+        let beyond = Workload {
             offset: 50000,
             ..READS
         };
@@ -221,20 +221,20 @@ mod tests {
 
     #[test]
     fn threads_send_together_what_one_sends() {
-        let one = Load {
+        let one = Workload {
             count: Some(23),
             offset: 4096,
             step: 12288,
             ..READS
         };
-        let three = Load { threads: 3, ..one };
+        let three = Workload { threads: 3, ..one };
         let together: Vec<u64> = (0..3).flat_map(|thread| offsets(three, thread)).collect();
         assert_eq!(together, offsets(one, 0));
     }
 
     #[test]
     fn without_an_end_threads_start_at_equal_distances() {
-        let load = Load {
+        let load = Workload {
             count: None,
             threads: 2,
             ..READS
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn random_offsets_are_whole_requests_inside_the_image_and_repeat() {
-        let load = Load {
+        let load = Workload {
             size: 10_000_000,
             count: Some(10_000),
             random: Some(1),
@@ -258,7 +258,7 @@ mod tests {
                 .all(|at| at % 4096 == 0 && at + 4096 <= load.size)
         );
         assert_eq!(found, offsets(load, 0));
-        let other = Load {
+        let other = Workload {
             random: Some(2),
             ..load
         };
@@ -275,26 +275,26 @@ mod tests {
 
     #[test]
     fn flushes_are_due_at_intervals_counted_from_the_end() {
-        let load = Load {
+        let load = Workload {
             count: Some(10),
             read_percent: 0,
             flush_interval: NonZeroU64::new(3),
             ..READS
         };
-        let after = |load: Load| -> Vec<usize> {
+        let after = |load: Workload| -> Vec<usize> {
             let mut sequence = load.sequence(0);
             let due = std::iter::from_fn(|| sequence.next().map(|next| next.flush_after));
             let due = (1..).zip(due).filter(|(_, due)| *due);
             due.map(|(number, _)| number).collect()
         };
         assert_eq!(after(load), [1, 4, 7]);
-        assert_eq!(after(Load { depth: 2, ..load }), [4, 7]);
-        assert_eq!(after(Load { depth: 4, ..load }), [4, 7]);
+        assert_eq!(after(Workload { depth: 2, ..load }), [4, 7]);
+        assert_eq!(after(Workload { depth: 4, ..load }), [4, 7]);
     }
 
     #[test]
     fn reads_and_writes_mix_as_told() {
-        let load = Load {
+        let load = Workload {
             count: Some(10_000),
             read_percent: 70,
             ..READS
@@ -307,10 +307,10 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_image_ends_no_sequence_in_a_division() {
-        let load = Load { size: 0, ..READS };
+    fn empty_image_does_not_divide_by_zero() {
+        let load = Workload { size: 0, ..READS };
         assert_eq!(offsets(load, 0), [0; 4]);
-        let random = Load {
+        let random = Workload {
             random: Some(1),
             ..load
         };

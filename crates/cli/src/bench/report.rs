@@ -1,12 +1,12 @@
-//! What a run found, for people and for programs.
+//! The report of `gaur bench`: text and JSON.
 
 use std::io::Write;
 
 use gaur_engine::{CacheStatistics, Image};
 use serde::Serialize;
 
-use super::lane::Tally;
-use super::load::Load;
+use super::load::Workload;
+use super::thread::ThreadStatistics;
 use crate::failure::Failure;
 use crate::size::human;
 
@@ -73,7 +73,7 @@ impl From<CacheStatistics> for Cache {
 }
 
 /// Adds up what the threads did, of which there is at least one.
-pub fn add_up(tallies: Vec<Tally>) -> Option<Tally> {
+pub fn add_up(tallies: Vec<ThreadStatistics>) -> Option<ThreadStatistics> {
     tallies.into_iter().reduce(|mut sum, tally| {
         sum.times.add(&tally.times);
         sum.reads += tally.reads;
@@ -87,7 +87,7 @@ pub fn add_up(tallies: Vec<Tally>) -> Option<Tally> {
 
 impl Report {
     /// After a run of `load` on `image` that did what `tally` says.
-    pub fn new(load: &Load, tally: &Tally, image: &Image, open_us: f64) -> Report {
+    pub fn new(load: &Workload, tally: &ThreadStatistics, image: &Image, open_us: f64) -> Report {
         let requests = tally.reads + tally.writes;
         let bytes = requests * load.buffer;
         let seconds = tally.ended.duration_since(tally.started).as_secs_f64();

@@ -1,10 +1,10 @@
-//! `gaur snapshot apply`: back to a snapshot.
+//! `gaur snapshot apply`: revert the disk to a snapshot.
 
 use std::ffi::OsString;
 use std::io::Write;
 
 use super::operation::{self, Operation};
-use super::target::{ActArgs, TargetArgs};
+use super::target::{ChangeArgs, TargetArgs};
 use crate::failure::Failure;
 
 /// Make the disk what it was when a snapshot was made; what it is now is lost
@@ -14,7 +14,7 @@ pub struct Args {
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
-    act: ActArgs,
+    act: ChangeArgs,
     /// The image, and the snapshot's id or name
     #[arg(required = true, value_name = "IMAGE SNAPSHOT")]
     words: Vec<OsString>,

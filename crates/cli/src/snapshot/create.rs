@@ -1,11 +1,11 @@
-//! `gaur snapshot create`: a snapshot of the disk.
+//! `gaur snapshot create`: make a snapshot of the disk.
 
 use std::ffi::OsString;
 use std::io::Write;
 
 use super::metadata::MetadataArgs;
 use super::operation::{self, Operation};
-use super::target::{ActArgs, TargetArgs};
+use super::target::{ChangeArgs, TargetArgs};
 use crate::failure::Failure;
 
 /// Make a snapshot of the disk as it is
@@ -15,7 +15,7 @@ pub struct Args {
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
-    act: ActArgs,
+    act: ChangeArgs,
     #[command(flatten)]
     metadata: MetadataArgs,
     /// The image, and the name of the new snapshot

@@ -1,10 +1,10 @@
-//! `gaur snapshot delete`: a snapshot less.
+//! `gaur snapshot delete`: delete a snapshot.
 
 use std::ffi::OsString;
 use std::io::Write;
 
 use super::operation::{self, Operation};
-use super::target::{ActArgs, TargetArgs};
+use super::target::{ChangeArgs, TargetArgs};
 use crate::failure::Failure;
 
 /// Delete a snapshot
@@ -14,7 +14,7 @@ pub struct Args {
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
-    act: ActArgs,
+    act: ChangeArgs,
     /// The image, and the snapshot's id or name
     #[arg(required = true, value_name = "IMAGE SNAPSHOT")]
     words: Vec<OsString>,

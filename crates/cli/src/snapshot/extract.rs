@@ -1,4 +1,4 @@
-//! `gaur snapshot extract`: the state of a machine out of a snapshot, to a file or a pipe.
+//! `gaur snapshot extract`: write a snapshot's VM state to a file or a pipe.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use gaur_reactor::block_on;
 
-use super::direct::{self, Watch};
-use super::target::{self, ActArgs, Server, Target, TargetArgs};
+use super::local::{self, Watch};
+use super::target::{self, ChangeArgs, Server, Target, TargetArgs};
 use crate::control::client::Client;
 use crate::control::protocol::{Answer, Command, Which};
 use crate::failure::Failure;
@@ -26,7 +26,7 @@ pub struct Args {
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
-    act: ActArgs,
+    act: ChangeArgs,
     /// The file to write; '-' is standard output
     #[arg(long, value_name = "FILE", default_value = "-")]
     to: PathBuf,
@@ -55,8 +55,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Where the state goes. A file is made when the first byte of the state is there, so that a wrong
-/// name of a snapshot costs nobody a file.
+/// Where the state goes. A file is created when the first byte of the state arrives, so a wrong
+/// snapshot name does not overwrite a file.
 struct Sink {
     path: PathBuf,
     /// The path as text.
@@ -142,7 +142,7 @@ fn extract_here(
         meter: || (handle.sent_bytes(), size.get()),
         cancel: move || pipe.cancel(),
     };
-    let read = direct::drive(&image, args.act.host, watch, async |queue| {
+    let read = local::drive(&image, args.act.host, watch, async |queue| {
         let snapshot = vm_state::find(queue, spec.path(), which).await?;
         size.set(snapshot.vm_state_size);
         vm_state::extract(queue, spec.path(), which, sender).await
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zeros_are_holes_and_the_length_is_right() {
+    fn extracted_zeros_become_holes_and_length_is_kept() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("state");
         let mut sink = Sink::new(&path);

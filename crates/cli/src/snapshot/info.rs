@@ -1,4 +1,4 @@
-//! `gaur snapshot info`: one snapshot in detail.
+//! `gaur snapshot info`: show one snapshot in detail.
 
 use std::ffi::OsString;
 use std::io::Write;

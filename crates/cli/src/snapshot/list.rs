@@ -1,4 +1,4 @@
-//! `gaur snapshot list`: the snapshots of an image.
+//! `gaur snapshot list`: list the snapshots of an image.
 
 use std::ffi::OsString;
 use std::io::Write;

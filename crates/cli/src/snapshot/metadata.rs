@@ -1,4 +1,4 @@
-//! What is recorded with a new snapshot.
+//! Metadata of a new snapshot: id, date, guest clock, instruction count.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! What can be done to snapshots in one step, here or by a server.
+//! Snapshot operations: create, apply, delete and rename, in this process or by a server.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use gaur_engine::Job;
 pub use gaur_server::snapshot_operation::Operation;
 
-use super::direct::{self, Watch};
-use super::target::{ActArgs, Target};
+use super::local::{self, Watch};
+use super::target::{ChangeArgs, Target};
 use crate::control::client::Client;
 use crate::control::protocol::Command;
 use crate::failure::Failure;
@@ -17,7 +17,7 @@ use crate::progress::Progress;
 pub fn perform(
     operation: Operation,
     target: &Target,
-    args: &ActArgs,
+    args: &ChangeArgs,
     out: &mut dyn Write,
 ) -> Result<u8, Failure> {
     let mut progress = Progress::growing(args.progress, args.quiet, false);
@@ -38,7 +38,7 @@ pub fn perform(
                     move || job.cancel()
                 },
             };
-            let done = direct::drive(&image, args.host, watch, async |queue| {
+            let done = local::drive(&image, args.host, watch, async |queue| {
                 let done = operation.run(queue, &job).await;
                 done.map_err(|error| Failure::image(spec.path(), &error))
             });

@@ -1,10 +1,10 @@
-//! `gaur snapshot rename`: another name for a snapshot.
+//! `gaur snapshot rename`: rename a snapshot.
 
 use std::ffi::OsString;
 use std::io::Write;
 
 use super::operation::{self, Operation};
-use super::target::{ActArgs, TargetArgs};
+use super::target::{ChangeArgs, TargetArgs};
 use crate::failure::Failure;
 
 /// Give a snapshot another name
@@ -14,7 +14,7 @@ pub struct Args {
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
-    act: ActArgs,
+    act: ChangeArgs,
     /// The image, the snapshot's id or name, and its new name
     #[arg(required = true, value_name = "IMAGE SNAPSHOT NAME")]
     words: Vec<OsString>,

@@ -1,5 +1,5 @@
-//! `gaur snapshot save`: a snapshot with the state of a machine, from a file or a pipe. The state is read
-//! by a thread of its own while writes to the image are under way.
+//! `gaur snapshot save`: make a snapshot with a VM state from a file or a pipe. A thread of its own reads
+//! the state while writes to the image are in flight.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gaur_engine::{Job, NewSnapshot};
 use gaur_reactor::block_on;
 
-use super::direct::{self, Watch};
+use super::local::{self, Watch};
 use super::metadata::MetadataArgs;
-use super::target::{ActArgs, Server, Target, TargetArgs};
+use super::target::{ChangeArgs, Server, Target, TargetArgs};
 use crate::control::client::{Client, Frames};
 use crate::control::frames::Head;
 use crate::control::protocol::{Answer, Command};
@@ -30,7 +30,7 @@ pub struct Args {
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
-    act: ActArgs,
+    act: ChangeArgs,
     #[command(flatten)]
     metadata: MetadataArgs,
     /// The file with the state; '-' is standard input
@@ -94,9 +94,9 @@ impl Source {
 
 /// The failure of a thread that reads.
 #[derive(Clone, Default)]
-struct Trouble(Arc<Mutex<Option<Failure>>>);
+struct ReadError(Arc<Mutex<Option<Failure>>>);
 
-impl Trouble {
+impl ReadError {
     fn put(&self, failure: Failure) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
     }
@@ -110,7 +110,7 @@ impl Trouble {
 
 fn save_here(
     spec: &ImageSpec,
-    act: &ActArgs,
+    act: &ChangeArgs,
     new: &NewSnapshot,
     source: Source,
     progress: Progress,
@@ -118,9 +118,9 @@ fn save_here(
     let image = act.open(spec)?;
     let (sender, receiver, handle) = pipe();
     let len = source.len;
-    let trouble = Trouble::default();
+    let trouble = ReadError::default();
     let reader = trouble.clone();
-    // When nobody wants the rest, it may still wait for standard input: nobody waits for it.
+    // Not joined: when the save has failed, this thread may still be waiting for standard input.
     std::thread::spawn(move || pump(source, sender, &reader));
     let job = Arc::new(Job::default());
     let (asked, pipe) = (Arc::clone(&job), handle.clone());
@@ -132,7 +132,7 @@ fn save_here(
             asked.cancel();
         },
     };
-    let saved = direct::drive(&image, act.host, watch, async |queue| {
+    let saved = local::drive(&image, act.host, watch, async |queue| {
         vm_state::check_new(queue, spec.path(), new).await?;
         vm_state::save(queue, spec.path(), new, receiver, &job).await
     });
@@ -142,7 +142,7 @@ fn save_here(
 }
 
 /// Reads the state into a pipe, until its end or that of the pipe.
-fn pump(mut source: Source, sender: Sender, trouble: &Trouble) {
+fn pump(mut source: Source, sender: Sender, trouble: &ReadError) {
     while let Ok(mut piece) = block_on(sender.piece()) {
         match fill(&mut source.input, piece.memory()) {
             Ok(filled) => {
@@ -187,10 +187,10 @@ fn save_there(
         return Err(client.nonsense());
     }
     let frames = client.frames()?;
-    let (trouble, sent) = (Trouble::default(), Arc::new(AtomicU64::new(0)));
+    let (trouble, sent) = (ReadError::default(), Arc::new(AtomicU64::new(0)));
     let (reader, len) = (trouble.clone(), source.len);
     let counter = Arc::clone(&sent);
-    // As above: if the server fails first, nobody waits for it.
+    // Not joined, as above: the server may fail first.
     std::thread::spawn(move || push(source, frames, &reader, &counter));
     let result = client.result_of_stream(&mut progress, || (sent.load(Ordering::Relaxed), len));
     match result {
@@ -201,7 +201,7 @@ fn save_there(
 }
 
 /// Reads the state and sends it, until its end or that of the connection.
-fn push(mut source: Source, mut frames: Frames, trouble: &Trouble, sent: &AtomicU64) {
+fn push(mut source: Source, mut frames: Frames, trouble: &ReadError, sent: &AtomicU64) {
     let mut buffer = vec![0; PIECE_BYTES];
     loop {
         let filled = match fill(&mut source.input, &mut buffer) {
@@ -268,7 +268,7 @@ mod tests {
             }),
             len: 0,
         };
-        let trouble = Trouble::default();
+        let trouble = ReadError::default();
         let reader = trouble.clone();
         let thread = std::thread::spawn(move || pump(source, sender, &reader));
         let mut total = 0;
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_a_state_is_read_however_it_comes() {
+    fn vm_state_is_read_whole_through_short_reads() {
         for len in [
             0,
             1,
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_cannot_be_read_breaks_the_pipe_and_says_why() {
+    fn state_read_error_breaks_the_pipe_and_is_reported() {
         let (outcome, trouble) = pumped(3_000_000, true);
         assert_eq!(outcome, Err(()));
         let line = trouble.expect("a reason").to_string();

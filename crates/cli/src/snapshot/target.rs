@@ -1,4 +1,4 @@
-//! What a verb about snapshots acts on: an image that it opens, or one that a server has open.
+//! The target of a snapshot verb: an image that it opens, or one that a server has open.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ pub struct TargetArgs {
 
 /// How something is done to it.
 #[derive(Clone, Debug, clap::Args)]
-pub struct ActArgs {
+pub struct ChangeArgs {
     /// Use of the host's cache
     #[arg(
         short = 't',
@@ -142,10 +142,10 @@ impl TargetArgs {
     }
 }
 
-impl ActArgs {
+impl ChangeArgs {
     /// Without other options.
-    pub fn plain(quiet: bool, drop_bitmaps: bool) -> ActArgs {
-        ActArgs {
+    pub fn plain(quiet: bool, drop_bitmaps: bool) -> ChangeArgs {
+        ChangeArgs {
             cache: CacheMode::Writeback,
             drop_bitmaps,
             progress: false,
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_image_comes_first_unless_a_server_has_it() {
+    fn image_is_first_word_unless_control_socket_given() {
         let plain = TargetArgs::default();
         let (target, [name]) = plain
             .split(&words(&["a.qcow2", "monday"]), ["a name"])
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_and_too_many_words_are_told() {
+    fn wrong_number_of_words_is_refused() {
         let refused = |args: &TargetArgs, list: &[&str]| {
             let split = args.split(&words(list), ["the snapshot's name", "the new name"]);
             split.map(|_| ()).expect_err("wrong words").to_string()

@@ -69,7 +69,7 @@ fn the_policy_survives_what_qemu_does_to_an_image() {
 }
 
 #[test]
-fn the_policy_is_one_more_fact_beside_those_of_qemu_img() {
+fn info_adds_the_policy_to_qemu_img_output() {
     let dir = WorkDir::new();
     dir.gaur(&[
         "create",
@@ -93,7 +93,7 @@ fn the_policy_is_one_more_fact_beside_those_of_qemu_img() {
 
 /// Without being asked for, the extension is not written: images are those that QEMU makes.
 #[test]
-fn an_image_says_nothing_unless_it_was_asked_to() {
+fn new_image_has_no_policy_unless_asked() {
     let dir = WorkDir::new();
     dir.gaur(&["create", "-q", "disk.qcow2", "1G"]).ok();
     assert_eq!(stored(&dir, "disk.qcow2"), Value::Null);
@@ -132,7 +132,7 @@ fn an_unknown_policy_counts_as_none() {
 
 /// QEMU zeroes subclusters and keeps their space; the policy would have given it back.
 #[test]
-fn check_tells_of_space_without_data() {
+fn check_reports_reclaimable_space() {
     let dir = WorkDir::new();
     for (options, expected) in [
         ("extended_l2=on,allocation=compact", Some(28 * 1024)),

@@ -134,7 +134,7 @@ fn what_qemu_img_refuses_is_refused() {
 }
 
 #[test]
-fn the_json_tells_what_was_done() {
+fn bench_json_reports_the_requests() {
     let dir = WorkDir::new();
     dir.qemu_create(&["disk.qcow2", "8M"]);
     let run = |options: &[&str]| {
@@ -269,7 +269,7 @@ fn a_depth_beyond_the_memory_is_refused() {
 }
 
 #[test]
-fn a_request_larger_than_the_image_has_no_random_place() {
+fn random_request_larger_than_image_is_refused() {
     let dir = WorkDir::new();
     dir.qemu_create(&["disk.qcow2", "1M"]);
     let args = ["bench", "--random", "-s", "2M", "disk.qcow2"];

@@ -57,7 +57,7 @@ fn sizes_and_positions_of_differences_are_told_as_by_qemu_img() {
 }
 
 #[test]
-fn failures_do_not_exit_like_differences() {
+fn compare_errors_have_their_own_exit_codes() {
     let dir = WorkDir::new();
     std::fs::write(dir.path("a"), [0; 512]).expect("a file");
     dir.gaur(&["compare", "a", "missing"])

@@ -22,20 +22,20 @@ fn serve(dir: &WorkDir, args: &[&str]) -> Server {
 }
 
 /// A connection by hand.
-pub struct Hand {
+pub struct RawConnection {
     stream: UnixStream,
     /// What the server sends.
     pub input: BufReader<UnixStream>,
 }
 
-impl Hand {
+impl RawConnection {
     /// Connects.
-    pub fn connect(dir: &WorkDir) -> Hand {
+    pub fn connect(dir: &WorkDir) -> RawConnection {
         let stream = UnixStream::connect(dir.path("sock")).expect("a server");
         let patience = Some(Duration::from_secs(60));
         stream.set_read_timeout(patience).expect("a socket");
         let input = BufReader::new(stream.try_clone().expect("a descriptor"));
-        Hand { stream, input }
+        RawConnection { stream, input }
     }
 
     /// Sends bytes as they are.
@@ -114,11 +114,11 @@ fn snapshots_come_and_go_while_a_client_writes() {
 }
 
 #[test]
-fn one_connection_takes_one_command_after_the_other_and_says_what_is_wrong_with_them() {
+fn control_connection_takes_commands_in_sequence_and_reports_errors() {
     let dir = WorkDir::new();
     disk(&dir);
     let server = serve(&dir, &["disk.qcow2"]);
-    let mut hand = Hand::connect(&dir);
+    let mut hand = RawConnection::connect(&dir);
     let greeting = &hand.ask(&json!({"command": "ping"}))["result"];
     assert_eq!(
         (&greeting["program"], &greeting["protocol"]),
@@ -173,14 +173,14 @@ fn one_connection_takes_one_command_after_the_other_and_says_what_is_wrong_with_
     assert_eq!(hand.line(), None);
     // Others are not concerned.
     assert_eq!(
-        Hand::connect(&dir).ask(&json!({"command": "ping"}))["error"],
+        RawConnection::connect(&dir).ask(&json!({"command": "ping"}))["error"],
         Value::Null
     );
     server.stop();
 }
 
 #[test]
-fn several_exports_are_told_apart_by_name() {
+fn commands_pick_an_export_by_name() {
     let dir = WorkDir::new();
     for name in ["a.qcow2", "b.qcow2"] {
         dir.gaur(&["create", "-q", name, "1M"]).ok();
@@ -202,7 +202,7 @@ fn several_exports_are_told_apart_by_name() {
 }
 
 #[test]
-fn what_is_served_for_reading_can_be_looked_at() {
+fn read_only_export_answers_list_and_info() {
     let dir = WorkDir::new();
     disk(&dir);
     dir.gaur(&["snapshot", "create", "disk.qcow2", "one"]).ok();
@@ -227,7 +227,7 @@ fn what_is_served_for_reading_can_be_looked_at() {
 }
 
 #[test]
-fn only_a_socket_that_nobody_uses_is_replaced() {
+fn only_an_unused_control_socket_is_replaced() {
     let dir = WorkDir::new();
     disk(&dir);
     std::fs::write(dir.path("sock"), "a file").expect("a file");
@@ -258,11 +258,11 @@ fn only_a_socket_that_nobody_uses_is_replaced() {
 }
 
 #[test]
-fn a_server_whose_last_client_left_ends_although_somebody_is_connected_to_its_control_socket() {
+fn control_connection_does_not_keep_a_server_alive() {
     let dir = WorkDir::new();
     disk(&dir);
     let mut server = Server::start(&dir, &["--control", "sock", "disk.qcow2"]);
-    let mut hand = Hand::connect(&dir);
+    let mut hand = RawConnection::connect(&dir);
     assert_eq!(hand.ask(&json!({"command": "ping"}))["error"], Value::Null);
     client(
         &dir,

@@ -137,7 +137,7 @@ fn several_sources_follow_each_other() {
 }
 
 #[test]
-fn what_the_backing_file_has_is_not_copied() {
+fn convert_skips_data_of_the_backing_file() {
     let dir = WorkDir::new();
     dir.gallery();
     let args = [
@@ -236,7 +236,7 @@ fn progress_is_told_in_the_form_of_qemu_img() {
 }
 
 #[test]
-fn what_is_not_there_yet_is_refused_by_name() {
+fn unsupported_convert_option_is_refused_by_name() {
     let dir = WorkDir::new();
     for (switch, word) in [
         ("-c", "compress"),

@@ -20,7 +20,7 @@ const OPTIONS: [&str; 11] = [
 ];
 
 #[test]
-fn images_are_announced_and_described_as_those_of_qemu_img() {
+fn create_output_matches_qemu_img() {
     let dir = WorkDir::new();
     for options in OPTIONS {
         let args = ["create", "-f", "qcow2", "-o", options, "disk.qcow2", "20M"];
@@ -73,7 +73,7 @@ fn an_overlay_takes_its_size_from_the_backing_file() {
 }
 
 #[test]
-fn backing_files_are_looked_at_unless_told_otherwise() {
+fn backing_file_is_checked_unless_unsafe() {
     let dir = WorkDir::new();
     let fails = |args: &[&str], words: &[&str]| {
         dir.gaur(&[&["create", "-q", "-f", "qcow2"], args].concat())
@@ -109,7 +109,7 @@ fn backing_files_are_looked_at_unless_told_otherwise() {
 }
 
 #[test]
-fn a_wrong_option_costs_nobody_an_image() {
+fn create_with_wrong_option_keeps_the_existing_image() {
     let dir = WorkDir::new();
     dir.gaur(&["create", "-q", "disk.qcow2", "1M"]).ok();
     dir.qemu_io("disk.qcow2", &["write -P 1 0 64k"]);

@@ -272,7 +272,7 @@ fn options_of_qcow2_are_refused_for_an_image_that_turns_out_to_be_raw() {
 }
 
 #[test]
-fn sharing_is_not_said_in_two_ways() {
+fn contradicting_share_options_are_refused() {
     let dir = chain();
     for (args, words) in [
         (

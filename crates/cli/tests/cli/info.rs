@@ -83,7 +83,7 @@ fn an_unknown_incompatible_feature_is_refused_by_its_name() {
 }
 
 #[test]
-fn a_chain_that_bites_its_tail_ends() {
+fn info_refuses_a_backing_loop() {
     let dir = WorkDir::new();
     let make = |args: &[&str]| {
         dir.qemu_img(&[&["create", "-qf", "qcow2", "-u"], args].concat())
@@ -97,7 +97,7 @@ fn a_chain_that_bites_its_tail_ends() {
 }
 
 #[test]
-fn what_cannot_be_opened_is_told_on_one_line() {
+fn open_error_is_one_line() {
     let dir = WorkDir::new();
     std::fs::create_dir(dir.path("directory")).expect("a directory");
     dir.gaur(&["info", "missing"])

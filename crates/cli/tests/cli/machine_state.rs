@@ -1,4 +1,4 @@
-//! `gaur snapshot save` and `extract`: the state of a machine in and out, here and through a server.
+//! `gaur snapshot save` and `extract`: VM state in and out, in this process and through a server.
 
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::control::Hand;
+use crate::control::RawConnection;
 use crate::server::{Server, client};
 use crate::workdir::{GAUR, WorkDir};
 
@@ -170,7 +170,7 @@ fn ctrl_c_gives_a_save_up_and_leaves_no_trace() {
 }
 
 #[test]
-fn what_cannot_be_saved_or_extracted_is_told() {
+fn save_and_extract_errors_are_reported() {
     let dir = WorkDir::new();
     disk(&dir, "compat=1.1");
     dir.gaur(&["snapshot", "create", "disk.qcow2", "plain"])
@@ -204,7 +204,7 @@ fn what_cannot_be_saved_or_extracted_is_told() {
 }
 
 #[test]
-fn progress_is_told_and_never_mixed_with_the_state() {
+fn progress_never_mixes_with_state_on_stdout() {
     let dir = WorkDir::new();
     disk(&dir, "compat=1.1");
     let bytes = state(2 << 20);
@@ -305,7 +305,7 @@ fn frames_of_any_length_are_a_state_and_a_client_may_give_up() {
     let dir = WorkDir::new();
     disk(&dir, "compat=1.1");
     let server = Server::start(&dir, &["-t", "--control", "sock", "disk.qcow2"]);
-    let mut hand = Hand::connect(&dir);
+    let mut hand = RawConnection::connect(&dir);
     let save = |name: &str| json!({"command": "save", "name": name});
     let bytes = state(2_500_000);
 
@@ -334,7 +334,7 @@ fn frames_of_any_length_are_a_state_and_a_client_may_give_up() {
     assert_eq!(hand.ask(&save("b")), json!({"event": "ready"}));
     hand.send(&frame(&bytes));
     drop(hand);
-    let mut hand = Hand::connect(&dir);
+    let mut hand = RawConnection::connect(&dir);
     let header = hand.ask(&json!({"command": "extract", "snapshot": "a"}));
     assert_eq!(header, json!({"event": "state", "size": bytes.len()}));
     let mut out = Vec::new();
@@ -351,7 +351,7 @@ fn frames_of_any_length_are_a_state_and_a_client_may_give_up() {
     }
     assert!(out == bytes);
     assert_eq!(hand.answer()["result"]["name"], "a");
-    // A snapshot that somebody reads cannot be deleted; this one nobody does.
+    // A snapshot that is being read cannot be deleted; this one is not.
     assert_eq!(
         hand.ask(&json!({"command": "delete", "snapshot": "a"}))["result"]["id"],
         "1"

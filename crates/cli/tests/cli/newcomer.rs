@@ -1,4 +1,4 @@
-//! What somebody types who has just installed it: wrong, missing and contradictory words, and files that
+//! Mistakes of a new user: wrong, missing and contradictory words, and files that
 //! are none. Every answer is one line that is true and says what and where.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -12,7 +12,7 @@ fn dir() -> WorkDir {
 }
 
 #[test]
-fn a_truncated_image_is_told_alike_by_every_verb() {
+fn every_verb_reports_a_truncated_image_alike() {
     let dir = dir();
     // The start of an image: `info` said "bad header length", the other verbs something else.
     let start = dir.read("d.qcow2")[..50].to_vec();
@@ -28,7 +28,7 @@ fn a_truncated_image_is_told_alike_by_every_verb() {
 }
 
 #[test]
-fn numbers_that_cannot_be_are_told_in_words() {
+fn invalid_numbers_are_explained() {
     let dir = dir();
     for (line, words) in [
         (
@@ -47,7 +47,7 @@ fn numbers_that_cannot_be_are_told_in_words() {
 }
 
 #[test]
-fn an_empty_path_is_seen_in_the_message() {
+fn empty_path_is_quoted_in_the_message() {
     let dir = dir();
     dir.gaur(&["info", ""])
         .fails(1, &["gaur: '': no such file"]);
@@ -58,7 +58,7 @@ fn an_empty_path_is_seen_in_the_message() {
 }
 
 #[test]
-fn a_backing_file_that_is_not_there_is_told_before_its_format() {
+fn missing_backing_file_is_reported_before_missing_format() {
     let dir = dir();
     // "a backing file needs its format too (say -F raw or -F qcow2)", and then it was not there.
     dir.gaur(&["create", "-b", "gone", "x.qcow2"])
@@ -74,7 +74,7 @@ fn a_backing_file_that_is_not_there_is_told_before_its_format() {
 /// `create -b overlay base`, the words in the wrong order: base was emptied, and with it what the overlay
 /// stands on. By a second name an image became its own backing file.
 #[test]
-fn a_new_image_does_not_overwrite_what_it_is_to_stand_on() {
+fn create_refuses_to_overwrite_its_backing_chain() {
     let dir = dir();
     dir.gaur(&["create", "-q", "-b", "d.qcow2", "-F", "qcow2", "over.qcow2"])
         .ok();
@@ -94,7 +94,7 @@ fn a_new_image_does_not_overwrite_what_it_is_to_stand_on() {
 
 /// `bind` failed, and only EADDRINUSE was looked at: "invalid argument", from `listen`.
 #[test]
-fn a_socket_in_a_folder_that_is_not_there_is_told_so() {
+fn missing_socket_directory_is_reported() {
     let dir = dir();
     for switch in ["-k", "--control", "--vhost-user"] {
         dir.gaur(&["serve", switch, "nodir/s", "d.qcow2"])
@@ -103,7 +103,7 @@ fn a_socket_in_a_folder_that_is_not_there_is_told_so() {
 }
 
 #[test]
-fn a_verb_of_snapshot_that_is_none_is_told() {
+fn unknown_snapshot_verb_is_reported() {
     let dir = dir();
     // "the subcommand 'd.qcow2' cannot be used with '[IMAGE]'"
     dir.gaur(&["snapshot", "frob", "d.qcow2"])
@@ -114,7 +114,7 @@ fn a_verb_of_snapshot_that_is_none_is_told() {
 
 /// Exit code 1 says that two images differ, also when nothing could be said.
 #[test]
-fn a_comparison_that_cannot_be_told_does_not_say_different() {
+fn compare_output_error_does_not_exit_with_1() {
     let dir = dir();
     let run = |line: &str| {
         let line = format!("\"$0\" {line} >/dev/full");
@@ -135,7 +135,7 @@ fn a_comparison_that_cannot_be_told_does_not_say_different() {
 
 /// `serve --pid-file /dev/null`, run by root, removed /dev/null.
 #[test]
-fn a_pid_file_that_is_no_file_is_left_alone() {
+fn pid_file_path_of_another_kind_is_not_removed() {
     let dir = dir();
     std::os::unix::fs::symlink("/dev/null", dir.path("pid")).expect("a link");
     let args = ["--pid-file", "pid", "-k", "s", "-t", "d.qcow2"];
@@ -144,7 +144,7 @@ fn a_pid_file_that_is_no_file_is_left_alone() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_to_is_the_reason_that_is_told() {
+fn unwritable_directory_is_named_as_the_cause() {
     let dir = dir();
     let folder = dir.path("ro");
     std::fs::create_dir(&folder).expect("a folder");
@@ -165,7 +165,7 @@ fn a_folder_that_cannot_be_written_to_is_the_reason_that_is_told() {
 
 /// A limit of file sizes ended the command by a signal, without a word; a server would have crashed.
 #[test]
-fn a_limit_of_file_sizes_is_told_and_no_crash() {
+fn file_size_limit_is_an_error_not_a_crash() {
     let dir = dir();
     let line = "ulimit -f 1; \"$0\" create -q big.qcow2 1G";
     let output = dir
@@ -181,7 +181,7 @@ fn a_limit_of_file_sizes_is_told_and_no_crash() {
 }
 
 #[test]
-fn what_a_library_says_of_the_system_is_told_in_our_words() {
+fn system_errors_are_lower_case_without_code() {
     let dir = dir();
     let mut command = dir.command(GAUR, &["serve", "--temporary", "d.qcow2"]);
     let output = command
@@ -196,7 +196,7 @@ fn what_a_library_says_of_the_system_is_told_in_our_words() {
 
 /// `gaur info nbd://host/x` said "no such file or directory" to who knows that QEMU opens such names.
 #[test]
-fn a_protocol_in_place_of_a_path_is_seen() {
+fn protocol_prefix_is_named_in_the_hint() {
     let dir = dir();
     dir.gaur(&["info", "nbd://host/x"])
         .fails(1, &["no such file", "'nbd' is not supported"]);

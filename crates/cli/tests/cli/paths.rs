@@ -39,10 +39,10 @@ fn refused(dir: &WorkDir, words: &[&[u8]], wanted: &str) {
     assert!(line.contains(wanted), "{line}");
 }
 
-/// Somebody has images from a Latin-1 system: each verb said "invalid UTF-8 was detected in one or more
+/// A user had images from a Latin-1 system: each verb said "invalid UTF-8 was detected in one or more
 /// arguments", and an overlay of one that QEMU opened was "not valid UTF-8".
 #[test]
-fn images_are_called_by_any_bytes() {
+fn image_paths_may_be_any_bytes() {
     let dir = WorkDir::new();
     ok(&dir, &[b"create", BASE, b"1M"]);
     ok(&dir, &[b"create", b"-b", BASE, b"-F", b"qcow2", OVERLAY]);
@@ -93,7 +93,7 @@ fn images_are_called_by_any_bytes() {
 }
 
 #[test]
-fn sockets_are_called_by_any_bytes() {
+fn socket_paths_may_be_any_bytes() {
     let dir = WorkDir::new();
     ok(&dir, &[b"create", BASE, b"1M"]);
     let args = ["-t", "-k"];
@@ -129,7 +129,7 @@ fn sockets_are_called_by_any_bytes() {
 }
 
 #[test]
-fn what_must_be_text_is_refused_by_name() {
+fn non_utf8_name_is_refused() {
     let dir = WorkDir::new();
     ok(&dir, &[b"create", b"d.qcow2", b"1M"]);
     let name = [&b"snapshot"[..], b"create", b"d.qcow2", b"n\xff"];
@@ -209,7 +209,7 @@ fn a_socket_path_that_is_too_long_is_told_with_its_limit() {
 }
 
 #[test]
-fn the_system_says_in_words_what_is_wrong_with_a_path() {
+fn path_errors_are_explained() {
     let dir = WorkDir::new();
     let long = "x".repeat(300);
     std::fs::write(dir.path("file"), "").expect("a file");

@@ -62,7 +62,7 @@ fn a_raw_image_grows_and_shrinks() {
 }
 
 #[test]
-fn what_would_lose_data_needs_to_be_asked_for() {
+fn shrinking_needs_the_shrink_option() {
     let dir = WorkDir::new();
     dir.gaur(&["create", "-q", "disk.qcow2", "4M"]).ok();
     dir.gaur(&["resize", "disk.qcow2", "1M"])

@@ -43,7 +43,7 @@ fn an_image_is_served_without_any_option_until_the_client_leaves() {
 }
 
 #[test]
-fn what_a_client_writes_is_there_after_the_server_was_stopped() {
+fn client_writes_survive_a_server_stop() {
     for host in ["uring", "blocking"] {
         let dir = WorkDir::new();
         dir.gallery();
@@ -200,7 +200,7 @@ fn a_tcp_port_a_name_and_a_description() {
 }
 
 #[test]
-fn an_image_is_made_first_and_never_overwritten() {
+fn serve_create_makes_the_image_and_never_overwrites() {
     let dir = WorkDir::new();
     let args = [
         "--create",

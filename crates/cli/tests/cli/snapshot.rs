@@ -99,7 +99,7 @@ fn both_tools_work_on_one_image_in_turn() {
 }
 
 #[test]
-fn what_is_recorded_can_be_told() {
+fn snapshot_metadata_options_are_recorded() {
     let dir = WorkDir::new();
     dir.gaur(&["create", "-q", "disk.qcow2", "1M"]).ok();
     let options = [
@@ -127,7 +127,7 @@ fn what_is_recorded_can_be_told() {
 }
 
 #[test]
-fn what_cannot_be_done_is_told_on_one_line_and_changes_nothing() {
+fn refused_snapshot_change_leaves_the_image() {
     let dir = WorkDir::new();
     image(&dir, "compat=1.1");
     std::fs::write(dir.path("disk.raw"), [0; 4096]).expect("a file");
@@ -209,7 +209,7 @@ fn a_snapshot_converts_to_the_disk_it_was() {
 }
 
 #[test]
-fn a_snapshot_to_convert_that_is_not_there_is_told() {
+fn missing_source_snapshot_is_reported() {
     let dir = WorkDir::new();
     image(&dir, "compat=1.1");
     std::fs::write(dir.path("disk.raw"), [0; 4096]).expect("a file");
@@ -262,7 +262,7 @@ fn temporary(dir: &WorkDir, args: &[&str]) -> Server {
 }
 
 #[test]
-fn what_is_written_to_a_temporary_disk_is_there_until_the_server_ends() {
+fn temporary_overlay_lives_as_long_as_the_server() {
     let dir = WorkDir::new();
     image(&dir, "compat=1.1");
     dir.gaur(&["convert", "disk.qcow2", "disk.raw"]).ok();
@@ -289,7 +289,7 @@ fn what_is_written_to_a_temporary_disk_is_there_until_the_server_ends() {
 }
 
 #[test]
-fn a_temporary_disk_says_what_it_cannot_be() {
+fn temporary_overlay_refuses_contradicting_options() {
     let dir = WorkDir::new();
     image(&dir, "compat=1.1");
     for words in [

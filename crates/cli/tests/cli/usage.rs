@@ -25,11 +25,11 @@ const VERBS: [&str; 14] = [
 ];
 
 #[test]
-fn every_verb_explains_itself() {
+fn every_verb_has_help() {
     let dir = WorkDir::new();
     let all = dir.gaur(&["--help"]).ok();
     for verb in VERBS {
-        // `completions` and `man` were missing: nobody could know of them.
+        // `completions` and `man` were missing from the help.
         assert!(all.contains(&format!("\n  {verb} ")), "{verb}: {all}");
         let help = dir.gaur(&[verb, "--help"]).ok();
         assert!(help.contains("Usage: gaur"), "{help}");
@@ -86,7 +86,7 @@ fn a_line_on_standard_error_is_one_write() {
 
 /// `gaur ublk del` stood beside `gaur export remove` and `gaur snapshot delete`.
 #[test]
-fn removing_has_the_same_words_everywhere() {
+fn remove_verbs_have_the_same_aliases() {
     let dir = WorkDir::new();
     for verb in ["export", "ublk", "snapshot"] {
         for word in ["remove", "delete", "del"] {
@@ -97,7 +97,7 @@ fn removing_has_the_same_words_everywhere() {
 }
 
 #[test]
-fn wrong_command_lines_are_told_on_one_line() {
+fn usage_error_is_one_line() {
     let dir = WorkDir::new();
     dir.gaur(&["frobnicate"])
         .fails(1, &["frobnicate", "--help"]);
@@ -135,7 +135,7 @@ fn under_the_name_of_qemu_img_the_verbs_work_the_same() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_disaster() {
+fn closed_stdout_ends_the_command_quietly() {
     let dir = WorkDir::new();
     let line = "\"$0\" completions bash | head -c 1";
     let output = dir

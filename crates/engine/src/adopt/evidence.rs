@@ -12,13 +12,12 @@ use gaur_format::l1;
 use gaur_format::l2::L2Entry;
 
 use super::unshared;
+use crate::active::Active;
 use crate::align;
 use crate::commit_log::Commit;
 use crate::error::{ErrorKind, ImageError};
-use crate::image::{Qcow2, Writer};
 use crate::metadata::alloc::AllocError;
 use crate::metadata::maps::Located;
-use crate::queue::Queue;
 use crate::snapshot::references::{Reference, reference};
 use crate::write::{Need, reference_of};
 
@@ -32,11 +31,10 @@ fn refusal(text: String) -> ImageError {
 
 /// The last entry of every cluster.
 pub(super) fn last_entries(
-    qcow2: &Qcow2,
+    geometry: &Geometry,
     commits: &[Commit],
     size_bytes: u64,
 ) -> Result<BTreeMap<u64, L2Entry>, ImageError> {
-    let geometry = &qcow2.geometry;
     let clusters = geometry.clusters_for(size_bytes);
     let mut last = BTreeMap::new();
     for commit in commits {
@@ -71,26 +69,24 @@ struct Owners {
     snapshot: bool,
 }
 
-impl<F: File> Queue<F> {
+impl<F: File> Active<'_, F> {
     /// Refuses a log that names a host cluster which belongs to somebody else.
     pub(super) async fn check_evidence(
         &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
         last: &BTreeMap<u64, L2Entry>,
     ) -> Result<(), ImageError> {
-        let mut suspects = self.suspects(qcow2, writer, last).await?;
+        let mut suspects = self.suspects(last).await?;
         if suspects.guests.is_empty() {
             return Ok(());
         }
-        if let Some(lost) = &writer.lost_bitmaps {
+        if let Some(lost) = &self.writer.lost_bitmaps {
             for free in &lost.frees {
                 suspects.see_other(free.start, free.len, "a bitmap")?;
             }
         }
-        let tables = self.tables_of_all(qcow2, writer, &suspects).await?;
-        let size = qcow2.geometry.cluster_size();
-        let mut bytes = self.pool.take(self.top_file(), size as usize);
+        let tables = self.tables_of_all(&suspects).await?;
+        let size = self.geometry().cluster_size();
+        let mut bytes = self.queue.pool.take(self.queue.top_file(), size as usize);
         for ((index, table), owners) in tables {
             self.read_evidence(table, &mut bytes).await?;
             suspects.see_table(index, &bytes, owners)?;
@@ -102,8 +98,6 @@ impl<F: File> Queue<F> {
     /// found there, or one of those that it was given.
     pub(super) async fn check_entries(
         &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
         last: &BTreeMap<u64, L2Entry>,
         commits: &[Commit],
     ) -> Result<(), ImageError> {
@@ -114,9 +108,9 @@ impl<F: File> Queue<F> {
             entries.push((commit.entry, commit.bitmap));
         }
         for cluster in last.keys() {
-            let found = unshared(self.entry_of(qcow2, writer, *cluster).await?);
+            let found = unshared(self.entry_of(*cluster).await?);
             let is_found = |&(entry, bitmap): &(u64, u64)| {
-                let entry = L2Entry::decode(entry, bitmap, &qcow2.geometry);
+                let entry = L2Entry::decode(entry, bitmap, self.geometry());
                 entry.is_ok_and(|entry| unshared(entry) == found)
             };
             if !known
@@ -130,34 +124,27 @@ impl<F: File> Queue<F> {
         Ok(())
     }
 
-    async fn entry_of(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        cluster: u64,
-    ) -> Result<L2Entry, ImageError> {
+    async fn entry_of(&self, cluster: u64) -> Result<L2Entry, ImageError> {
         let fail = |errno| ImageError::io(errno, "cannot read an l2 table");
         loop {
-            let located = qcow2.maps.locate(cluster << qcow2.geometry.cluster_bits());
+            let located = self
+                .qcow2
+                .maps
+                .locate(cluster << self.geometry().cluster_bits());
             match located.map_err(|what| ImageError::corrupt(what, "an l2 table is damaged"))? {
                 Located::Entry { entry, .. } => return Ok(entry),
                 Located::NoTable => return Ok(L2Entry::UNALLOCATED),
                 Located::Miss(slice) => {
                     let need = Need::Slice(slice);
-                    self.resolve(qcow2, writer, need).await.map_err(fail)?;
+                    self.resolve(need).await.map_err(fail)?;
                 }
             }
         }
     }
 
     /// The host clusters of a log that have a count; an error if one of them cannot be the guest's.
-    async fn suspects(
-        &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
-        last: &BTreeMap<u64, L2Entry>,
-    ) -> Result<Suspects, ImageError> {
-        let geometry = qcow2.geometry;
+    async fn suspects(&self, last: &BTreeMap<u64, L2Entry>) -> Result<Suspects, ImageError> {
+        let geometry = *self.geometry();
         let mut seen = BTreeSet::new();
         let mut guests = BTreeMap::new();
         for (guest, entry) in last {
@@ -166,18 +153,18 @@ impl<F: File> Queue<F> {
             };
             let host = reference.start;
             let text = |what: &str| refusal(format!("host cluster {host} {what}"));
-            if qcow2.maps.metadata.contains(host) {
+            if self.qcow2.maps.metadata.contains(host) {
                 return Err(text("holds metadata"));
             }
             if !seen.insert(host) {
                 return Err(text("is named twice"));
             }
             let count = loop {
-                let count = writer.alloc.lock().count_of(host);
+                let count = self.writer.alloc.lock().count_of(host);
                 match count {
                     Ok(count) => break count,
                     Err(AllocError::Need(need)) => {
-                        let done = self.resolve_alloc(qcow2, writer, need).await;
+                        let done = self.resolve_alloc(need).await;
                         done.map_err(|errno| ImageError::io(errno, "cannot read refcounts"))?;
                     }
                     Err(_) => return Err(text("lies beyond the end of the file")),
@@ -198,17 +185,15 @@ impl<F: File> Queue<F> {
     /// Every L2 table of the active image and its snapshots, by L1 index and host offset.
     async fn tables_of_all(
         &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
         suspects: &Suspects,
     ) -> Result<BTreeMap<(u64, u64), Owners>, ImageError> {
         let mut tables: BTreeMap<(u64, u64), Owners> = BTreeMap::new();
-        for (index, raw) in (0..).zip(qcow2.maps.l1.entries()) {
+        for (index, raw) in (0..).zip(self.qcow2.maps.l1.entries()) {
             if let Some(table) = suspects.table(raw)? {
                 tables.entry((index, table)).or_default().active = true;
             }
         }
-        let snapshots = writer.snapshots.lock().all().to_vec();
+        let snapshots = self.writer.snapshots.lock().all().to_vec();
         for snapshot in &snapshots {
             let len = u64::from(snapshot.l1_size) * 8;
             for done in (0..len).step_by(PIECE_BYTES as usize) {
@@ -228,7 +213,7 @@ impl<F: File> Queue<F> {
     /// Nothing was changed yet, so what the file says counts.
     async fn read_evidence(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ImageError> {
         let target = Target::Memory(bytes);
-        let read = align::read(self.top_file(), &self.pool, offset, target).await;
+        let read = align::read(self.queue.top_file(), &self.queue.pool, offset, target).await;
         read.map_err(|errno| ImageError::io(errno, format!("cannot read the table at {offset}")))
     }
 }

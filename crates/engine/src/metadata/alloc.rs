@@ -21,6 +21,7 @@ use super::cache::SliceCache;
 use super::freed::FreedBlocks;
 use super::grace::Grace;
 use super::holes::{Hole, Holes};
+use crate::corruption::{Fault, Finding, Structure};
 
 /// A run of clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,8 +73,8 @@ pub(crate) enum AllocError {
     Need(AllocNeed),
     /// It cannot succeed.
     Failed(Errno),
-    /// A cluster with a count of zero holds metadata.
-    Corrupt(u64),
+    /// The refcounts cannot be right.
+    Corrupt(Fault),
 }
 
 /// Reference counts and free space of the top layer.
@@ -249,7 +250,7 @@ impl Alloc {
             };
             if let Some(bad) = (taken.start..taken.start + unused).find(|at| is_metadata(*at)) {
                 self.consume(queue, bad + 1 - taken.start);
-                return Err(AllocError::Corrupt(bad));
+                return Err(AllocError::Corrupt(self.metadata_is_free(bad)));
             }
             if let Some(bytes) = self.blocks.get_dirty(slice) {
                 for at in within..within + unused {
@@ -273,7 +274,31 @@ impl Alloc {
 
     fn counted_at(&self, cluster: u64) -> Result<(u64, u64), AllocError> {
         let place = self.slice_of(cluster).filter(|_| cluster < self.bump);
-        place.ok_or(AllocError::Corrupt(cluster))
+        place.ok_or_else(|| AllocError::Corrupt(self.fault(cluster, Finding::Uncounted)))
+    }
+
+    /// A cluster that holds metadata has a count of zero.
+    pub(crate) fn metadata_is_free(&self, cluster: u64) -> Fault {
+        self.fault(cluster, Finding::MetadataIsFree)
+    }
+
+    /// A fault of the count of `cluster`, or of the table that lacks a block for it.
+    fn fault(&self, cluster: u64, finding: impl FnOnce(u64) -> Finding) -> Fault {
+        let (structure, host) = match self.slice_of(cluster) {
+            Some((slice, within)) => {
+                let bits = within << self.geometry.refcount_order();
+                (Structure::RefcountBlock, slice + bits / 8)
+            }
+            None => {
+                let index = self.geometry.refcount_table_index(ClusterIndex(cluster));
+                (Structure::RefcountTable, self.table_offset + index * 8)
+            }
+        };
+        Fault {
+            structure,
+            host,
+            finding: finding(cluster * self.geometry.cluster_size()),
+        }
     }
 
     /// Sees to it that such a cluster has a count.

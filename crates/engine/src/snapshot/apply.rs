@@ -18,43 +18,40 @@ use super::plan::Plan;
 use super::select::find_snapshot;
 use super::switch::{Outcome, Switch};
 use super::{list, references};
+use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
-use crate::image::{Qcow2, Writer};
 use crate::job::Job;
-use crate::queue::Queue;
 
-impl<F: File> Queue<F> {
-    /// Makes the disk what it was when the snapshot named `which` (its id, else its name) was made, and
-    /// says which that is. In a version 3 image the disk gets the size back that it had. Other requests
-    /// wait until it is done. If it fails nothing has changed.
-    pub async fn apply_snapshot(&self, which: &str, job: &Job) -> Result<Snapshot, ImageError> {
+impl<F: File> Active<'_, F> {
+    /// See [`crate::Queue::apply_snapshot`].
+    pub(super) async fn apply_snapshot(
+        &self,
+        which: &str,
+        job: &Job,
+    ) -> Result<Snapshot, ImageError> {
         const DOING: &str = "cannot apply the snapshot";
-        let (qcow2, writer) = self.snapshot_parts()?;
-        let _held = writer.resizing.lock().await;
-        let all = writer.snapshots.lock().all().to_vec();
+        let _held = self.writer.resizing.lock().await;
+        let all = self.writer.snapshots.lock().all().to_vec();
         let wanted = find_snapshot(&all, which)?;
-        let size_bytes = self.size_to_apply(qcow2, wanted)?;
-        let announced = self.announce(writer).await;
+        let size_bytes = self.size_to_apply(wanted)?;
+        let announced = self.announce().await;
         announced.map_err(|errno| ImageError::io(errno, DOING))?;
         let flushed = self.flush_all().await;
         flushed.map_err(|errno| ImageError::io(errno, DOING))?;
-        let apply = async || {
-            self.try_apply(qcow2, writer, wanted, (size_bytes, &all), job)
-                .await
-        };
+        let apply = async || self.try_apply(wanted, (size_bytes, &all), job).await;
         let applied = self.try_switch(DOING, apply).await;
-        self.release_freed(writer, job).await;
+        self.release_freed(job).await;
         applied.map(|()| wanted.clone())
     }
 
-    fn size_to_apply(&self, qcow2: &Qcow2, wanted: &Snapshot) -> Result<u64, ImageError> {
+    fn size_to_apply(&self, wanted: &Snapshot) -> Result<u64, ImageError> {
         let now = self.image.size_bytes();
         let then = wanted.disk_size.unwrap_or(now);
-        if then != now && qcow2.geometry.version() == Version::V2 {
+        if then != now && self.geometry().version() == Version::V2 {
             let text = "the snapshot is of another size, which a version 2 image cannot change to";
             return Err(ImageError::new(ErrorKind::Unsupported, text));
         }
-        let needed = qcow2.geometry.l1_entries_for(then);
+        let needed = self.geometry().l1_entries_for(then);
         if !then.is_multiple_of(512) || needed > gaur_format::limit::L1_ENTRIES_MAX {
             let text = format!("the snapshot's size of {then} bytes is not that of a disk");
             return Err(ImageError::new(ErrorKind::Corrupt, text));
@@ -64,17 +61,15 @@ impl<F: File> Queue<F> {
 
     async fn try_apply(
         &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
         wanted: &Snapshot,
         (size_bytes, all): (u64, &[Snapshot]),
         job: &Job,
     ) -> Result<(), Failure> {
-        let geometry = &qcow2.geometry;
+        let geometry = self.geometry();
         let needed = geometry.l1_entries_for(size_bytes);
         let entries = needed.max(1);
         let table_bytes = list::encode(all, geometry)?.len() as u64;
-        let mut switch = Switch::begin(self, qcow2, writer, job);
+        let mut switch = Switch::begin(*self, job);
         let l1_area = switch.take_area(entries * 8).await?;
         let list_area = switch.list_area(table_bytes).await?;
         let refcount_table = switch.take_refcount_table().await?;
@@ -141,7 +136,7 @@ impl<F: File> Switch<'_, F> {
             if let Ok(slot) = self.plan.slot_of(*raw)
                 && slot.table != 0
             {
-                self.qcow2.maps.slices.invalidate(slot.table, size);
+                self.active.qcow2.maps.slices.invalidate(slot.table, size);
             }
         }
         Ok(l1)

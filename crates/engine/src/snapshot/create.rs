@@ -13,11 +13,10 @@ use super::plan::Plan;
 use super::references;
 use super::switch::{Area, Outcome, Switch};
 use super::{NewSnapshot, SavedState, list};
+use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
-use crate::image::{Qcow2, Writer};
 use crate::job::Job;
 use crate::metadata::tracker::Changed;
-use crate::queue::Queue;
 
 /// Rounds of copying what changed meanwhile before requests are stopped.
 pub(crate) const ROUNDS_MAX: usize = 8;
@@ -33,59 +32,46 @@ struct Wanted<'a> {
     size_bytes: u64,
 }
 
-impl<F: File> Queue<F> {
-    /// Makes a snapshot of the disk as it is. Requests of all queues go on meanwhile, but for
-    /// milliseconds at the end. If it fails nothing has changed.
-    pub async fn create_snapshot(
-        &self,
-        new: &NewSnapshot,
-        job: &Job,
-    ) -> Result<Snapshot, ImageError> {
-        self.create_with_state(new, None, job).await
-    }
-
-    /// The same with the state of a virtual machine. If this fails, the state's clusters are still
-    /// the caller's to give back.
-    pub(crate) async fn create_with_state(
+impl<F: File> Active<'_, F> {
+    /// Makes a snapshot, with the state of a virtual machine if there is one. If this fails, the state's
+    /// clusters are still the caller's to give back.
+    pub(super) async fn create_snapshot(
         &self,
         new: &NewSnapshot,
         state: Option<&SavedState>,
         job: &Job,
     ) -> Result<Snapshot, ImageError> {
         const DOING: &str = "cannot create the snapshot";
-        let (qcow2, writer) = self.snapshot_parts()?;
-        let _held = writer.resizing.lock().await;
-        if qcow2.geometry.refcount_max() < 2 {
+        let _held = self.writer.resizing.lock().await;
+        if self.geometry().refcount_max() < 2 {
             let text = "an image with refcount_bits=1 cannot have snapshots; \
                         convert it to one with refcount_bits=16";
             return Err(ImageError::new(ErrorKind::Unsupported, text));
         }
         let size_bytes = self.image.size_bytes();
         let state_bytes = state.map_or(0, |state| state.size_bytes);
-        let all = writer.snapshots.lock().all().to_vec();
+        let all = self.writer.snapshots.lock().all().to_vec();
         let entry = new.entry(&all, size_bytes, state_bytes)?;
-        let announced = self.announce(writer).await;
+        let announced = self.announce().await;
         announced.map_err(|errno| ImageError::io(errno, DOING))?;
         let wanted = Wanted {
             entry: &entry,
             state,
             size_bytes,
         };
-        let create = async || self.try_create(qcow2, writer, &wanted, &all, job).await;
+        let create = async || self.try_create(&wanted, &all, job).await;
         let created = self.try_switch(DOING, create).await;
-        self.release_freed(writer, job).await;
+        self.release_freed(job).await;
         created
     }
 
     async fn try_create(
         &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
         wanted: &Wanted<'_>,
         all: &[Snapshot],
         job: &Job,
     ) -> Result<Snapshot, Failure> {
-        let geometry = &qcow2.geometry;
+        let geometry = self.geometry();
         let disk = geometry.l1_entries_for(wanted.size_bytes);
         // The table of an empty disk has an entry too.
         let needed = disk.max(1);
@@ -93,7 +79,7 @@ impl<F: File> Queue<F> {
         let mut all = all.to_vec();
         all.push(wanted.entry.clone());
         let table_bytes = list::encode(&all, geometry)?.len() as u64;
-        let mut switch = Switch::begin(self, qcow2, writer, job);
+        let mut switch = Switch::begin(*self, job);
         switch.take_slots(needed)?;
         switch.copy_active(needed).await?;
         switch.write_blocks(false).await?;
@@ -123,7 +109,7 @@ impl<F: File> Queue<F> {
         switch.finish(Copying::Create, last).await?;
         let size = geometry.cluster_size();
         let (first, count) = (own_area.offset / size, own_area.len / size);
-        qcow2.maps.metadata.insert(first, count);
+        self.qcow2.maps.metadata.insert(first, count);
         all.pop().ok_or(Failure::Again)
     }
 }
@@ -198,7 +184,7 @@ impl<F: File> Switch<'_, F> {
     }
 
     async fn write_snapshot_l1(&self, entries: &[u64], area: Area) -> Result<(), Failure> {
-        self.queue
+        self.active
             .write_table(entries, area.offset, area.len)
             .await?;
         Ok(())
@@ -216,7 +202,7 @@ impl<F: File> Switch<'_, F> {
             }
         }
         // What was written so far does not hold up the flushes while requests wait.
-        self.queue.flush_all().await?;
+        self.active.flush_all().await?;
         let changed = self.take_changed();
         self.copy_again(copying, changed).await?;
         self.write_blocks(false).await
@@ -229,16 +215,17 @@ impl<F: File> Switch<'_, F> {
         last: impl AsyncFnOnce(&mut Self) -> Result<Outcome, Failure>,
     ) -> Result<(), Failure> {
         self.job.step(0)?;
-        let (queue, writer) = (self.queue, self.writer);
+        let active = self.active;
+        let (flush, grace) = (&active.writer.flush, &active.writer.grace);
         // Requests that wait for a pass would hold up those that wait for the gate.
-        writer.flush.rest().await;
-        let closed = writer.grace.gate.close(|| writer.grace.is_empty()).await;
+        flush.rest().await;
+        let closed = grace.gate.close(|| grace.is_empty()).await;
         let mut result = Err(Failure::Again);
         let pass = async || {
             if copying != Copying::Create {
                 // A new snapshot gets every table from memory. Otherwise some stay where they are, and
                 // their flags on the disk have to fit the counts to come.
-                queue.write_back(writer).await?;
+                active.write_back().await?;
             }
             let changed = self.take_changed();
             let prepared = async {
@@ -251,9 +238,9 @@ impl<F: File> Switch<'_, F> {
             };
             drop(closed);
             // Whoever asked for a flush meanwhile is served by this pass.
-            queue.write_back(writer).await
+            active.write_back().await
         };
-        writer.flush.lead(&queue.image.poison, pass).await?;
+        flush.lead(&active.image.poison, pass).await?;
         result
     }
 
@@ -284,8 +271,8 @@ impl<F: File> Switch<'_, F> {
     }
 
     pub(crate) fn slices_per_table(&self) -> u64 {
-        let guest = self.qcow2.maps.guest_bytes_per_slice();
-        (self.qcow2.geometry.guest_bytes_per_l2() / guest).max(1)
+        let guest = self.active.qcow2.maps.guest_bytes_per_slice();
+        (self.active.geometry().guest_bytes_per_l2() / guest).max(1)
     }
 
     /// The L1 entry changed: what was counted for it is taken back, and counted anew.
@@ -306,7 +293,7 @@ impl<F: File> Switch<'_, F> {
             }
         }
         let kept = slot.copy;
-        slot = self.plan.slot_of(self.qcow2.maps.l1.get(index))?;
+        slot = self.plan.slot_of(self.active.qcow2.maps.l1.get(index))?;
         slot.copy = kept;
         self.plan.slots[index as usize] = slot;
         if slot.table == 0 {
@@ -318,7 +305,7 @@ impl<F: File> Switch<'_, F> {
 
     /// Copies these slices again, by guest offset over the guest bytes of a slice.
     async fn share_slices(&mut self, slices: &[u64]) -> Result<Vec<u64>, Failure> {
-        let slice_bytes = self.qcow2.maps.slices.slice_bytes();
+        let slice_bytes = self.active.qcow2.maps.slices.slice_bytes();
         let per_table = self.slices_per_table();
         let mut places = Vec::new();
         for slice in slices {
@@ -339,7 +326,7 @@ impl<F: File> Switch<'_, F> {
         self.cover_blocks();
         self.plan.refer(&old, -1)?;
         self.plan.refer(&new, 1)?;
-        references::clear_flags(&mut new, &self.qcow2.geometry);
+        references::clear_flags(&mut new, self.active.geometry());
         let places: Vec<Option<u64>> = copies.into_iter().map(Some).collect();
         self.write_some(&places, slice_bytes, &new).await?;
         Ok(Vec::new())

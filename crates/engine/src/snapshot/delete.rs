@@ -16,36 +16,35 @@ use super::plan::Plan;
 use super::references;
 use super::select::find_to_delete;
 use super::switch::{Area, Outcome, Switch};
+use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
-use crate::image::{Qcow2, Writer};
 use crate::job::Job;
-use crate::queue::Queue;
 
-impl<F: File> Queue<F> {
-    /// Deletes the snapshot named `which` (its name, else its id) and says what it was. Requests of all
-    /// queues go on meanwhile, but for milliseconds at the end. If it fails nothing has changed.
-    pub async fn delete_snapshot(&self, which: &str, job: &Job) -> Result<Snapshot, ImageError> {
+impl<F: File> Active<'_, F> {
+    /// See [`crate::Queue::delete_snapshot`].
+    pub(super) async fn delete_snapshot(
+        &self,
+        which: &str,
+        job: &Job,
+    ) -> Result<Snapshot, ImageError> {
         const DOING: &str = "cannot delete the snapshot";
-        let (qcow2, writer) = self.snapshot_parts()?;
-        let _held = writer.resizing.lock().await;
-        let all = writer.snapshots.lock().all().to_vec();
+        let _held = self.writer.resizing.lock().await;
+        let all = self.writer.snapshots.lock().all().to_vec();
         let gone = find_to_delete(&all, which)?;
-        if writer.snapshots.lock().is_held(&gone.id) {
+        if self.writer.snapshots.lock().is_held(&gone.id) {
             let text = format!("snapshot {which:?} is being read; delete it when that has ended");
             return Err(ImageError::new(ErrorKind::Locked, text));
         }
-        let announced = self.announce(writer).await;
+        let announced = self.announce().await;
         announced.map_err(|errno| ImageError::io(errno, DOING))?;
-        let delete = async || self.try_delete(qcow2, writer, gone, &all, job).await;
+        let delete = async || self.try_delete(gone, &all, job).await;
         let deleted = self.try_switch(DOING, delete).await;
-        self.release_freed(writer, job).await;
+        self.release_freed(job).await;
         deleted.map(|()| gone.clone())
     }
 
     async fn try_delete(
         &self,
-        qcow2: &Qcow2,
-        writer: &Writer,
         gone: &Snapshot,
         all: &[Snapshot],
         job: &Job,
@@ -55,10 +54,10 @@ impl<F: File> Queue<F> {
             .filter(|one| !std::ptr::eq(*one, gone))
             .cloned()
             .collect();
-        let table_bytes = list::encode(&rest, &qcow2.geometry)?.len() as u64;
-        let mut switch = Switch::begin(self, qcow2, writer, job);
+        let table_bytes = list::encode(&rest, self.geometry())?.len() as u64;
+        let mut switch = Switch::begin(*self, job);
         switch.take_slots(0)?;
-        let entries = qcow2.maps.l1.len();
+        let entries = self.qcow2.maps.l1.len();
         let tables = switch.snapshot_tables(gone).await?;
         switch.each_table(&tables, false, drop_table).await?;
         for (_, table) in &tables {
@@ -87,12 +86,10 @@ impl<F: File> Queue<F> {
             })
         };
         switch.finish(Copying::Delete, last).await?;
-        let size = qcow2.geometry.cluster_size();
+        let size = self.geometry().cluster_size();
         let clusters = own_bytes.div_ceil(size);
-        qcow2
-            .maps
-            .metadata
-            .remove(gone.l1_table_offset.0 / size, clusters);
+        let metadata = &self.qcow2.maps.metadata;
+        metadata.remove(gone.l1_table_offset.0 / size, clusters);
         Ok(())
     }
 }
@@ -214,7 +211,7 @@ impl<F: File> Switch<'_, F> {
         if slot.copied {
             self.plan.count(slot.table, 1)?;
         }
-        let mut now = self.plan.slot_of(self.qcow2.maps.l1.get(index))?;
+        let mut now = self.plan.slot_of(self.active.qcow2.maps.l1.get(index))?;
         now.copy = slot.copy;
         self.plan.slots[index as usize] = now;
         if now.table != 0 && (now.owned || !self.stays_shared(now.table)) {
@@ -226,7 +223,7 @@ impl<F: File> Switch<'_, F> {
 
     /// Copies these slices again; answers with the tables that have no copy and need one now.
     pub(crate) async fn flag_slices(&mut self, slices: &[u64]) -> Result<Vec<u64>, Failure> {
-        let slice_bytes = self.qcow2.maps.slices.slice_bytes();
+        let slice_bytes = self.active.qcow2.maps.slices.slice_bytes();
         let per_table = self.slices_per_table();
         let mut places = Vec::new();
         for slice in slices {
@@ -243,7 +240,7 @@ impl<F: File> Switch<'_, F> {
             self.read_active(&[table + at], slice_bytes, &mut bytes)
                 .await?;
             let single = |cluster| self.plan.new_count(cluster).map(|count| count == 1);
-            let changed = references::set_flags(&mut bytes, &self.qcow2.geometry, single);
+            let changed = references::set_flags(&mut bytes, self.active.geometry(), single);
             match to {
                 Some(to) => self.write_piece(to + at, &bytes).await?,
                 None if changed => again.push(index),
@@ -255,7 +252,7 @@ impl<F: File> Switch<'_, F> {
 
     /// Entries of the active L1 table with their flags as they will be right.
     fn flagged_entries(&self) -> Vec<u64> {
-        let bits = self.qcow2.geometry.cluster_bits();
+        let bits = self.active.geometry().cluster_bits();
         let slots = self.plan.slots.iter();
         let entry = |slot: &super::plan::Slot| {
             if slot.copied {

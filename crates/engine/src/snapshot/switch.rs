@@ -20,12 +20,11 @@ use gaur_format::snapshot::Snapshot;
 use super::failure::Failure;
 use super::list;
 use super::plan::{Block, Plan};
+use crate::active::Active;
 use crate::align;
-use crate::image::{Qcow2, Writer};
 use crate::job::Job;
 use crate::metadata::alloc::Free;
 use crate::metadata::tracker::Changed;
-use crate::queue::Queue;
 use crate::sync::atomic::Ordering;
 
 /// Bytes of tables read at once.
@@ -37,9 +36,7 @@ const BATCH_BLOCKS: usize = 16;
 
 /// A switch in the making. Dropping it gives back every cluster it has taken.
 pub(crate) struct Switch<'a, F: File> {
-    pub(crate) queue: &'a Queue<F>,
-    pub(crate) qcow2: &'a Qcow2,
-    pub(crate) writer: &'a Writer,
+    pub(crate) active: Active<'a, F>,
     pub(crate) job: &'a Job,
     pub(crate) plan: Plan,
     taken: Vec<Free>,
@@ -67,32 +64,25 @@ pub(crate) struct Outcome {
 
 impl<'a, F: File> Switch<'a, F> {
     /// Begins, and watches what requests change from now on.
-    pub(crate) fn begin(
-        queue: &'a Queue<F>,
-        qcow2: &'a Qcow2,
-        writer: &'a Writer,
-        job: &'a Job,
-    ) -> Switch<'a, F> {
-        qcow2.maps.l1.tracker.watch(true);
-        writer.alloc.lock().blocks.watch(true);
+    pub(crate) fn begin(active: Active<'a, F>, job: &'a Job) -> Switch<'a, F> {
+        active.qcow2.maps.l1.tracker.watch(true);
+        active.writer.alloc.lock().blocks.watch(true);
         Switch {
-            queue,
-            qcow2,
-            writer,
+            active,
             job,
-            plan: Plan::new(qcow2.geometry),
+            plan: Plan::new(*active.geometry()),
             taken: Vec::new(),
             switched: false,
         }
     }
 
     pub(crate) fn cluster_size(&self) -> u64 {
-        self.qcow2.geometry.cluster_size()
+        self.active.geometry().cluster_size()
     }
 
     /// Takes the active L1 table as it stands as slots, `len` of them at least.
     pub(crate) fn take_slots(&mut self, len: u64) -> Result<(), Failure> {
-        let l1 = &self.qcow2.maps.l1;
+        let l1 = &self.active.qcow2.maps.l1;
         for index in 0..l1.len().max(len) {
             let slot = self.plan.slot_of(l1.get(index))?;
             self.plan.slots.push(slot);
@@ -103,7 +93,7 @@ impl<'a, F: File> Switch<'a, F> {
 
     /// Lets the plan know of all refcount blocks there are.
     pub(crate) fn cover_blocks(&mut self) {
-        let count = self.writer.alloc.lock().table.len();
+        let count = self.active.writer.alloc.lock().table.len();
         self.plan.deltas.cover(count);
     }
 
@@ -111,8 +101,7 @@ impl<'a, F: File> Switch<'a, F> {
     pub(crate) async fn fill_spare(&mut self, count: usize) -> Result<(), Failure> {
         while self.plan.spare.len() < count {
             let want = (count - self.plan.spare.len()) as u64;
-            let (qcow2, writer) = (self.qcow2, self.writer);
-            let run = self.queue.take_clusters(qcow2, writer, want).await?;
+            let run = self.active.take_clusters(want).await?;
             self.taken.push(Free {
                 start: run.start,
                 len: run.len,
@@ -124,9 +113,8 @@ impl<'a, F: File> Switch<'a, F> {
 
     /// Room for `len` bytes in one piece.
     pub(crate) async fn take_area(&mut self, len: u64) -> Result<Area, Failure> {
-        let clusters = self.qcow2.geometry.clusters_for(len.max(1));
-        let (qcow2, writer) = (self.qcow2, self.writer);
-        let taken = self.queue.take_area(qcow2, writer, clusters, self.job);
+        let clusters = self.active.geometry().clusters_for(len.max(1));
+        let taken = self.active.take_area(clusters, self.job);
         let taken = taken.await?;
         let free = taken.free;
         taken.keep();
@@ -153,7 +141,11 @@ impl<'a, F: File> Switch<'a, F> {
         for tables in list.chunks(batch) {
             self.fill_spare(spare.min(tables.len())).await?;
             let len = tables.len() * size as usize;
-            let mut buffer = self.queue.pool.take(self.queue.top_file(), len);
+            let mut buffer = self
+                .active
+                .queue
+                .pool
+                .take(self.active.queue.top_file(), len);
             let places: Vec<u64> = tables.iter().map(|table| table.1).collect();
             if copies {
                 self.read_active(&places, size, &mut buffer).await?;
@@ -180,7 +172,7 @@ impl<'a, F: File> Switch<'a, F> {
         size: u64,
         buffer: &mut [u8],
     ) -> Result<(), Failure> {
-        let (file, pool) = (self.queue.top_file(), &self.queue.pool);
+        let (file, pool) = (self.active.queue.top_file(), &self.active.queue.pool);
         let (mut reads, mut rest, mut at) = (Vec::new(), buffer, 0);
         while at < places.len() {
             let count = in_a_row(&places[at..], size);
@@ -201,7 +193,7 @@ impl<'a, F: File> Switch<'a, F> {
         size: u64,
         buffer: &mut [u8],
     ) -> Result<(), Failure> {
-        let slices = &self.qcow2.maps.slices;
+        let slices = &self.active.qcow2.maps.slices;
         let slice_bytes = slices.slice_bytes();
         let mut cached = Vec::new();
         for (number, place) in places.iter().enumerate() {
@@ -246,15 +238,28 @@ impl<'a, F: File> Switch<'a, F> {
     }
 
     async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
-        let (file, locks) = (self.queue.top_file(), &self.queue.image.locks);
-        align::write(file, &self.queue.pool, locks, offset, Source::Memory(bytes)).await
+        let (file, locks) = (self.active.queue.top_file(), &self.active.image.locks);
+        align::write(
+            file,
+            &self.active.queue.pool,
+            locks,
+            offset,
+            Source::Memory(bytes),
+        )
+        .await
     }
 
     /// Reads `len` bytes at host offset `offset`.
     pub(crate) async fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, Failure> {
-        let file = self.queue.top_file();
+        let file = self.active.queue.top_file();
         let mut bytes = vec![0; len as usize];
-        align::read(file, &self.queue.pool, offset, Target::Memory(&mut bytes)).await?;
+        align::read(
+            file,
+            &self.active.queue.pool,
+            offset,
+            Target::Memory(&mut bytes),
+        )
+        .await?;
         Ok(bytes)
     }
 
@@ -267,20 +272,20 @@ impl<'a, F: File> Switch<'a, F> {
     pub(crate) fn forget_copies(&self) {
         let size = self.cluster_size();
         for slot in self.plan.slots.iter().filter(|slot| slot.copied) {
-            self.qcow2.maps.slices.invalidate(slot.copy, size);
+            self.active.qcow2.maps.slices.invalidate(slot.copy, size);
         }
     }
 
     /// What requests changed since the last call.
     pub(crate) fn take_changed(&mut self) -> Changed {
         self.note_changed_counts();
-        self.qcow2.maps.l1.tracker.take()
+        self.active.qcow2.maps.l1.tracker.take()
     }
 
     /// Blocks whose counts changed are to be written again.
     fn note_changed_counts(&mut self) {
         let size = self.cluster_size();
-        let changed = self.writer.alloc.lock().blocks.take_changed();
+        let changed = self.active.writer.alloc.lock().blocks.take_changed();
         for block in self.plan.blocks.values_mut() {
             let range = block.old..block.old + size;
             if changed.range(range).next().is_some() {
@@ -339,9 +344,9 @@ impl<'a, F: File> Switch<'a, F> {
     }
 
     fn block_offset(&self, index: u64) -> Result<u64, Failure> {
-        let alloc = self.writer.alloc.lock();
+        let alloc = self.active.writer.alloc.lock();
         let offset = alloc.table.get(index as usize).copied().unwrap_or(0);
-        let first = index * self.qcow2.geometry.refcount_block_entries();
+        let first = index * self.active.geometry().refcount_block_entries();
         match offset {
             0 => Err(super::deltas::DeltaError::Uncounted(first).into()),
             _ => Ok(offset),
@@ -376,7 +381,7 @@ impl<'a, F: File> Switch<'a, F> {
     pub(crate) async fn counts_in_force(&self, index: u64) -> Result<Vec<u8>, Failure> {
         let offset = self.block_offset(index)?;
         let mut bytes = self.read(offset, self.cluster_size()).await?;
-        let alloc = self.writer.alloc.lock();
+        let alloc = self.active.writer.alloc.lock();
         let slice_bytes = alloc.blocks.slice_bytes();
         let slices = bytes.chunks_exact_mut(slice_bytes as usize);
         for (number, slice) in (0..).zip(slices) {
@@ -389,7 +394,7 @@ impl<'a, F: File> Switch<'a, F> {
 
     /// Room for the refcount table, which keeps its length.
     pub(crate) async fn take_refcount_table(&mut self) -> Result<Area, Failure> {
-        let bytes = self.writer.alloc.lock().table_clusters * self.cluster_size();
+        let bytes = self.active.writer.alloc.lock().table_clusters * self.cluster_size();
         self.take_area(bytes).await
     }
 
@@ -397,16 +402,16 @@ impl<'a, F: File> Switch<'a, F> {
     /// the refcount table and the table of snapshots.
     pub(crate) fn drop_old_areas(&mut self) -> Result<(), Failure> {
         self.cover_blocks();
-        let l1 = &self.qcow2.maps.l1;
+        let l1 = &self.active.qcow2.maps.l1;
         self.plan.count_bytes(l1.offset(), l1.len() * 8, -1)?;
         let (offset, clusters) = {
-            let alloc = self.writer.alloc.lock();
+            let alloc = self.active.writer.alloc.lock();
             (alloc.table_offset, alloc.table_clusters)
         };
         let size = self.cluster_size();
         self.plan.count_bytes(offset, clusters * size, -1)?;
         let (offset, bytes) = {
-            let list = self.writer.snapshots.lock();
+            let list = self.active.writer.snapshots.lock();
             (list.offset, list.table_bytes)
         };
         self.plan.count_bytes(offset, bytes, -1)?;
@@ -420,10 +425,10 @@ impl<'a, F: File> Switch<'a, F> {
             return Ok(Err(failure));
         }
         // Counts of clusters that no replaced block counts; what goes to replaced ones does no harm.
-        let counts = self.queue.stage_counts(self.writer);
-        self.queue.write_staged(&counts).await?;
-        self.queue.counts_are_written(self.writer, &counts);
-        self.queue.keep_staging(counts);
+        let counts = self.active.stage_counts();
+        self.active.write_staged(&counts).await?;
+        self.active.counts_are_written(&counts);
+        self.active.keep_staging(counts);
         self.switch_header(&outcome).await?;
         self.switch_memory(outcome);
         Ok(Ok(()))
@@ -431,7 +436,7 @@ impl<'a, F: File> Switch<'a, F> {
 
     async fn write_outcome(&mut self, outcome: &Outcome) -> Result<(), Failure> {
         let table = {
-            let alloc = self.writer.alloc.lock();
+            let alloc = self.active.writer.alloc.lock();
             let mut table = alloc.table.clone();
             for (index, block) in &self.plan.blocks {
                 if let Some(slot) = table.get_mut(*index as usize) {
@@ -444,13 +449,13 @@ impl<'a, F: File> Switch<'a, F> {
         if table.len() as u64 * 8 > area.len {
             return Err(Failure::Again);
         }
-        self.queue
+        self.active
             .write_table(&table, area.offset, area.len)
             .await?;
         let (l1, area) = &outcome.l1;
-        self.queue.write_table(l1, area.offset, area.len).await?;
+        self.active.write_table(l1, area.offset, area.len).await?;
         let (all, area) = &outcome.snapshots;
-        let mut bytes = list::encode(all, &self.qcow2.geometry)?;
+        let mut bytes = list::encode(all, self.active.geometry())?;
         if bytes.len() as u64 > area.len {
             return Err(Failure::Again);
         }
@@ -460,13 +465,13 @@ impl<'a, F: File> Switch<'a, F> {
 
     async fn switch_header(&self, outcome: &Outcome) -> Result<(), Errno> {
         #[cfg(feature = "broken-order")]
-        let early = self.queue.image.breaks(crate::options::BrokenRule::O5);
+        let early = self.active.image.breaks(crate::options::BrokenRule::O5);
         #[cfg(not(feature = "broken-order"))]
         let early = false;
         if !early {
-            self.queue.barrier().await?;
+            self.active.queue.barrier().await?;
         }
-        let geometry = &self.qcow2.geometry;
+        let geometry = self.active.geometry();
         let table_clusters = geometry.clusters_for(outcome.refcount_table.len) as u32;
         let (l1, l1_area) = &outcome.l1;
         let (all, list_area) = &outcome.snapshots;
@@ -490,19 +495,19 @@ impl<'a, F: File> Switch<'a, F> {
         );
         put(field::NB_SNAPSHOTS, &(all.len() as u32).to_be_bytes());
         put(field::SNAPSHOTS_OFFSET, &list_area.offset.to_be_bytes());
-        let marks = self.queue.marks_with(all.len()).encode();
+        let marks = self.active.marks_with(all.len()).encode();
         let both = [(field::SIZE, &fields[..]), (field::COMPATIBLE, &marks[..])];
         let count = match geometry.version() {
             Version::V2 => 1,
             Version::V3 => 2,
         };
-        let _held = self.writer.structure.lock().await;
-        self.queue.step(&both[..count]).await
+        let _held = self.active.writer.structure.lock().await;
+        self.active.step(&both[..count]).await
     }
 
     /// Slices of tables that the new L1 table does not lead to are not to be written any more.
     fn forget_dirt(&self, l1: &[u64]) {
-        let (slices, size) = (&self.qcow2.maps.slices, self.cluster_size());
+        let (slices, size) = (&self.active.qcow2.maps.slices, self.cluster_size());
         let tables = l1.iter().filter_map(|raw| self.plan.slot_of(*raw).ok());
         let kept: BTreeSet<u64> = tables.map(|slot| slot.table).collect();
         for slice in slices.dirty_slices() {
@@ -517,7 +522,7 @@ impl<'a, F: File> Switch<'a, F> {
         self.forget_copies();
         self.forget_dirt(&outcome.l1.0);
         let size = self.cluster_size();
-        let maps = &self.qcow2.maps;
+        let maps = &self.active.qcow2.maps;
         let clusters_of = |area: Area| (area.offset / size, area.len / size);
         for raw in maps.l1.entries() {
             if let Ok(slot) = self.plan.slot_of(raw)
@@ -542,7 +547,7 @@ impl<'a, F: File> Switch<'a, F> {
         }
         maps.l1.replace(l1_area.offset, &l1);
         {
-            let mut alloc = self.writer.alloc.lock();
+            let mut alloc = self.active.writer.alloc.lock();
             maps.metadata
                 .remove(alloc.table_offset / size, alloc.table_clusters);
             for (index, block) in &self.plan.blocks {
@@ -557,7 +562,7 @@ impl<'a, F: File> Switch<'a, F> {
             alloc.table_offset = outcome.refcount_table.offset;
             alloc.table_clusters = outcome.refcount_table.len / size;
             alloc.holes.forget();
-            let per_block = self.qcow2.geometry.refcount_block_entries();
+            let per_block = self.active.geometry().refcount_block_entries();
             let none = crate::metadata::freed::FreedBlocks::new(per_block);
             alloc
                 .freed
@@ -565,11 +570,11 @@ impl<'a, F: File> Switch<'a, F> {
         }
         let (all, area) = outcome.snapshots;
         let bytes = gaur_format::snapshot::encode_table(&all).len() as u64;
-        let mut known = self.writer.snapshots.lock();
+        let mut known = self.active.writer.snapshots.lock();
         let old_list = (known.offset / size, known.table_bytes.div_ceil(size));
         maps.metadata.remove(old_list.0, old_list.1);
         known.replace(all, area.offset, bytes);
-        self.queue
+        self.active
             .image
             .size_bytes
             .store(outcome.size_bytes, Ordering::Release);
@@ -595,9 +600,9 @@ impl<'a, F: File> Switch<'a, F> {
 
 impl<F: File> Drop for Switch<'_, F> {
     fn drop(&mut self) {
-        self.qcow2.maps.l1.tracker.watch(false);
+        self.active.qcow2.maps.l1.tracker.watch(false);
         let unused = self.unused();
-        let mut alloc = self.writer.alloc.lock();
+        let mut alloc = self.active.writer.alloc.lock();
         alloc.blocks.watch(false);
         alloc.releasable.extend(unused);
     }

@@ -51,8 +51,7 @@ impl VmStateSave {
         // leaked rather than given back.
         finishing.commit(true);
         let taken = std::mem::take(&mut tables.taken);
-        let state = Some(&tables.state);
-        let created = queue.create_with_state(new, state, job).await;
+        let created = queue.create_with_state(new, &tables.state, job).await;
         if created.is_err() {
             finishing.commit(false);
             tables.taken = taken;
@@ -86,7 +85,7 @@ impl VmStateSave {
         queue: &Queue<F>,
         job: &Job,
     ) -> Result<Tables, ImageError> {
-        let (qcow2, _) = top_of(queue)?;
+        let qcow2 = top_of(queue)?.qcow2;
         self.check_size(qcow2)?;
         let shape = Shape::of(&self.image, qcow2, self.size_bytes());
         self.fill_holes(queue, &shape).await?;
@@ -133,7 +132,7 @@ impl VmStateSave {
         tables: &[u64],
         host: u64,
     ) -> Result<(), ImageError> {
-        let (qcow2, _) = top_of(queue)?;
+        let qcow2 = top_of(queue)?.qcow2;
         let file = queue.top_file();
         let size = self.cluster_bytes as usize;
         let mut bytes = queue.pool.take(file, tables.len() * size);
@@ -171,7 +170,8 @@ impl VmStateSave {
             for place in self.take(queue, gap, &mut taken).await? {
                 let offset = place.host * self.cluster_bytes;
                 let len = place.len * self.cluster_bytes;
-                queue.write_zeros(offset, len).await.map_err(failed)?;
+                let written = top_of(queue)?.write_zeros(offset, len).await;
+                written.map_err(failed)?;
             }
             taken.keep();
         }

@@ -249,7 +249,7 @@ impl State {
                 }
                 Kind::Compressed { descriptor } => {
                     let at = self.start_bytes.saturating_add(at);
-                    queue.decompress(0, descriptor, at, rest).await?;
+                    queue.mapped(0)?.decompress(descriptor, at, rest).await?;
                 }
                 Kind::Nothing => {
                     let at = self.start_bytes.saturating_add(at);

@@ -12,8 +12,9 @@ use super::memory::Memory;
 use super::places::{Place, Places};
 use super::ranges::Ranges;
 use super::writer::VmStateWriter;
+use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
-use crate::image::{Image, Qcow2, Writer};
+use crate::image::{Image, Qcow2};
 use crate::metadata::alloc::{Free, Run};
 use crate::queue::Queue;
 use crate::sync::Mutex;
@@ -346,10 +347,10 @@ fn limit_bytes(image: &Image, qcow2: &Qcow2) -> u64 {
     entries.saturating_mul(geometry.guest_bytes_per_l2())
 }
 
-/// The mapping of the image that the queue writes to; a save was begun on it, so it has one.
-pub(super) fn top_of<F: File>(queue: &Queue<F>) -> Result<(&Qcow2, &Writer), ImageError> {
+/// The image that the queue writes to; a save was begun on it, so it has one.
+pub(super) fn top_of<F: File>(queue: &Queue<F>) -> Result<Active<'_, F>, ImageError> {
     let closed = || ImageError::new(ErrorKind::ReadOnly, "the image is not open for writing");
-    queue.top().ok_or_else(closed)
+    queue.active().ok_or_else(closed)
 }
 
 impl Shared {

@@ -227,18 +227,18 @@ impl VmStateSave {
 
     /// Takes clusters ahead, many of them if there are.
     async fn refill<F: File>(&self, queue: &Queue<F>, want: u64) -> Result<(), ImageError> {
-        let (qcow2, writer) = top_of(queue)?;
+        let active = top_of(queue)?;
         let fail = |errno| ImageError::io(errno, "cannot take space for the state of the machine");
         if let Some(errno) = self.image.poisoned() {
             return Err(fail(errno));
         }
-        queue.announce(writer).await.map_err(fail)?;
+        active.announce().await.map_err(fail)?;
         // As a request: nothing is counted while the whole image is switched.
         let _inside = queue.enter_open().await;
         let many = self.shared.lock().reserve_next.max(want);
-        let mut run = queue.take_clusters(qcow2, writer, many).await;
+        let mut run = active.take_clusters(many).await;
         if run.is_err() && many > want {
-            run = queue.take_clusters(qcow2, writer, want).await;
+            run = active.take_clusters(want).await;
         }
         let run = run.map_err(fail)?;
         self.shared.lock().add_reserved(run, self.cluster_bytes);

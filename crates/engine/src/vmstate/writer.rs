@@ -224,8 +224,10 @@ impl<'q, F: File> VmStateWriter<'q, F> {
             self.flying.push(Box::pin(spill.run()));
             self.turn().await;
         }
-        let relieved = self.queue.relieve().await;
-        relieved.map_err(super::spill::failed)
+        if let Some(active) = self.queue.active() {
+            active.relieve().await;
+        }
+        Ok(())
     }
 
     /// Starts what was put on its way, and lets others run once so that it leaves this thread.

@@ -1,11 +1,11 @@
-//! Stage: the bitmap directory and the tables of the bitmaps.
+//! Check stage: the bitmap directory and the bitmap tables.
 
 use alloc::string::String;
 use alloc::vec::{self, Vec};
 
 use crate::bitmap::{self, Bitmap, BitmapCluster};
 use crate::bytes;
-use crate::check::reader::{Reader, Wanted};
+use crate::check::reader::{PendingRead, Reader};
 use crate::check::tally::{Range, Tally};
 use crate::header::Header;
 
@@ -41,7 +41,7 @@ impl Bitmaps {
         stage
     }
 
-    pub(super) fn wanted(&mut self, tally: &mut Tally) -> Option<Wanted> {
+    pub(super) fn wanted(&mut self, tally: &mut Tally) -> Option<PendingRead> {
         loop {
             if let Some(wanted) = self.reader.wanted() {
                 return Some(wanted);

@@ -1,4 +1,4 @@
-//! A number for each cluster, in little memory.
+//! A count for each cluster, in little memory.
 //!
 //! Nearly all clusters have a count of 0 or 1, so a page of 4096 counts starts with one bit for each
 //! and is widened when a count does not fit. Pages without counts take no space.

@@ -1,11 +1,11 @@
-//! The order of the stages, and the outer face of the checker.
+//! The checker's state machine: the order of its stages, and its public interface.
 
 use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
 use crate::check::bitmaps::Bitmaps;
-use crate::check::mapping::{L1Tables, L2Tables, Uses, check_l2_table};
-use crate::check::reader::Wanted;
+use crate::check::mapping::{L1Tables, L2Tables, UseCounts, check_l2_table};
+use crate::check::reader::PendingRead;
 use crate::check::refcounts::Refcounts;
 use crate::check::report::Report;
 use crate::check::snapshots::SnapshotTable;
@@ -36,7 +36,7 @@ enum Stage {
     Snapshots(SnapshotTable),
     Refcounts,
     L1(L1Tables),
-    L2(L2Tables, Option<(u64, Uses)>),
+    L2(L2Tables, Option<(u64, UseCounts)>),
     Bitmaps(Bitmaps),
     Over,
 }
@@ -51,7 +51,7 @@ pub struct Check {
     snapshots: Vec<Snapshot>,
     stage: Stage,
     /// What was asked for and not yet fed.
-    pending: Option<Wanted>,
+    pending: Option<PendingRead>,
 }
 
 impl Check {
@@ -100,7 +100,7 @@ impl Check {
     )]
     pub fn next(&mut self) -> Step {
         loop {
-            if let Some(Wanted { offset, len }) = self.pending {
+            if let Some(PendingRead { offset, len }) = self.pending {
                 return Step::Need { offset, len };
             }
             if self.tally.stopped {
@@ -117,9 +117,9 @@ impl Check {
     }
 
     /// Hands in the bytes the last [`Step::Need`] asked for. What is missing counts as zeros, what
-    /// is too much is ignored, as is a call that nobody asked for.
+    /// is too much is ignored, as is a call without a request before it.
     pub fn feed(&mut self, bytes: &[u8]) {
-        let Some(Wanted { len, .. }) = self.pending.take() else {
+        let Some(PendingRead { len, .. }) = self.pending.take() else {
             return;
         };
         let len = usize::try_from(len).unwrap_or(usize::MAX);
@@ -148,7 +148,7 @@ impl Check {
     /// Says that the last read failed, instead of feeding it: that part counts as a check error and
     /// the check goes on where it can.
     pub fn fail(&mut self) {
-        let Some(Wanted { offset, len }) = self.pending.take() else {
+        let Some(PendingRead { offset, len }) = self.pending.take() else {
             return;
         };
         let place = format_args!("cannot read {len} bytes at {offset:#x}");
@@ -164,7 +164,7 @@ impl Check {
     }
 
     /// The next read of this stage, `None` when it is through.
-    fn wanted(&mut self) -> Option<Wanted> {
+    fn wanted(&mut self) -> Option<PendingRead> {
         match &mut self.stage {
             Stage::Snapshots(stage) => stage.wanted(&mut self.tally),
             Stage::Refcounts => self.refcounts.wanted(&mut self.tally),
@@ -172,7 +172,7 @@ impl Check {
             Stage::L2(tables, current) => {
                 *current = tables.pop_first();
                 let len = self.tally.geometry.cluster_size();
-                current.map(|(offset, _)| Wanted { offset, len })
+                current.map(|(offset, _)| PendingRead { offset, len })
             }
             Stage::Bitmaps(stage) => stage.wanted(&mut self.tally),
             Stage::Over => None,

@@ -1,4 +1,4 @@
-//! Stages: L1 tables and L2 tables, of the active image and of every snapshot.
+//! Check stages: L1 tables and L2 tables, of the active image and of every snapshot.
 //!
 //! L1 tables are read first; they leave a list of L2 tables, each with how often it is used. An L2
 //! table that snapshots share is then read once, and each of its entries counts as often.
@@ -9,7 +9,7 @@ use alloc::vec::{self, Vec};
 
 use crate::addr::HostOffset;
 use crate::bytes;
-use crate::check::reader::{Reader, Wanted};
+use crate::check::reader::{PendingRead, Reader};
 use crate::check::snapshots::label;
 use crate::check::tally::{Range, Tally};
 use crate::compressed::CompressedDescriptor;
@@ -21,7 +21,7 @@ use crate::snapshot::Snapshot;
 
 /// How often an L2 table is used.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Uses {
+pub(super) struct UseCounts {
     active: u64,
     all: u64,
     /// Its L1 index in the active image.
@@ -29,7 +29,7 @@ pub(super) struct Uses {
 }
 
 /// L2 tables by host offset.
-pub(super) type L2Tables = BTreeMap<u64, Uses>;
+pub(super) type L2Tables = BTreeMap<u64, UseCounts>;
 
 /// Memory of an entry of [`L2Tables`] in bytes, with the map's own share.
 const L2_TABLE_BYTES: u64 = 56;
@@ -81,7 +81,7 @@ impl L1Tables {
         self.name.as_deref().unwrap_or("the active image")
     }
 
-    pub(super) fn wanted(&mut self, tally: &mut Tally) -> Option<Wanted> {
+    pub(super) fn wanted(&mut self, tally: &mut Tally) -> Option<PendingRead> {
         loop {
             if let Some(wanted) = self.reader.wanted() {
                 return Some(wanted);
@@ -185,13 +185,13 @@ fn check_copied(
 /// The L2 table being looked at, and what follows from its earlier entries.
 struct Table {
     offset: u64,
-    uses: Uses,
+    uses: UseCounts,
     /// Where the next data cluster would lie if nothing was fragmented; 0 before the first.
     next_contiguous: u64,
 }
 
 /// Looks at one L2 table.
-pub(super) fn check_l2_table(tally: &mut Tally, offset: u64, uses: Uses, bytes: &[u8]) {
+pub(super) fn check_l2_table(tally: &mut Tally, offset: u64, uses: UseCounts, bytes: &[u8]) {
     let mut table = Table {
         offset,
         uses,

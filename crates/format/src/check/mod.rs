@@ -1,4 +1,4 @@
-//! The checker: does every cluster have exactly the refcount that its references make?
+//! The checker: whether the refcount of every cluster equals the number of its references.
 //!
 //! [`Check`] is a machine. It never reads: it says which bytes it needs next, is fed them, and in
 //! the end hands out a [`Report`]. So it runs on files, on simulated disks and in fuzzers alike.

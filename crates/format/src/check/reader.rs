@@ -1,4 +1,4 @@
-//! Reads a table in pieces that lie inside the file.
+//! Table reader: a table in chunks, each inside the file.
 
 /// Longest single read in bytes; every table entry is eight bytes and starts at a multiple of that,
 /// so no piece cuts one.
@@ -6,7 +6,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 
 /// A run of bytes still to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct PendingRead {
     pub(super) offset: u64,
     pub(super) len: u64,
 }
@@ -32,9 +32,9 @@ impl Reader {
         self.end.saturating_sub(self.offset)
     }
 
-    pub(super) fn wanted(&self) -> Option<Wanted> {
+    pub(super) fn wanted(&self) -> Option<PendingRead> {
         let len = self.left().min(PIECE_BYTES);
-        (len > 0).then_some(Wanted {
+        (len > 0).then_some(PendingRead {
             offset: self.offset,
             len,
         })

@@ -1,4 +1,4 @@
-//! What the checker found.
+//! The checker's report: counters and findings.
 
 use alloc::string::String;
 use alloc::vec::Vec;

@@ -1,4 +1,4 @@
-//! What all stages of a check share: the two counts for each cluster, and the report.
+//! State that all check stages share: the two counts for each cluster, and the report.
 
 use alloc::vec::Vec;
 

@@ -1,4 +1,4 @@
-//! Cluster 0 to a [`Header`].
+//! Header parsing: cluster 0 to a [`Header`].
 
 use alloc::vec::Vec;
 
@@ -260,7 +260,7 @@ impl Header {
                 None => None,
             },
         };
-        // What an unknown feature does to the other fields nobody can say: name it first.
+        // An unknown feature may change the meaning of the other fields: name it first.
         header
             .validate()
             .map_err(|error| header.check_features().err().unwrap_or(error))?;

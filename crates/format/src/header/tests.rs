@@ -39,7 +39,7 @@ fn refused(bytes: &[u8]) -> Error {
 }
 
 #[test]
-fn every_field_with_a_hostile_value_is_refused_where_it_stands() {
+fn hostile_header_field_is_refused_with_its_offset() {
     let of_u32 = |value: u32| value.to_be_bytes().to_vec();
     let of_u64 = |value: u64| value.to_be_bytes().to_vec();
     let cases = [
@@ -96,7 +96,7 @@ fn every_field_with_a_hostile_value_is_refused_where_it_stands() {
 }
 
 #[test]
-fn a_field_that_needs_another_is_refused_without_it() {
+fn dependent_field_without_its_feature_is_refused() {
     let name = with(v3(), field::BACKING_FILE_OFFSET, &512u64.to_be_bytes());
     let long = with(
         name.clone(),
@@ -324,7 +324,7 @@ fn pointers_to_luks_and_bitmaps_are_checked() {
 }
 
 #[test]
-fn the_policy_of_an_image_is_stored_in_clusters_of_every_size() {
+fn allocation_policy_fits_header_of_every_cluster_size() {
     let allocation =
         |options: &CreateOptions| Header::parse(&new_header(options)).unwrap().allocation();
     for cluster_bits in [9, 12, 21] {

@@ -1,4 +1,4 @@
-//! The fields of a [`Header`], checked against each other and the limits.
+//! Validation of a [`Header`]: its fields against each other and against the limits.
 
 use super::parse::Field;
 use super::{CompressionType, CryptMethod, Header, field};

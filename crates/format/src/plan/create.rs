@@ -1,4 +1,4 @@
-//! The bytes of a new image.
+//! Creation plan: the bytes of a new image.
 
 use alloc::vec::Vec;
 

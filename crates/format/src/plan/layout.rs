@@ -1,4 +1,4 @@
-//! Where the parts of a new image lie: header, refcount table, refcount blocks, L1 table, L2 tables
+//! Cluster layout of a new image: header, refcount table, refcount blocks, L1 table, L2 tables
 //! and data clusters, in this order, each a run of clusters.
 
 use crate::geometry::Geometry;

@@ -1,4 +1,4 @@
-//! How large an image would be.
+//! `measure`: how large an image would be.
 
 use crate::error::Error;
 use crate::plan::layout::Layout;

@@ -1,4 +1,4 @@
-//! New images as data: what to write where, and how large an image would be.
+//! The plan of a new image: which bytes go where, and how large the image would be.
 //!
 //! Nothing is written here. [`create`] gives the bytes of every table; whoever executes it keeps the
 //! crash rule: all writes but the last, a flush, then the last one, which is the header. A power cut

@@ -1,4 +1,4 @@
-//! What a new image is to be.
+//! Options of a new image.
 
 use alloc::string::String;
 use alloc::vec::Vec;

@@ -10,7 +10,7 @@ use crate::tool::{Run, qemu_img, run};
 
 /// How an image becomes a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Via {
+pub enum DeviceKind {
     /// `gaur serve` and the kernel's NBD client.
     Nbd,
     /// `gaur ublk add`.
@@ -42,22 +42,28 @@ pub struct Attached {
 
 /// Makes an image a block device. More arguments are for the server.
 #[track_caller]
-pub fn attach(via: Via, image: &str, scratch: &Scratch, more: &[&str]) -> Attached {
+pub fn attach(via: DeviceKind, image: &str, scratch: &Scratch, more: &[&str]) -> Attached {
     start(via, image, scratch, more, false)
 }
 
 /// Makes an image a block device whose requests wait for the next server when one dies.
 #[track_caller]
-pub fn attach_lasting(via: Via, image: &str, scratch: &Scratch, more: &[&str]) -> Attached {
+pub fn attach_lasting(via: DeviceKind, image: &str, scratch: &Scratch, more: &[&str]) -> Attached {
     start(via, image, scratch, more, true)
 }
 
 #[track_caller]
-fn start(via: Via, image: &str, scratch: &Scratch, more: &[&str], lasting: bool) -> Attached {
+fn start(
+    via: DeviceKind,
+    image: &str,
+    scratch: &Scratch,
+    more: &[&str],
+    lasting: bool,
+) -> Attached {
     let inner: Box<dyn Attachment> = match via {
-        Via::Nbd => Box::new(NbdDevice::start(image, scratch, more, lasting)),
-        Via::Ublk => Box::new(UblkDevice::start(image, more)),
-        Via::Vduse => Box::new(VduseDevice::start(image, more)),
+        DeviceKind::Nbd => Box::new(NbdDevice::start(image, scratch, more, lasting)),
+        DeviceKind::Ublk => Box::new(UblkDevice::start(image, more)),
+        DeviceKind::Vduse => Box::new(VduseDevice::start(image, more)),
     };
     let attached = Attached {
         inner,

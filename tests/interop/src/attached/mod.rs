@@ -8,6 +8,6 @@ mod shape;
 mod ublk;
 mod vduse;
 
-pub use device::{Attached, Via, assert_leaks_at_worst, attach, attach_lasting};
+pub use device::{Attached, DeviceKind, assert_leaks_at_worst, attach, attach_lasting};
 pub use pinned::Footprint;
 pub use shape::Shape;

@@ -91,7 +91,7 @@ fn noisy_base(scratch: &Scratch, size_mib: u64) -> String {
 }
 
 /// Makes a test of a scenario for every way and shape: `every_disk!(scenario)` calls
-/// `scenario(Via, Shape)` in a test for each, `nbd::standard` and so on. Further arguments come first.
+/// `scenario(DeviceKind, Shape)` in a test for each, `nbd::standard` and so on. Further arguments come first.
 #[macro_export]
 macro_rules! every_disk {
     ($scenario:path $(, $argument:expr)*) => {
@@ -132,7 +132,7 @@ macro_rules! shape_test {
         #[ignore = "runs in the guest: cargo xtask vm test"]
         fn $name() {
             let shape = $crate::attached::Shape { extended: $extended, backed: $backed };
-            $scenario($($argument,)* $crate::attached::Via::$via, shape);
+            $scenario($($argument,)* $crate::attached::DeviceKind::$via, shape);
         }
     };
 }

@@ -1,4 +1,4 @@
-//! The measuring loop of one thread: a task per request in flight, each of which sends its next
+//! The measuring loop of a bench thread: a task per request in flight, each of which sends its next
 //! request when the one before is done.
 //!
 //! Nothing is allocated per request, and the clock is read once: the end of a request is the start
@@ -16,14 +16,14 @@ use gaur_reactor::local::Notify;
 use gaur_reactor::{Buffer, buffer, spawn, yield_now};
 
 use super::histogram::Histogram;
-use super::load::{Load, Next, Sequence};
+use super::load::{BenchRequest, Sequence, Workload};
 
 /// Requests after which a task lets others have their turn, even if none of them had to wait.
-const REQUESTS_PER_TURN: u32 = 32;
+const REQUESTS_PER_POLL: u32 = 32;
 
 /// What a thread did.
 #[derive(Clone, Debug)]
-pub struct Tally {
+pub struct ThreadStatistics {
     /// How long each request took.
     pub times: Histogram,
     /// Reads done.
@@ -40,23 +40,23 @@ pub struct Tally {
 
 /// A request that failed.
 #[derive(Clone, Copy, Debug)]
-pub struct Failed {
+pub struct RequestError {
     /// The request; `None` for a flush.
-    pub request: Option<Next>,
+    pub request: Option<BenchRequest>,
     /// The error.
     pub errno: Errno,
 }
 
 /// What the tasks of a thread share.
-struct Lane<D> {
+struct BenchThread<D> {
     device: D,
-    load: Load,
+    load: Workload,
     sequence: RefCell<Sequence>,
-    tally: RefCell<Tally>,
+    tally: RefCell<ThreadStatistics>,
     deadline: Cell<Option<Instant>>,
     /// A request failed, in this thread or another.
     stop: Arc<AtomicBool>,
-    failed: Cell<Option<Failed>>,
+    failed: Cell<Option<RequestError>>,
     in_flight: Cell<u64>,
     /// A flush waits for the requests in flight, or is under way and holds new ones back.
     flush_due: Cell<bool>,
@@ -69,18 +69,20 @@ struct Lane<D> {
 /// it may wait for other threads.
 pub async fn run<D: Device + 'static>(
     device: D,
-    load: Load,
+    load: Workload,
     thread: u64,
     stop: Arc<AtomicBool>,
     ready: impl FnOnce(),
-) -> Result<Tally, Failed> {
-    let slots: Vec<Slot> = (0..load.slots()).map(|_| Slot::new(&load)).collect();
+) -> Result<ThreadStatistics, RequestError> {
+    let slots: Vec<RequestBuffers> = (0..load.slots())
+        .map(|_| RequestBuffers::new(&load))
+        .collect();
     let now = Instant::now();
-    let lane = Rc::new(Lane {
+    let thread = Rc::new(BenchThread {
         device,
         load,
         sequence: RefCell::new(load.sequence(thread)),
-        tally: RefCell::new(Tally {
+        tally: RefCell::new(ThreadStatistics {
             times: Histogram::new(),
             reads: 0,
             writes: 0,
@@ -98,31 +100,31 @@ pub async fn run<D: Device + 'static>(
     });
     let tasks: Vec<_> = slots
         .into_iter()
-        .map(|slot| spawn(slot.run(lane.clone())))
+        .map(|slot| spawn(slot.run(thread.clone())))
         .collect();
     // No task runs before the first await, and memory for everything is there.
     ready();
-    lane.start();
+    thread.start();
     for task in tasks {
         task.await;
     }
-    while lane.flushing.get() > 0 {
-        lane.changed.notified().await;
+    while thread.flushing.get() > 0 {
+        thread.changed.notified().await;
     }
-    match lane.failed.get() {
+    match thread.failed.get() {
         Some(failed) => Err(failed),
-        None => Ok(lane.tally.borrow().clone()),
+        None => Ok(thread.tally.borrow().clone()),
     }
 }
 
 /// Memory of one request in flight.
-struct Slot {
+struct RequestBuffers {
     read: Option<Buffer>,
     write: Option<Buffer>,
 }
 
-impl Slot {
-    fn new(load: &Load) -> Slot {
+impl RequestBuffers {
+    fn new(load: &Workload) -> RequestBuffers {
         let len_bytes = usize::try_from(load.buffer).unwrap_or(usize::MAX);
         // Touched, so that no request is the first to use a page.
         let filled = |byte| {
@@ -130,39 +132,39 @@ impl Slot {
             memory.fill(byte);
             memory
         };
-        Slot {
+        RequestBuffers {
             read: load.reads().then(|| filled(0)),
             write: load.writes().then(|| filled(load.pattern)),
         }
     }
 
     /// Sends one request after the other.
-    async fn run<D: Device + 'static>(mut self, lane: Rc<Lane<D>>) {
-        let mut turn = REQUESTS_PER_TURN;
+    async fn run<D: Device + 'static>(mut self, thread: Rc<BenchThread<D>>) {
+        let mut turn = REQUESTS_PER_POLL;
         let mut sent = Instant::now();
         loop {
-            if lane.flush_due.get() {
-                lane.drained_flush().await;
+            if thread.flush_due.get() {
+                thread.drained_flush().await;
                 sent = Instant::now();
                 continue;
             }
-            let Some(next) = lane.take(sent) else {
+            let Some(next) = thread.take(sent) else {
                 return;
             };
-            let result = self.send(&lane.device, next).await;
+            let result = self.send(&thread.device, next).await;
             let done = Instant::now();
-            lane.done(next, result, sent, done);
+            thread.done(next, result, sent, done);
             sent = done;
             turn -= 1;
             if turn == 0 {
-                turn = REQUESTS_PER_TURN;
+                turn = REQUESTS_PER_POLL;
                 yield_now().await;
                 sent = Instant::now();
             }
         }
     }
 
-    async fn send(&mut self, device: &impl Device, next: Next) -> Result<(), Errno> {
+    async fn send(&mut self, device: &impl Device, next: BenchRequest) -> Result<(), Errno> {
         let offset_bytes = next.offset;
         match (&mut self.read, &self.write) {
             (_, Some(memory)) if next.write => {
@@ -183,7 +185,7 @@ impl Slot {
     }
 }
 
-impl<D: Device + 'static> Lane<D> {
+impl<D: Device + 'static> BenchThread<D> {
     /// Starts the clock.
     fn start(&self) {
         let now = Instant::now();
@@ -197,7 +199,7 @@ impl<D: Device + 'static> Lane<D> {
     }
 
     /// The next request, until the end. `now` is the time.
-    fn take(&self, now: Instant) -> Option<Next> {
+    fn take(&self, now: Instant) -> Option<BenchRequest> {
         if self.stop.load(Ordering::Relaxed) || self.deadline.get().is_some_and(|end| now >= end) {
             return None;
         }
@@ -209,10 +211,16 @@ impl<D: Device + 'static> Lane<D> {
         Some(next)
     }
 
-    fn done(self: &Rc<Self>, next: Next, result: Result<(), Errno>, sent: Instant, done: Instant) {
+    fn done(
+        self: &Rc<Self>,
+        next: BenchRequest,
+        result: Result<(), Errno>,
+        sent: Instant,
+        done: Instant,
+    ) {
         self.in_flight.set(self.in_flight.get() - 1);
         if let Err(errno) = result {
-            return self.fail(Failed {
+            return self.fail(RequestError {
                 request: Some(next),
                 errno,
             });
@@ -230,7 +238,7 @@ impl<D: Device + 'static> Lane<D> {
         }
     }
 
-    fn fail(&self, failed: Failed) {
+    fn fail(&self, failed: RequestError) {
         // The first one tells most.
         if self.failed.get().is_none() {
             self.failed.set(Some(failed));
@@ -261,7 +269,7 @@ impl<D: Device + 'static> Lane<D> {
         let flushed = self.device.submit(Tag(0), Request::Flush, Payload::None);
         match flushed.await {
             Ok(()) => self.tally.borrow_mut().flushes += 1,
-            Err(errno) => self.fail(Failed {
+            Err(errno) => self.fail(RequestError {
                 request: None,
                 errno,
             }),

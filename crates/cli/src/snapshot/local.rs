@@ -1,5 +1,5 @@
-//! Long operations on an image that this process has opened: on a reactor of their own, with their
-//! progress shown, and given up in order when somebody presses ctrl-C.
+//! Long operations on an image that this process has opened. They run on a reactor of their own, show
+//! progress, and are cancelled in order when the user presses ctrl-C.
 
 use std::time::Duration;
 
