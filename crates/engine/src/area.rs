@@ -1,4 +1,4 @@
-//! Areas: clusters in a row for an L1 table, a refcount table or a table of snapshots, with the
+//! Contiguous allocation (an *area*): clusters in a row for an L1 table, a refcount table or a table of snapshots, with the
 //! refcount blocks and the refcount table that counting them needs ([`crate::metadata::area`] has the plan).
 //!
 //! Crash rules. New blocks and a new refcount table are complete on the disk, and the clusters they lie in
@@ -38,7 +38,7 @@ impl Drop for NewArea<'_> {
         match self.counted {
             None => self.writer.alloc.lock().abandon_area(plan, plan.start),
             Some(counted) => {
-                self.writer.fresh.write().soil(plan.start, plan.len());
+                self.writer.zeroed.write().clear(plan.start, plan.len());
                 self.writer.alloc.lock().undo_area(plan, counted);
             }
         }
@@ -213,7 +213,7 @@ impl<'q, F: File> Active<'q, F> {
             };
             (alloc.table_offset, alloc.table_clusters) = (place, plan.table_clusters);
             metadata.remove(old.start, old.len);
-            // Nobody reads the table from disk, and the header is durable.
+            // The table is not read from disk any more, and the header is durable.
             alloc.releasable.push(old);
         }
         Ok(())

@@ -24,10 +24,10 @@ pub enum ErrorKind {
     Corrupt,
     /// The image uses something this engine does not do.
     Unsupported,
-    /// Nobody said of which format the image is, and its content shows one that this engine does not
+    /// The image's format was not given, and its content shows one that this engine does not
     /// read.
     ForeignFormat,
-    /// Nobody said of which format the image is, and to write to it that must be said.
+    /// The image's format was not given, and to write to it that must be said.
     FormatNotTold,
     /// The caller asked for something that makes no sense.
     InvalidInput,
@@ -41,9 +41,9 @@ pub enum ErrorKind {
     ReadOnly,
     /// An earlier failure left the image unwritable until it is opened again.
     Poisoned,
-    /// Nobody wanted the result any more.
+    /// The caller has cancelled it.
     Cancelled,
-    /// Writing would lose the image's persistent bitmaps, and nobody has agreed to that.
+    /// Writing would lose the image's persistent bitmaps, and the caller has not agreed to that.
     HasBitmaps,
 }
 

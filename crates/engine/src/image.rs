@@ -1,4 +1,4 @@
-//! What all queues of an open image share: layers, mappings, free space, and whether writes are
+//! The open image, which all queues share: layers, mappings, free space, and whether writes are
 //! still allowed. No file handle and no memory of requests; those belong to a [`crate::Queue`].
 
 use std::borrow::Cow;
@@ -21,10 +21,10 @@ use crate::flush::FlushGroup;
 use crate::metadata::alloc::Alloc;
 use crate::metadata::claims::Claims;
 use crate::metadata::cluster_set::ClusterSet;
-use crate::metadata::fresh::FreshSpace;
-use crate::metadata::grace::Grace;
+use crate::metadata::epochs::Epochs;
 use crate::metadata::l1_table::L1Table;
 use crate::metadata::maps::Maps;
+use crate::metadata::zeroed::ZeroedSpace;
 use crate::options::{Format, OpenOptions};
 use crate::poison::Poison;
 use crate::queue::Queue;
@@ -91,12 +91,12 @@ pub(crate) struct Writer {
     /// Held while refcount table, L1 table, header or file length change.
     pub(crate) structure: AsyncLock,
     pub(crate) flush: FlushGroup,
-    pub(crate) grace: Grace,
+    pub(crate) epochs: Epochs,
     /// Where unwritten bytes are zeros.
-    pub(crate) fresh: RwLock<FreshSpace>,
+    pub(crate) zeroed: RwLock<ZeroedSpace>,
     /// The allocator wants to be written back.
     pub(crate) pressed: AtomicBool,
-    /// The header says what it must say while somebody writes who does not maintain bitmaps.
+    /// The header says what it must say while a process writes that does not maintain bitmaps.
     pub(crate) announced: AtomicBool,
     /// Autoclear bits when the image was opened.
     pub(crate) opened_with: Autoclear,
@@ -232,7 +232,7 @@ impl Image {
         Some(writer.alloc.lock().blocks.statistics())
     }
 
-    /// Gives back the memory of metadata that was not used since the last call. Whoever wants
+    /// Gives back the memory of metadata that was not used since the last call. A server with
     /// `cache-clean-interval` calls it that often.
     pub fn clean_caches(&self) {
         for layer in &self.layers {
@@ -406,9 +406,9 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         part.file_len_bytes,
         part.limits.resizable,
     );
-    let fresh = match alloc.capacity {
-        None => FreshSpace::new(alloc.bump),
-        Some(_) => FreshSpace::new(u64::MAX),
+    let zeroed = match alloc.capacity {
+        None => ZeroedSpace::new(alloc.bump),
+        Some(_) => ZeroedSpace::new(u64::MAX),
     };
     Writer {
         alloc: Mutex::new(alloc),
@@ -419,8 +419,8 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         blocks: AsyncLock::default(),
         structure: AsyncLock::default(),
         flush: FlushGroup::default(),
-        grace: Grace::default(),
-        fresh: RwLock::new(fresh),
+        epochs: Epochs::default(),
+        zeroed: RwLock::new(zeroed),
         pressed: AtomicBool::new(false),
         announced: AtomicBool::new(false),
         opened_with: header.autoclear,

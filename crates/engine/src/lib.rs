@@ -4,7 +4,7 @@
 //! which all threads share, and the file handles it was read through. Each thread makes a
 //! [`Queue`] with handles of its own and submits requests to it through
 //! [`gaur_block::Device`]. The engine knows no runtime, system call, clock, thread or random
-//! source: whoever polls its futures and implements [`gaur_block::File`] decides about those.
+//! source: the host that polls its futures and implements [`gaur_block::File`] decides about those.
 //!
 //! Inside, `metadata` is sync and answers with values, the flows (`read`, `write`, `zero`, `tables`,
 //! `resize`) do the input and output between those answers, and `writeback` alone decides in which

@@ -38,7 +38,7 @@ pub(crate) enum Need {
     Table(u64),
     /// Free space needs input or output.
     Alloc(AllocNeed),
-    /// Somebody is changing the mapping at this guest offset; wait for the end of a claim there.
+    /// Another request is changing the mapping at this guest offset; wait for the end of a claim there.
     Busy(u64, Ticket),
 }
 
@@ -228,9 +228,9 @@ impl<'q, F: File> Planner<'q, F> {
 
     /// Whether the cluster at `host` holds zeros wherever it has no data. Asked under the lock of the
     /// claims, because discards change it under that lock.
-    fn is_fresh(&self, host: HostOffset) -> bool {
+    fn is_zeroed(&self, host: HostOffset) -> bool {
         let cluster = self.active.geometry().cluster_of(host);
-        self.active.writer.fresh.read().contains(cluster.0)
+        self.active.writer.zeroed.read().contains(cluster.0)
     }
 
     /// The cluster is allocated and ours, but some subclusters written to have no data in it yet.
@@ -261,7 +261,7 @@ impl<'q, F: File> Planner<'q, F> {
                 return Fill::Nothing;
             }
             match self.fill_for(zero & bit != 0, cluster + index * sub) {
-                Fill::Zeros if self.is_fresh(host) => Fill::Nothing,
+                Fill::Zeros if self.is_zeroed(host) => Fill::Nothing,
                 fill => fill,
             }
         };
@@ -333,7 +333,7 @@ impl<'q, F: File> Planner<'q, F> {
         let (low, head) = self.low_edge(first, start);
         let (high, tail) = self.high_edge(last, last_cluster, end);
         let fill = |fill| {
-            if fill == Fill::Zeros && run.fresh {
+            if fill == Fill::Zeros && run.zeroed {
                 Fill::Nothing
             } else {
                 fill
@@ -550,9 +550,9 @@ impl<F: File> Drop for Piece<'_, F> {
             };
             self.active.writer.alloc.lock().releasable.push(free);
         } else if !self.committed && self.started {
-            // Some of the bytes may be there, and nobody may ever see them.
+            // Some of the bytes may be there, and the guest may never see them.
             let cluster = self.active.geometry().cluster_of(HostOffset(self.host));
-            self.active.writer.fresh.write().soil(cluster.0, 1);
+            self.active.writer.zeroed.write().clear(cluster.0, 1);
         }
         self.active.qcow2.maps.slices.unpin(self.slice);
         self.active.writer.claims.remove(self.region.0, self.claim);

@@ -1,4 +1,4 @@
-//! Guest offsets to host offsets: the L1 table, the cached L2 slices, and the clusters that hold
+//! Address translation, guest offsets to host offsets: the L1 table, the cached L2 slices, and the clusters that hold
 //! metadata.
 //!
 //! Everything here is sync and answers with values; the flows do the input and output. A lookup
@@ -242,7 +242,7 @@ impl Maps {
                     self.note(offset, old, new);
                     new
                 }
-                // It was sound when the change was planned, and nobody else may change it.
+                // It was sound when the change was planned, and its claim keeps others from changing it.
                 Err(_) => old,
             });
         debug_assert!(done, "an entry is set in a slice that is cached");
