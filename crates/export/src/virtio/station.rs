@@ -2,9 +2,10 @@
 
 use gaur_block::{Device, Errno, Payload, Request, Tag};
 
-use super::Log;
 use super::bounce::{Bounce, PIECE_MAX};
+use super::ring_command::Geometry;
 use super::wire::ID_BYTES;
+use crate::serve::{Log, say};
 
 /// The device of a thread, and the memory its requests may use.
 pub(super) struct Station<D> {
@@ -41,6 +42,13 @@ impl<D: Device> Station<D> {
         }
     }
 
+    pub(super) fn geometry(&self) -> Geometry {
+        Geometry {
+            size_bytes: self.device.size_bytes(),
+            limits: self.device.limits(),
+        }
+    }
+
     pub(super) async fn flush(&self) -> Result<(), Errno> {
         if self.read_only {
             return Ok(());
@@ -51,9 +59,7 @@ impl<D: Device> Station<D> {
     }
 
     pub(super) fn say(&self, line: &str) {
-        if let Some(log) = &self.log {
-            log(line);
-        }
+        say(&self.log, line);
     }
 }
 
