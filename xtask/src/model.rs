@@ -102,10 +102,10 @@ mod tests {
 
     #[test]
     fn numbers_and_a_filter_are_understood_and_nothing_else() {
-        let deep = parsed(&["--preemptions", "4", "grace"]).unwrap();
+        let deep = parsed(&["--preemptions", "4", "epochs"]).unwrap();
         assert_eq!(
             (deep.preemptions.as_str(), deep.filter.as_str()),
-            ("4", "grace")
+            ("4", "epochs")
         );
         assert!(parsed(&["--preemptions"]).is_err());
         assert!(parsed(&["--seconds", "many"]).is_err());

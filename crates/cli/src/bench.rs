@@ -414,11 +414,12 @@ fn measure(
     let tallies: Result<Vec<ThreadStatistics>, RequestError> =
         running.into_iter().map(block_on).collect();
     threads.join();
-    let tallies = tallies.map_err(|failed| request_failed(image.name(), load, failed))?;
+    let tallies = tallies.map_err(|failed| request_failed(image, load, failed))?;
     report::add_up(tallies).ok_or_else(|| Failure::new("no thread ran"))
 }
 
-fn request_failed(name: &str, load: &Workload, failed: RequestError) -> Failure {
+fn request_failed(image: &SharedImage, load: &Workload, failed: RequestError) -> Failure {
+    let name = image.name();
     let Some(request) = failed.request else {
         return Failure::system(name, "a flush failed", failed.errno);
     };
@@ -432,5 +433,6 @@ fn request_failed(name: &str, load: &Workload, failed: RequestError) -> Failure 
         let message = format!("{what} reaches beyond the end of the image, {}", load.size);
         return Failure::about(name, message);
     }
-    Failure::system(name, &format!("{what} failed"), failed.errno)
+    let what = format!("{what} failed");
+    Failure::request(image.image(), name, &what, failed.errno)
 }

@@ -100,7 +100,7 @@ impl ComparedImage {
     fn map(&self, offset: u64, len: u64) -> Result<MapExtent, Failure> {
         self.guest.map(offset, len).map_err(|errno| {
             let what = format!("cannot read the allocation at offset {offset}");
-            Failure::system(&self.name, &what, errno).code(EXIT_STATUS)
+            Failure::request(self.guest.image(), &self.name, &what, errno).code(EXIT_STATUS)
         })
     }
 
@@ -109,7 +109,7 @@ impl ComparedImage {
         self.buffer.resize(len, 0);
         self.guest.read(offset, &mut self.buffer).map_err(|errno| {
             let what = format!("cannot read offset {offset}");
-            Failure::system(&self.name, &what, errno).code(EXIT_READ)
+            Failure::request(self.guest.image(), &self.name, &what, errno).code(EXIT_READ)
         })
     }
 }

@@ -257,7 +257,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         None => image.size_bytes(),
     };
     let failed = |offset: u64, errno: Errno| {
-        Failure::system(spec.path(), &format!("cannot map offset {offset}"), errno)
+        let what = format!("cannot map offset {offset}");
+        Failure::request(&image, spec.path(), &what, errno)
     };
     let mut holes = FileHoles::new(&opened.files).map_err(|errno| failed(0, errno))?;
     let guest = Guest::new(image.queue(opened.files));

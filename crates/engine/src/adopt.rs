@@ -1,7 +1,7 @@
 //! Taking over from a process that was killed: what its log of commits holds becomes the mapping.
 //!
 //! The data are in the file already. First all host clusters that the log names are counted, so that
-//! none of them is given to anybody; then the mappings are committed as those of writes are, and
+//! no allocation takes one of them; then the mappings are committed as those of writes are, and
 //! what they replace is given back by the pass that makes them durable. Every step may be repeated,
 //! so a second process can take over from one that was killed in here.
 //!
@@ -27,7 +27,7 @@ impl<F: File> Queue<F> {
     /// Takes over what a process that was killed has committed and not written back, oldest first,
     /// and makes it durable, with whatever that process left in the host's cache. To be called before
     /// anything else is done to the image, which was opened with that process' log. Returns how many clusters
-    /// it changed, or `None` when the image does not name the log: somebody else has written to it
+    /// it changed, or `None` when the image does not name the log: another program has written to it
     /// since, and nothing was changed. Afterwards the log may be emptied and get another number
     /// ([`Queue::log_renamed`]). `is_whole`: the log had room for all that was committed.
     ///
@@ -39,7 +39,10 @@ impl<F: File> Queue<F> {
         commits: &[Commit],
         is_whole: bool,
     ) -> Result<Option<u64>, ImageError> {
-        let fail = |errno| ImageError::io(errno, "cannot take over from a process that was killed");
+        let fail = |errno| {
+            self.image
+                .explain(errno, "cannot take over from a process that was killed")
+        };
         if self.image.is_read_only() {
             return Err(fail(Errno::EROFS));
         }
@@ -92,7 +95,7 @@ impl<F: File> Active<'_, F> {
                 Ok(()) => return Ok(()),
                 Err(AllocError::Need(need)) => self.resolve_alloc(need).await?,
                 Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Corrupt(_)) => return Err(self.image.contradiction()),
+                Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),
             }
         }
     }
@@ -112,7 +115,7 @@ impl<F: File> Active<'_, F> {
         let _claims = self.writer.claims.lock(guest);
         let located = maps
             .locate(guest)
-            .map_err(|what| self.image.corruption(0, what))?;
+            .map_err(|fault| self.image.corrupt(0, fault))?;
         let table = Need::Table(self.geometry().l1_index(GuestOffset(guest)));
         let (old, slice, table_copied) = match located {
             Located::Miss(slice) => return Ok(Err(Need::Slice(slice))),

@@ -1,4 +1,4 @@
-//! Requests of any shape on a file of any limits.
+//! Alignment: requests of any shape on a file of any limits, by bounce buffers and read-modify-write.
 //!
 //! The flows of the engine ask for the bytes they want; a file may take whole blocks only, want its
 //! memory aligned, or cap the length of a transfer. A request that already obeys goes straight
@@ -131,9 +131,9 @@ async fn read_detour<F: File>(
 
 /// Leave to write a range, for as long as it lives.
 enum Leave<'a> {
-    /// The file takes any range, so nobody writes back what others wrote.
+    /// The file takes any range, so no request writes back what others wrote.
     Free,
-    /// Whole blocks, and nobody is rewriting one.
+    /// Whole blocks, and no request is rewriting one.
     Whole { _guard: Fast<'a> },
     /// The range is held.
     Range { _guard: Held<'a> },

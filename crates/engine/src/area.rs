@@ -1,4 +1,4 @@
-//! Areas: clusters in a row for an L1 table, a refcount table or a table of snapshots, with the
+//! Contiguous allocation (an *area*): clusters in a row for an L1 table, a refcount table or a table of snapshots, with the
 //! refcount blocks and the refcount table that counting them needs ([`crate::metadata::area`] has the plan).
 //!
 //! Crash rules. New blocks and a new refcount table are complete on the disk, and the clusters they lie in
@@ -38,7 +38,7 @@ impl Drop for NewArea<'_> {
         match self.counted {
             None => self.writer.alloc.lock().abandon_area(plan, plan.start),
             Some(counted) => {
-                self.writer.fresh.write().soil(plan.start, plan.len());
+                self.writer.zeroed.write().clear(plan.start, plan.len());
                 self.writer.alloc.lock().undo_area(plan, counted);
             }
         }
@@ -68,9 +68,8 @@ impl<'q, F: File> Active<'q, F> {
                     self.load_refcounts(slice).await?;
                 }
                 Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Need(_) | AllocError::Corrupt(_)) => {
-                    return Err(self.image.contradiction());
-                }
+                Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),
+                Err(AllocError::Need(_)) => return Err(Errno::EIO),
             }
         }
     }
@@ -104,7 +103,8 @@ impl<'q, F: File> Active<'q, F> {
         }
         let metadata = &self.qcow2.maps.metadata;
         if metadata.touches(area.plan.start, area.plan.len()) {
-            return Err(self.image.contradiction());
+            let fault = self.writer.alloc.lock().metadata_is_free(area.plan.start);
+            return Err(self.image.corrupt(0, fault));
         }
         let fixed = self.writer.alloc.lock().capacity.is_some();
         if !fixed {
@@ -213,7 +213,7 @@ impl<'q, F: File> Active<'q, F> {
             };
             (alloc.table_offset, alloc.table_clusters) = (place, plan.table_clusters);
             metadata.remove(old.start, old.len);
-            // Nobody reads the table from disk, and the header is durable.
+            // The table is not read from disk any more, and the header is durable.
             alloc.releasable.push(old);
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What the name of a backing file in a header means.
+//! Resolving the name of a backing file in a header.
 //!
 //! A name is relative to the directory of the image it stands in, as that image was named: symbolic
 //! links and `..` are left to the host. A colon before the first slash makes it a protocol, which a

@@ -1,4 +1,4 @@
-//! Persistent bitmaps, which this engine does not keep up to date: whoever writes to the image gives them
+//! Persistent bitmaps, which this engine does not keep up to date: a process that writes to the image gives them
 //! up, and has to say so.
 //!
 //! They go with the first change, wholly: the extension that leads to them, and their clusters. What
@@ -75,7 +75,7 @@ impl<F: File> LayerReader<'_, F> {
             let text = format!("cannot remove the bitmaps: {text}; check the image first");
             ImageError::new(ErrorKind::Corrupt, text)
         };
-        // What they refer to may be somebody else's as well, in an image that is damaged.
+        // What they refer to may belong to other structures as well, in an image that is damaged.
         let report = self.report(header).await?;
         if report.corruptions + report.check_errors > 0 {
             return Err(damaged("the image is damaged".to_owned()));

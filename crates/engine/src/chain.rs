@@ -52,7 +52,7 @@ impl Next {
     }
 
     /// Why it could not be opened. The format of a backing file is for its overlay to tell, not for
-    /// whoever opens the chain.
+    /// the caller who opens the chain.
     fn failed(&self, error: ImageError) -> ImageError {
         let error = match (&self.overlay, error.kind()) {
             (Some(_), ErrorKind::ForeignFormat) => {

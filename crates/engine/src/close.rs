@@ -21,7 +21,7 @@ impl<F: File> Queue<F> {
         }
         if let Some(errno) = self.image.poisoned() {
             let text = "closed after an earlier error; writes since the last flush may be lost";
-            return Err(ImageError::io(errno, text));
+            return Err(self.image.explain(errno, text));
         }
         let fail = |errno| ImageError::io(errno, "cannot write back what was changed");
         let Some(active) = self.active() else {
@@ -62,7 +62,7 @@ impl<F: File> Queue<F> {
 }
 
 impl<F: File> Active<'_, F> {
-    /// Cuts off what the file grew by and nobody used.
+    /// Cuts off what the file grew by and no cluster uses.
     async fn trim(&self) -> Result<(), ImageError> {
         let (end, grown) = {
             let mut alloc = self.writer.alloc.lock();
@@ -72,7 +72,7 @@ impl<F: File> Active<'_, F> {
         };
         let fail = |errno| ImageError::io(errno, "cannot trim the end of the file");
         let file = self.queue.top_file();
-        // Somebody else's growth is not ours to cut.
+        // Growth by another process is not ours to cut.
         if self.writer.limits.resizable && grown > end && file.len().await.map_err(fail)? == grown {
             file.set_len(end).await.map_err(fail)?;
             file.flush().await.map_err(fail)?;

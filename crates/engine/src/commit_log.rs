@@ -1,8 +1,8 @@
-//! What a process would take with it when it is killed: mappings that are committed in memory and not
-//! yet written back.
+//! Log of commits: mappings that are committed in memory and not yet written back, which a process would
+//! take with it when it is killed.
 //!
-//! A power cut may lose them, because nobody was told that they are durable. But where a device goes
-//! on while its server is replaced (ublk with recovery, NBD with another connection), whoever uses it
+//! A power cut may lose them, because no flush has said that they are durable. But where a device goes
+//! on while its server is replaced (ublk with recovery, NBD with another connection), its client
 //! has seen those writes succeed and will not send them again. So a server can keep a log of commits
 //! in memory that outlives it; the next one adopts what is left in it ([`crate::Queue::adopt`]).
 //!
@@ -11,8 +11,8 @@
 //! what it copied is durable. So for every cluster the last record is at least as new as what the file
 //! says. The log says nothing about durability: after a power cut it must be gone.
 //!
-//! It is worthless once anybody else has written to the image. So the image names it: the autoclear bits
-//! of the header hold its number ([`gaur_format::feature::Autoclear`]), and whoever writes without it,
+//! It is worthless once another program has written to the image. So the image names it: the autoclear bits
+//! of the header hold its number ([`gaur_format::feature::Autoclear`]), and a process that writes without it,
 //! QEMU and other programs too, clears them before the first change.
 
 use std::fmt::Debug;
@@ -40,7 +40,7 @@ pub trait CommitLog: Debug + Send + Sync {
     fn pass_starts(&self);
     /// What was noted before the last call of `pass_starts` is durable.
     fn pass_ends(&self);
-    /// A pass has failed: nobody can say what of the file's data is there.
+    /// A pass has failed: it is unknown what of the file's data is there.
     fn failed(&self);
     /// It is time for a pass.
     fn is_filling(&self) -> bool;

@@ -1,12 +1,14 @@
 //! Damaged images in use: whatever bytes their metadata holds, requests end with success or an
 //! error, and nothing panics, loops or takes memory without bound.
 
-use gaur_block::{Device, Payload, Request, Source, Tag, Target};
+use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
 use gaur_format::plan::{CreateOptions, Preallocation};
 use gaur_format::{Header, Version};
 
 use crate::chain::open;
+use crate::corruption::{Finding, Structure};
 use crate::create::create;
+use crate::error::ErrorKind;
 use crate::job::Job;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
@@ -185,4 +187,116 @@ fn requests_on_a_damaged_image_end_with_success_or_an_error() {
         opened > 80,
         "most damage is met in use, not at open: {opened}"
     );
+}
+
+/// An image with data in its first cluster, whose file was then changed at the given host offset.
+fn with_bad_u64(at: impl FnOnce(&[u8]) -> usize, value: u64) -> (Queue<TestFile>, usize) {
+    let file = TestFile::new(Vec::new(), cached_limits());
+    let options = CreateOptions {
+        size_bytes: SIZE,
+        ..CreateOptions::default()
+    };
+    block_on(create(&file, &options, &Job::default())).unwrap();
+    let mut host = TestHost::default();
+    host.add("image", file.clone());
+    let opened = block_on(open(&host, "image", &OpenOptions::default())).unwrap();
+    let queue = opened.image.queue(opened.files);
+    block_on(write(&queue, 0)).unwrap();
+    block_on(queue.close()).unwrap();
+    let mut bytes = file.bytes();
+    let at = at(&bytes);
+    bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
+    let mut host = TestHost::default();
+    host.add("image", TestFile::new(bytes, cached_limits()));
+    let opened = block_on(open(&host, "image", &OpenOptions::default())).unwrap();
+    (opened.image.queue(opened.files), at)
+}
+
+async fn write(queue: &Queue<TestFile>, offset_bytes: u64) -> Result<(), Errno> {
+    let request = Request::Write {
+        offset_bytes,
+        fua: false,
+    };
+    let payload = Payload::Write(Source::Memory(&[7; 512]));
+    queue.submit(Tag(0), request, payload).await
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> usize {
+    u64::from_be_bytes(*bytes[at..].first_chunk().unwrap()) as usize
+}
+
+/// The L2 entry of the first guest cluster.
+fn first_l2_entry(bytes: &[u8]) -> usize {
+    let l1 = Header::parse(bytes).unwrap().l1_table_offset.0 as usize;
+    u64_at(bytes, l1) & 0x00ff_ffff_ffff_fe00
+}
+
+#[test]
+fn a_bad_l2_entry_is_reported_with_structure_and_offset() {
+    const UNALIGNED: u64 = 1 << 63 | 0x51200;
+    for is_read in [true, false] {
+        let (queue, at) = with_bad_u64(first_l2_entry, UNALIGNED);
+        assert_eq!(queue.image().corruption(), None);
+        let mut memory = [0; 512];
+        let result = match is_read {
+            true => {
+                let payload = Payload::Read(Target::Memory(&mut memory));
+                let request = Request::Read { offset_bytes: 0 };
+                block_on(queue.submit(Tag(0), request, payload))
+            }
+            false => block_on(write(&queue, 0)),
+        };
+        assert_eq!(result, Err(Errno::EIO));
+        let report = queue.image().corruption().expect("a report");
+        assert_eq!((report.layer, report.structure), (0, Structure::L2Table));
+        assert_eq!(report.host_offset, at as u64);
+        let Finding::Entry(entry) = report.finding else {
+            panic!("an entry: {report}");
+        };
+        assert_eq!(entry.raw, UNALIGNED);
+        assert_eq!(
+            report.to_string(),
+            format!(
+                "image: l2 table at offset {at}: l2 entry points to a data cluster that is not \
+                 cluster aligned ({UNALIGNED:#018x})"
+            )
+        );
+        let error = block_on(queue.close()).expect_err("writes are refused");
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(
+            format!("{error:#}").contains(&report.to_string()),
+            "{error:#}"
+        );
+    }
+}
+
+#[test]
+fn data_mapped_to_metadata_is_reported_with_the_cluster() {
+    // The refcount table.
+    let (queue, _) = with_bad_u64(first_l2_entry, 1 << 63 | 0x10000);
+    assert_eq!(block_on(write(&queue, 0)), Err(Errno::EIO));
+    let report = queue.image().corruption().expect("a report");
+    assert_eq!(report.structure, Structure::DataCluster);
+    assert_eq!(report.finding, Finding::MapsMetadata);
+    assert_eq!(report.host_offset, 0x10000);
+}
+
+#[test]
+fn metadata_counted_as_free_is_reported_with_its_refcount() {
+    let block = |bytes: &[u8]| {
+        let table = Header::parse(bytes).unwrap().refcount_table_offset.0 as usize;
+        u64_at(bytes, table)
+    };
+    // Clusters 0 to 3: header, tables and blocks.
+    let (queue, at) = with_bad_u64(block, 0);
+    let mut report = None;
+    for cluster in 1..16 {
+        if block_on(write(&queue, cluster << 16)).is_err() {
+            report = queue.image().corruption();
+            break;
+        }
+    }
+    let report = report.expect("a report");
+    assert_eq!(report.structure, Structure::RefcountBlock, "{report}");
+    assert!((at as u64..at as u64 + 8).contains(&report.host_offset));
 }

@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use gaur_block::{Errno, OpenError};
-use gaur_format::{Corruption, Error as FormatError, ErrorKind as FormatErrorKind};
+use gaur_format::{Error as FormatError, ErrorKind as FormatErrorKind};
 
 /// What sort of failure an [`ImageError`] is, for programs that decide by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,10 +24,10 @@ pub enum ErrorKind {
     Corrupt,
     /// The image uses something this engine does not do.
     Unsupported,
-    /// Nobody said of which format the image is, and its content shows one that this engine does not
+    /// The image's format was not given, and its content shows one that this engine does not
     /// read.
     ForeignFormat,
-    /// Nobody said of which format the image is, and to write to it that must be said.
+    /// The image's format was not given, and to write to it that must be said.
     FormatNotTold,
     /// The caller asked for something that makes no sense.
     InvalidInput,
@@ -41,9 +41,9 @@ pub enum ErrorKind {
     ReadOnly,
     /// An earlier failure left the image unwritable until it is opened again.
     Poisoned,
-    /// Nobody wanted the result any more.
+    /// The caller has cancelled it.
     Cancelled,
-    /// Writing would lose the image's persistent bitmaps, and nobody has agreed to that.
+    /// Writing would lose the image's persistent bitmaps, and the caller has not agreed to that.
     HasBitmaps,
 }
 
@@ -161,8 +161,11 @@ impl ImageError {
         ImageError::build(kind, kind.errno(), context, Some(Arc::new(cause)))
     }
 
-    /// A table entry of the image cannot be right.
-    pub(crate) fn corrupt(cause: Corruption, context: impl Into<String>) -> ImageError {
+    /// A structure of the image cannot be right.
+    pub(crate) fn corrupt(
+        cause: impl StdError + Send + Sync + 'static,
+        context: impl Into<String>,
+    ) -> ImageError {
         ImageError::caused(ErrorKind::Corrupt, cause, context)
     }
 

@@ -1,9 +1,9 @@
-//! What goes beside the guest's bytes when subclusters get their first data: nothing, zeros, or what
-//! the guest sees there now (copy-on-write).
+//! Copy-on-write: what goes beside the guest's bytes when subclusters get their first data. Nothing, zeros,
+//! or what the guest sees there now.
 //!
 //! Head, data and tail of a piece go out as one write: copied together when the data is short, as
-//! parts of a vectored write otherwise. Only memory registered with the host's ring, which nobody
-//! here can look into, takes a write for each. And what is much longer than the data goes out in
+//! parts of a vectored write otherwise. Only memory registered with the host's ring, which the engine
+//! cannot look into, takes a write for each. And what is much longer than the data goes out in
 //! chunks that fit the processor's cache, because a copy through memory costs twice as much.
 
 use std::io::IoSlice;

@@ -1,8 +1,8 @@
-//! Flush: many callers, one pass.
+//! Flush coalescing: many callers, one writeback pass.
 //!
-//! A flush joins the first pass that starts after it was called. Whoever finds that no pass runs
-//! carries out the next one; the others wait. If the one who carries it out goes away, the image
-//! is poisoned, because nobody knows what of the pass has reached the disk.
+//! A flush joins the first pass that starts after it was called. The caller that finds no pass
+//! running carries out the next one; the others wait. If its future is dropped meanwhile, the image is
+//! poisoned, because it is unknown what of the pass has reached the disk.
 
 use gaur_block::{Errno, File};
 
@@ -37,7 +37,7 @@ struct Leader<'a> {
 
 impl FlushGroup {
     /// Returns when a pass has ended that started after this call; carries it out with `pass` if
-    /// nobody else does. A pass that fails poisons the image, for all who waited for it.
+    /// no other caller does. A pass that fails poisons the image, for all callers that waited for it.
     pub(crate) async fn flush(
         &self,
         poison: &Poison,
@@ -92,8 +92,8 @@ impl FlushGroup {
         }
     }
 
-    /// Carries out `pass`, which does all that a pass does and more, while no other pass runs. Whoever
-    /// waits for a flush may be served by it, so if it fails the image is poisoned.
+    /// Carries out `pass`, which does all that a pass does and more, while no other pass runs. Callers
+    /// that wait for a flush may be served by it, so if it fails the image is poisoned.
     pub(crate) async fn lead(
         &self,
         poison: &Poison,
@@ -137,7 +137,7 @@ impl<F: File> Queue<F> {
 
     /// Everything written so far is durable; if that fails nothing is known any more.
     ///
-    /// One at a time: a host that has lost data says so once, to whoever flushes first. The next
+    /// One at a time: a host that has lost data says so once, to the first caller that flushes. The next
     /// flush may succeed without the lost data, so it must not be asked for before the image is
     /// poisoned.
     pub(crate) async fn barrier(&self) -> Result<(), Errno> {

@@ -1,7 +1,7 @@
-//! A gate for requests: whole-image switches need that none is inside.
+//! Gate for requests: a switch of the whole image closes it and waits until none is inside.
 //!
-//! Requests count themselves (`metadata::grace`) and look at the gate after that; whoever closes it looks at
-//! the counts after that. So one of the two sees the other.
+//! Requests count themselves (`metadata::epochs`) and look at the gate after that; the task that closes it looks
+//! at the counts after that. So one of the two sees the other.
 
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::waiters::Waiters;
@@ -31,7 +31,7 @@ impl Gate {
         }
     }
 
-    /// Waits while it is closed. Whoever waits does not count.
+    /// Waits while it is closed. A request that waits does not count.
     pub(crate) async fn wait(&self) {
         let ticket = self.opened.ticket();
         if self.is_closed() {

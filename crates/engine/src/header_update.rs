@@ -1,4 +1,4 @@
-//! Changes of the header of an open image: always within one sector, so that a power cut leaves
+//! Header updates of an open image: always within one sector, so that a power cut leaves
 //! either the old header or the new one (O5).
 
 use gaur_block::{Errno, File, Source, Target};
@@ -68,8 +68,8 @@ impl<'q, F: File> Active<'q, F> {
         align::write(file, &self.queue.pool, locks, first, source).await
     }
 
-    /// Before the first change: flushes, because whoever had the image before may have been killed before
-    /// he could, and what is free by the tables that were read must be free by those on the disk (O3).
+    /// Before the first change: flushes, because the process that had the image before may have been killed before
+    /// it could, and what is free by the tables that were read must be free by those on the disk (O3).
     /// And switches the header's features to those of a process that writes, with the number of its log. This
     /// engine does not keep what other autoclear bits stand for (persistent bitmaps) up to date (O6); the
     /// bitmaps go with them.
@@ -95,8 +95,8 @@ impl<'q, F: File> Active<'q, F> {
         Ok(())
     }
 
-    /// The last change: nobody writes any more, and there is no log. What a process before this one may have
-    /// leaked stays to be told until somebody repairs it, which clears the bits; with snapshots, whose bits no
+    /// The last change: no process writes any more, and there is no log. What a process before this one may have
+    /// leaked stays to be told until a repair clears the bits; with snapshots, whose bits no
     /// other program clears, it was told once.
     pub(crate) async fn withdraw(&self) -> Result<(), Errno> {
         if !self.writer.announced.swap(false, Ordering::AcqRel) {
@@ -128,7 +128,7 @@ impl<'q, F: File> Active<'q, F> {
 
     /// The feature bits of a process that writes to an image with so many snapshots. With any there are no
     /// autoclear bits: QEMU 10 deletes all internal snapshots when it repairs an image with such bits that it
-    /// does not know. Then compatible ones say the same, to nobody but this engine.
+    /// does not know. Then compatible ones say the same, to this engine alone.
     pub(crate) fn marks_with(&self, snapshots: usize) -> Marks {
         let own = Autoclear::in_use(self.log_number());
         let none = Autoclear(0);
@@ -180,7 +180,7 @@ impl<'q, F: File> Active<'q, F> {
         self.queue.barrier().await
     }
 
-    /// Corruption was found: says so in the header, so that nobody writes before a check. Best
+    /// Corruption was found: says so in the header, so that no program writes before a check. Best
     /// effort; the image refuses writes already.
     ///
     /// Not where the host has failed to flush: tables that it has lost read as something else, and say

@@ -1,4 +1,4 @@
-//! What all queues of an open image share: layers, mappings, free space, and whether writes are
+//! The open image, which all queues share: layers, mappings, free space, and whether writes are
 //! still allowed. No file handle and no memory of requests; those belong to a [`crate::Queue`].
 
 use std::borrow::Cow;
@@ -10,20 +10,21 @@ use gaur_block::{Errno, File, FileId, FileLimits};
 use gaur_format::feature::{Autoclear, Compatible};
 use gaur_format::geometry::{Geometry, Version};
 use gaur_format::header::{CompressionType, Header};
-use gaur_format::{AllocationPolicy, Corruption, limit, refcount};
+use gaur_format::{AllocationPolicy, limit, refcount};
 
 use crate::bitmaps::LostBitmaps;
 use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
+use crate::corruption::{CorruptionReport, Fault};
 use crate::error::{ErrorKind, ImageError};
 use crate::flush::FlushGroup;
 use crate::metadata::alloc::Alloc;
 use crate::metadata::claims::Claims;
 use crate::metadata::cluster_set::ClusterSet;
-use crate::metadata::fresh::FreshSpace;
-use crate::metadata::grace::Grace;
+use crate::metadata::epochs::Epochs;
 use crate::metadata::l1_table::L1Table;
 use crate::metadata::maps::Maps;
+use crate::metadata::zeroed::ZeroedSpace;
 use crate::options::{Format, OpenOptions};
 use crate::poison::Poison;
 use crate::queue::Queue;
@@ -31,7 +32,7 @@ use crate::sector_locks::SectorLocks;
 use crate::snapshot::SnapshotList;
 use crate::statistics::{CacheStatistics, HoleStatistics};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Mutex, RwLock};
+use crate::sync::{Mutex, OnceLock, RwLock};
 use crate::waiters::{AsyncLock, KeyLocks};
 
 /// An open image: the shared half. Make a [`Queue`] per thread to do input and output.
@@ -49,6 +50,8 @@ pub struct Image {
     /// The host failed to flush the top file: it may have lost what was written since the flush before.
     pub(crate) flush_failed: AtomicBool,
     corrupt: AtomicBool,
+    /// The first corruption that was found, and the index of its layer.
+    first_corruption: OnceLock<(usize, Fault)>,
     queues: AtomicUsize,
 }
 
@@ -88,12 +91,12 @@ pub(crate) struct Writer {
     /// Held while refcount table, L1 table, header or file length change.
     pub(crate) structure: AsyncLock,
     pub(crate) flush: FlushGroup,
-    pub(crate) grace: Grace,
+    pub(crate) epochs: Epochs,
     /// Where unwritten bytes are zeros.
-    pub(crate) fresh: RwLock<FreshSpace>,
+    pub(crate) zeroed: RwLock<ZeroedSpace>,
     /// The allocator wants to be written back.
     pub(crate) pressed: AtomicBool,
-    /// The header says what it must say while somebody writes who does not maintain bitmaps.
+    /// The header says what it must say while a process writes that does not maintain bitmaps.
     pub(crate) announced: AtomicBool,
     /// Autoclear bits when the image was opened.
     pub(crate) opened_with: Autoclear,
@@ -193,6 +196,7 @@ impl Image {
             poison: Poison::default(),
             flush_failed: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
+            first_corruption: OnceLock::new(),
             queues: AtomicUsize::new(0),
         })
     }
@@ -228,7 +232,7 @@ impl Image {
         Some(writer.alloc.lock().blocks.statistics())
     }
 
-    /// Gives back the memory of metadata that was not used since the last call. Whoever wants
+    /// Gives back the memory of metadata that was not used since the last call. A server with
     /// `cache-clean-interval` calls it that often.
     pub fn clean_caches(&self) {
         for layer in &self.layers {
@@ -288,20 +292,36 @@ impl Image {
         self.poison.set(errno);
     }
 
-    /// An entry of layer `depth` cannot be right: the request fails, and if it is the layer we
-    /// write to, nothing is written any more and the header is to say so.
-    pub(crate) fn corruption(&self, depth: usize, _what: Corruption) -> Errno {
-        match depth == 0 && self.writer.is_some() {
-            true => self.contradiction(),
-            false => Errno::EIO,
-        }
+    /// The first corruption that was found since the image was opened.
+    pub fn corruption(&self) -> Option<CorruptionReport> {
+        let (layer, fault) = *self.first_corruption.get()?;
+        Some(CorruptionReport {
+            layer,
+            file: self.layers.get(layer)?.path.clone(),
+            structure: fault.structure,
+            host_offset: fault.host,
+            finding: fault.finding,
+        })
     }
 
-    /// Like [`Image::corruption`] for a contradiction that is not in one entry.
-    pub(crate) fn contradiction(&self) -> Errno {
-        self.corrupt.store(true, Ordering::Release);
-        self.poison(Errno::EIO);
+    /// Reports corruption of layer `depth`. The request fails, and if it is the layer we write to,
+    /// nothing is written any more and the header is to say so.
+    #[cold]
+    pub(crate) fn corrupt(&self, depth: usize, fault: Fault) -> Errno {
+        self.first_corruption.get_or_init(|| (depth, fault));
+        if depth == 0 && self.writer.is_some() {
+            self.corrupt.store(true, Ordering::Release);
+            self.poison(Errno::EIO);
+        }
         Errno::EIO
+    }
+
+    /// Why something failed with `errno`: the corruption that was found, if that can be the reason.
+    pub(crate) fn explain(&self, errno: Errno, context: &str) -> ImageError {
+        match self.corruption() {
+            Some(report) if errno == Errno::EIO => ImageError::corrupt(report, context),
+            _ => ImageError::io(errno, context),
+        }
     }
 
     /// Whether corruption was found that the header does not tell of yet; asks once.
@@ -386,9 +406,9 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         part.file_len_bytes,
         part.limits.resizable,
     );
-    let fresh = match alloc.capacity {
-        None => FreshSpace::new(alloc.bump),
-        Some(_) => FreshSpace::new(u64::MAX),
+    let zeroed = match alloc.capacity {
+        None => ZeroedSpace::new(alloc.bump),
+        Some(_) => ZeroedSpace::new(u64::MAX),
     };
     Writer {
         alloc: Mutex::new(alloc),
@@ -399,8 +419,8 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         blocks: AsyncLock::default(),
         structure: AsyncLock::default(),
         flush: FlushGroup::default(),
-        grace: Grace::default(),
-        fresh: RwLock::new(fresh),
+        epochs: Epochs::default(),
+        zeroed: RwLock::new(zeroed),
         pressed: AtomicBool::new(false),
         announced: AtomicBool::new(false),
         opened_with: header.autoclear,

@@ -1,4 +1,4 @@
-//! How far a long operation has come, and whether anybody still wants it.
+//! Progress and cancellation of a long operation.
 
 use gaur_block::Errno;
 
@@ -25,7 +25,7 @@ impl Job {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody has asked for the end.
+    /// Whether the end was asked for.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }

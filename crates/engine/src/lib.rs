@@ -4,7 +4,7 @@
 //! which all threads share, and the file handles it was read through. Each thread makes a
 //! [`Queue`] with handles of its own and submits requests to it through
 //! [`gaur_block::Device`]. The engine knows no runtime, system call, clock, thread or random
-//! source: whoever polls its futures and implements [`gaur_block::File`] decides about those.
+//! source: the host that polls its futures and implements [`gaur_block::File`] decides about those.
 //!
 //! Inside, `metadata` is sync and answers with values, the flows (`read`, `write`, `zero`, `tables`,
 //! `resize`) do the input and output between those answers, and `writeback` alone decides in which
@@ -25,6 +25,7 @@ mod chain;
 mod close;
 mod commit_log;
 mod compress;
+mod corruption;
 mod create;
 #[cfg(test)]
 mod damaged_images;
@@ -66,6 +67,7 @@ pub use bitmaps::LostBitmaps;
 pub use cache_options::CacheOptions;
 pub use chain::{Opened, open};
 pub use commit_log::{Commit, CommitLog};
+pub use corruption::{CorruptionReport, Finding, Structure};
 pub use create::create;
 pub use error::{ErrorKind, ImageError};
 pub use gaur_format::{AllocationPolicy, ImageFormat};

@@ -1,4 +1,4 @@
-//! What a run of guest bytes is, for block status, `map` and `convert`.
+//! Block status: what a run of guest bytes is, for `map`, `convert` and NBD.
 
 use gaur_block::{Errno, File};
 
@@ -29,7 +29,7 @@ impl<F: File> Queue<F> {
     /// The run that starts at guest offset `offset_bytes` and is at most `len_bytes` (1 or more)
     /// long. Runs next to each other may be of the same kind.
     pub async fn map(&self, offset_bytes: u64, len_bytes: u64) -> Result<MapExtent, Errno> {
-        let _inside = self.enter_open().await;
+        let _epoch = self.enter_open().await;
         let left = self
             .image
             .size_bytes()

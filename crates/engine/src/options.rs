@@ -94,7 +94,7 @@ pub struct OpenOptions {
     pub backing_direct: Option<bool>,
     /// Take the locks by which QEMU keeps two programs from writing one image.
     pub lock: bool,
-    /// Open even if somebody else is writing; only together with `read_only`.
+    /// Open even if another process is writing; only together with `read_only`.
     pub force_share: bool,
     /// Open the chain of backing files; without it what the top image does not have reads as zeros.
     pub backing: bool,

@@ -1,4 +1,4 @@
-//! The error after which an image refuses writes.
+//! Poison: the first I/O error after which an image refuses writes.
 
 use gaur_block::Errno;
 

@@ -1,4 +1,4 @@
-//! Buffers of a queue, kept for the next request.
+//! Buffer pool of a queue: memory kept for the next request.
 //!
 //! A queue allocates while it warms up and then runs on what it kept: a server whose memory the
 //! kernel is reclaiming through it must not ask the kernel for more. Buffers come in sizes that are

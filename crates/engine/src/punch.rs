@@ -1,6 +1,6 @@
-//! Giving space inside clusters back to the host, as the policy *compact* wants it.
+//! Hole punching inside clusters, for the allocation policy *compact*.
 //!
-//! Rule O7: a hole is made only where nobody has data. Its mapping has been durable since the pass
+//! Rule O7: a hole is made only where there is no data. Its mapping has been durable since the pass
 //! before, and the requests that may have been using it have ended; but its cluster is still there,
 //! and the guest may have written to it again. So its guest range is claimed, which keeps writes
 //! that would allocate there waiting, and the mapping is looked at once more.
@@ -31,9 +31,9 @@ impl Drop for Claim<'_> {
 
 /// What a second look at a hole shows.
 enum Look<'a> {
-    /// These subclusters of its cluster have data, and nobody else may change that.
+    /// These subclusters of its cluster have data, and no other request may change that.
     Claimed { alloc: u32, _claim: Claim<'a> },
-    /// Somebody is writing there.
+    /// Another request is writing there.
     Busy,
     /// Its cluster is no longer there.
     Gone,
@@ -42,7 +42,7 @@ enum Look<'a> {
 }
 
 impl<'q, F: File> Active<'q, F> {
-    /// Gives the holes that are ready back to the host. Where somebody is writing, they wait for a
+    /// Gives the holes that are ready back to the host. Where a request is writing, they wait for a
     /// later pass.
     pub(crate) async fn punch_holes(&self) {
         let ready = std::mem::take(&mut self.writer.alloc.lock().holes.ready);
@@ -54,7 +54,7 @@ impl<'q, F: File> Active<'q, F> {
         }
     }
 
-    /// [`Errno::EAGAIN`] while somebody is writing there.
+    /// [`Errno::EAGAIN`] while another request is writing there.
     async fn punch_hole(&self, hole: Hole) -> Result<(), Errno> {
         #[cfg(feature = "broken-order")]
         if self.image.breaks(crate::options::BrokenRule::O7) {
@@ -123,7 +123,7 @@ fn located(maps: &Maps, hole: Hole) -> Result<u32, Look<'static>> {
             let same = host.0 + offset == hole.host;
             if same { Ok(alloc) } else { Err(Look::Gone) }
         }
-        // A damaged entry is reported by whoever needs it.
+        // A damaged entry is reported by the request that needs it.
         _ => Err(Look::Gone),
     }
 }

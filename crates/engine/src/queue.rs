@@ -12,7 +12,7 @@ use crate::active::Active;
 use crate::compress::Decompressor;
 use crate::image::{Image, Qcow2};
 use crate::metadata::alloc::Run;
-use crate::metadata::grace::{Inside, Member};
+use crate::metadata::epochs::{EpochGuard, EpochHandle};
 use crate::pool::Pool;
 use crate::read::Decompressed;
 use crate::sync::atomic::Ordering;
@@ -26,7 +26,7 @@ pub struct Queue<F: File> {
     pub(crate) pool: Pool<F>,
     pub(crate) id: usize,
     /// How its requests are counted; `None` if the image is not written to.
-    pub(crate) member: Option<Member>,
+    pub(crate) epoch_handle: Option<EpochHandle>,
     /// Clusters it may use without asking the allocator.
     pub(crate) local: Cell<Run>,
     /// Lists of passes that are over.
@@ -63,13 +63,13 @@ const TRANSFER_BYTES_MAX: u32 = 32 << 20;
 
 impl<F: File> Queue<F> {
     pub(crate) fn new(image: Arc<Image>, files: Vec<F>, id: usize) -> Queue<F> {
-        let member = image.writer.as_ref().map(|writer| writer.grace.join());
+        let epoch_handle = image.writer.as_ref().map(|writer| writer.epochs.join());
         Queue {
             image,
             files,
             pool: Pool::new(),
             id,
-            member,
+            epoch_handle,
             local: Cell::new(Run::EMPTY),
             staging: RefCell::default(),
             decompressor: Decompressor::default(),
@@ -102,23 +102,23 @@ impl<F: File> Queue<F> {
         Active::of(self)
     }
 
-    pub(crate) fn enter(&self) -> Option<Inside<'_>> {
+    pub(crate) fn enter(&self) -> Option<EpochGuard<'_>> {
         let writer = self.image.writer.as_ref()?;
-        Some(writer.grace.enter(self.member.as_ref()?))
+        Some(writer.epochs.enter(self.epoch_handle.as_ref()?))
     }
 
     /// The same for a request of a guest, which waits while the whole image is being switched.
-    pub(crate) async fn enter_open(&self) -> Option<Inside<'_>> {
+    pub(crate) async fn enter_open(&self) -> Option<EpochGuard<'_>> {
         let writer = self.image.writer.as_ref()?;
-        let member = self.member.as_ref()?;
+        let epoch_handle = self.epoch_handle.as_ref()?;
         loop {
-            let inside = writer.grace.enter(member);
-            // Whoever closes the gate looks for those inside afterwards.
-            if !writer.grace.gate.is_closed() {
+            let inside = writer.epochs.enter(epoch_handle);
+            // The task that closes the gate looks for requests inside afterwards.
+            if !writer.epochs.gate.is_closed() {
                 return Some(inside);
             }
             drop(inside);
-            writer.grace.gate.wait().await;
+            writer.epochs.gate.wait().await;
         }
     }
 
@@ -142,7 +142,7 @@ impl<F: File> Queue<F> {
     async fn serve(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         match (request, payload) {
             (Request::Read { offset_bytes }, Payload::Read(target)) => {
-                let _inside = self.enter_open().await;
+                let _epoch = self.enter_open().await;
                 self.check_range(offset_bytes, target.len() as u64, Errno::EINVAL)?;
                 self.read(offset_bytes, target).await
             }
@@ -184,7 +184,7 @@ impl<F: File> Queue<F> {
     async fn serve_change(&self, offset: u64, len: u64, change: Change<'_>) -> Result<(), Errno> {
         let active = self.active();
         {
-            let _inside = self.enter_open().await;
+            let _epoch = self.enter_open().await;
             // A request that waited for a switch must not go on where it failed.
             self.check_writable()?;
             let beyond = match change {
@@ -276,8 +276,8 @@ impl<F: File> Drop for Queue<F> {
         if let Some(active) = self.active() {
             active.give_back_local();
             active.writer.alloc.lock().unreserve(self.id);
-            if let Some(member) = &self.member {
-                active.writer.grace.leave(member);
+            if let Some(epoch_handle) = &self.epoch_handle {
+                active.writer.epochs.leave(epoch_handle);
             }
         }
     }

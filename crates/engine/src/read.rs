@@ -177,7 +177,7 @@ impl<F: File> Queue<F> {
                 }));
             };
             let lookup = qcow2.maps.extent(at, len);
-            let place = match lookup.map_err(|what| self.image.corruption(depth, what))? {
+            let place = match lookup.map_err(|fault| self.image.corrupt(depth, fault))? {
                 Lookup::Miss(slice) => {
                     return Ok(Step::Miss {
                         layer: depth,

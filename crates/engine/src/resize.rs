@@ -45,7 +45,7 @@ impl<F: File> Queue<F> {
             let text = "shrinking would lose the data beyond the new end; ask for it with --shrink";
             return Err(ImageError::new(ErrorKind::InvalidInput, text));
         }
-        let fail = |errno| ImageError::io(errno, "cannot resize");
+        let fail = |errno| self.image.explain(errno, "cannot resize");
         let Some(active) = self.active() else {
             return self.resize_raw(new_size_bytes).await.map_err(fail);
         };
@@ -111,7 +111,7 @@ impl<F: File> Active<'_, F> {
     async fn zero_tail(&self, size: u64) -> Result<u64, Errno> {
         let end = size.next_multiple_of(self.geometry().cluster_size());
         // Zeros may be written in place, like a request's: no cluster is given away meanwhile.
-        let _inside = self.queue.enter();
+        let _epoch = self.queue.enter();
         if end > size && self.cluster_has_bytes(size).await? {
             self.write_zero_bytes(size, end - size).await?;
         }
@@ -123,7 +123,7 @@ impl<F: File> Active<'_, F> {
     async fn cluster_has_bytes(&self, at: u64) -> Result<bool, Errno> {
         loop {
             let located = self.qcow2.maps.locate(at);
-            match located.map_err(|what| self.image.corruption(0, what))? {
+            match located.map_err(|fault| self.image.corrupt(0, fault))? {
                 Located::Miss(slice) => self.layer().load_slice(slice).await?,
                 Located::NoTable => return Ok(self.image.has_backing_at(at)),
                 Located::Entry {
@@ -149,14 +149,14 @@ impl<F: File> Active<'_, F> {
             // A request that found its range inside the old size has ended before any of it is given up.
             let _closed = self
                 .writer
-                .grace
+                .epochs
                 .gate
-                .close(|| self.writer.grace.is_empty())
+                .close(|| self.writer.epochs.is_empty())
                 .await;
             self.image.size_bytes.store(new, Ordering::Release);
         }
         let unmapped = async {
-            // Whoever makes the disk grow again must not find them.
+            // A later growth of the disk must not find them.
             let end = self.zero_tail(new).await?;
             // And what their tables map behind the old end, before those go too.
             let last = old.next_multiple_of(geometry.guest_bytes_per_l2());

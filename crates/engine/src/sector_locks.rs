@@ -1,11 +1,11 @@
-//! Who may write which blocks of a file whose requests must be aligned.
+//! Block locks: read-modify-write on files whose requests must be aligned.
 //!
 //! Where a file takes whole blocks only, a write of part of a block reads the block, changes it and
 //! writes it back. Any other write to that block in between would be undone, so the two exclude each
-//! other, on all queues of the image. Aligned writes to a file on which nobody does this are the
+//! other, on all queues of the image. Aligned writes to a file on which no request does this are the
 //! common case, and cost one atomic addition and one subtraction:
 //!
-//! * An aligned write counts itself in (`fast`). If nobody is `slow` it goes ahead.
+//! * An aligned write counts itself in (`fast`). If no request is `slow` it goes ahead.
 //! * A write that changes part of a block is `slow`: it announces itself, waits until those counted
 //!   in have left, and holds its range while it works. Aligned writes that come meanwhile are slow as
 //!   well: they take their range.

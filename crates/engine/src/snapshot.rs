@@ -75,7 +75,7 @@ impl<F: File> Queue<F> {
         Ok(snapshots)
     }
 
-    /// Keeps the snapshot with this id from being deleted until the guard is dropped; whoever reads
+    /// Keeps the snapshot with this id from being deleted until the guard is dropped; a reader of
     /// its tables holds one. Nothing to do for an image that is not written to.
     pub(crate) fn hold_snapshot(&self, id: &[u8]) -> HeldSnapshot {
         if let Some(writer) = &self.image.writer {
@@ -140,7 +140,7 @@ impl<F: File> Queue<F> {
         }
         if let Some(errno) = self.image.poisoned() {
             let text = "an earlier failure left the image unwritable";
-            return Err(ImageError::io(errno, text));
+            return Err(self.image.explain(errno, text));
         }
         self.active().ok_or_else(|| {
             let text = "a raw image has no internal snapshots; convert it to qcow2";
@@ -167,7 +167,7 @@ impl<F: File> Active<'_, F> {
     }
 }
 
-/// A snapshot that somebody reads.
+/// A snapshot that has a reader.
 #[derive(Debug)]
 pub(crate) struct HeldSnapshot {
     image: Arc<Image>,

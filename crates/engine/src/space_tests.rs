@@ -157,7 +157,7 @@ fn assert_alone(bytes: &[u8], range: std::ops::Range<usize>, byte: u8) {
 }
 
 #[test]
-fn fresh_space_is_not_filled() {
+fn zeroed_space_is_not_filled() {
     for extended in [false, true] {
         let disk = Disk::new(extended);
         // The first write makes tables; the second finds them.
@@ -203,7 +203,7 @@ fn bytes_of_a_write_that_failed_never_show() {
     assert_alone(&disk.read(at, SUBCLUSTER), 1536..2048, 2);
 }
 
-/// A cluster whose first write failed goes to somebody else, punched or not.
+/// A cluster whose first write failed goes to another guest cluster, punched or not.
 #[test]
 fn bytes_in_a_cluster_that_was_given_back_never_show() {
     for (extended, discard) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -387,7 +387,7 @@ fn a_cluster_goes_with_its_last_subcluster() {
     assert_eq!(extent.host_offset, None);
 }
 
-/// Whoever has begun to read from a subcluster reads it to the end.
+/// A read that has begun in a subcluster reads it to the end.
 #[test]
 fn space_is_given_back_when_nobody_uses_it_any_more() {
     let disk = Disk::new(true);

@@ -1,4 +1,4 @@
-//! What an open image tells of itself.
+//! Statistics of an open image.
 
 /// What was given back to the host without freeing a cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What threads share state by: locks and atomics, all taken from here.
+//! Synchronisation primitives: locks and atomics, all taken from here.
 //!
 //! In an ordinary build these are the names of the standard library and of `parking_lot`. Under
 //! `cfg(loom)` they are those of the model checker, so that `cargo xtask model` can run the code that

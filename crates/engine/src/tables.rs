@@ -1,4 +1,4 @@
-//! Making room: L2 tables, refcount blocks and tables, length of the file.
+//! Growing metadata: L2 tables, refcount blocks and tables, length of the file.
 //!
 //! Crash rules. A new L2 table is complete on disk before the L1 entry that points to it can be
 //! written (its zeros or its copy are written here; the pass flushes before it writes the L1
@@ -38,7 +38,7 @@ impl<'q, F: File> Active<'q, F> {
         let old = {
             let maps = &self.qcow2.maps;
             maps.table(index)
-                .map_err(|what| self.image.corruption(0, what))?
+                .map_err(|fault| self.image.corrupt(0, fault))?
         };
         if made(old) {
             return Ok(());
@@ -49,7 +49,7 @@ impl<'q, F: File> Active<'q, F> {
         let offset = run.start * size;
         match old {
             Some(shared) => self.copy_table(shared.offset.0, offset).await?,
-            None if run.fresh => {}
+            None if run.zeroed => {}
             None => self.write_zeros(offset, size).await?,
         }
         {
@@ -110,7 +110,7 @@ impl<'q, F: File> Active<'q, F> {
                 Ok(run) => return Ok(run),
                 Err(AllocError::Need(need)) => self.resolve_alloc(need).await?,
                 Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Corrupt(_)) => return Err(self.image.contradiction()),
+                Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),
             }
         }
     }
@@ -221,7 +221,8 @@ impl<'q, F: File> Active<'q, F> {
             return Ok(());
         }
         if self.qcow2.maps.metadata.touches(start, count) {
-            return Err(self.image.contradiction());
+            let fault = self.writer.alloc.lock().metadata_is_free(start);
+            return Err(self.image.corrupt(0, fault));
         }
         let file = self.queue.top_file();
         let mut bytes = self.queue.pool.take(file, (count * size) as usize);
@@ -294,7 +295,7 @@ impl<'q, F: File> Active<'q, F> {
         Ok(taken)
     }
 
-    /// Clusters that are given back unless somebody keeps them.
+    /// Clusters that are given back unless they are kept.
     pub(crate) fn taken(&self, start: u64, len: u64) -> Taken<'q> {
         Taken {
             writer: self.writer,
@@ -317,7 +318,7 @@ impl<'q, F: File> Active<'q, F> {
     }
 }
 
-/// Clusters taken and not yet referred to; given back if nobody says `keep`.
+/// Clusters taken and not yet referred to; given back unless `keep` is called.
 pub(crate) struct Taken<'a> {
     writer: &'a Writer,
     pub(crate) free: Free,
@@ -340,7 +341,7 @@ impl Drop for Taken<'_> {
 
 impl Alloc {
     /// Which clusters of the reservation of `queue` become block `index` and those after it: first
-    /// cluster and count; count 0 if somebody made the block meanwhile.
+    /// cluster and count; count 0 if another task made the block meanwhile.
     fn blocks_to_make(&self, queue: usize, index: u64) -> (u64, u64) {
         let Some(reserved) = self.reserved.get(queue).copied() else {
             return (0, 0);

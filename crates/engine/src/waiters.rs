@@ -1,4 +1,4 @@
-//! Waiting without a runtime: an event that tasks of any thread can wait for.
+//! Events and locks for tasks, without a runtime: tasks of any thread can wait for them.
 //!
 //! The order of steps makes lost wake-ups impossible: take a ticket, look at the state, and only
 //! then wait on the ticket. Every [`Waiters::notify`] after the ticket was taken ends the wait.
@@ -11,8 +11,8 @@ use crate::sync::{Mutex, TaskMutex, TaskMutexGuard};
 
 /// An event with a generation number.
 ///
-/// Notifying when nobody waits, the common case, takes no lock. Whoever waits says so before it looks
-/// at the generation, and whoever notifies changes the generation before it looks for waiters, so
+/// Notifying when no task waits, the common case, takes no lock. A task that waits says so before it looks
+/// at the generation, and one that notifies changes the generation before it looks for waiters, so
 /// one of the two sees the other.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
@@ -70,13 +70,13 @@ impl Waiters {
     }
 }
 
-/// A lock that a task may hold while it waits for input and output. Whoever gives it up wakes one of
-/// those that wait.
+/// A lock that a task may hold while it waits for input and output. Giving it up wakes one of the
+/// tasks that wait.
 #[derive(Debug, Default)]
 pub(crate) struct AsyncLock(TaskMutex<()>);
 
 impl AsyncLock {
-    /// Waits until nobody holds the lock and takes it.
+    /// Waits until the lock is free and takes it.
     pub(crate) async fn lock(&self) -> AsyncGuard<'_> {
         self.0.lock().await
     }

@@ -12,6 +12,7 @@ use gaur_format::l2::L2Entry;
 
 use crate::active::Active;
 use crate::align;
+use crate::corruption::Fault;
 use crate::fill::Fill;
 use crate::metadata::alloc::{AllocError, AllocNeed, Free, Run};
 use crate::metadata::claims::ClaimList;
@@ -37,7 +38,7 @@ pub(crate) enum Need {
     Table(u64),
     /// Free space needs input or output.
     Alloc(AllocNeed),
-    /// Somebody is changing the mapping at this guest offset; wait for the end of a claim there.
+    /// Another request is changing the mapping at this guest offset; wait for the end of a claim there.
     Busy(u64, Ticket),
 }
 
@@ -131,7 +132,7 @@ impl<'q, F: File> Active<'q, F> {
     fn plan_in_place(&self, maps: &Maps, at: u64, len: u64) -> Result<Option<Plan<'q, F>>, Errno> {
         let lookup = maps
             .extent(at, len)
-            .map_err(|what| self.image.corruption(0, what))?;
+            .map_err(|fault| self.image.corrupt(0, fault))?;
         match lookup {
             Lookup::Miss(slice) => Ok(Some(Plan::Need(Need::Slice(slice)))),
             Lookup::Extent {
@@ -149,7 +150,7 @@ impl<'q, F: File> Active<'q, F> {
         let bits = maps.geometry.cluster_bits();
         let (first, last) = (host >> bits, (host + len - 1) >> bits);
         if maps.metadata.touches(first, last - first + 1) {
-            return Err(self.image.contradiction());
+            return Err(self.image.corrupt(0, Fault::maps_metadata(host)));
         }
         Ok(())
     }
@@ -208,7 +209,7 @@ impl<'q, F: File> Planner<'q, F> {
             }) => Err(Obstacle::Need(table)),
             Ok(Located::Miss(slice)) => Err(Obstacle::Need(Need::Slice(slice))),
             Ok(Located::Entry { entry, slice, .. }) => Ok((entry, slice)),
-            Err(what) => Err(Obstacle::Failed(self.active.image.corruption(0, what))),
+            Err(fault) => Err(Obstacle::Failed(self.active.image.corrupt(0, fault))),
         }
     }
 
@@ -227,9 +228,9 @@ impl<'q, F: File> Planner<'q, F> {
 
     /// Whether the cluster at `host` holds zeros wherever it has no data. Asked under the lock of the
     /// claims, because discards change it under that lock.
-    fn is_fresh(&self, host: HostOffset) -> bool {
+    fn is_zeroed(&self, host: HostOffset) -> bool {
         let cluster = self.active.geometry().cluster_of(host);
-        self.active.writer.fresh.read().contains(cluster.0)
+        self.active.writer.zeroed.read().contains(cluster.0)
     }
 
     /// The cluster is allocated and ours, but some subclusters written to have no data in it yet.
@@ -251,7 +252,8 @@ impl<'q, F: File> Planner<'q, F> {
             return Err(Obstacle::Busy);
         }
         if maps.metadata.contains(geometry.cluster_of(host).0) {
-            return Err(Obstacle::Failed(self.active.image.contradiction()));
+            let fault = Fault::maps_metadata(host.0);
+            return Err(Obstacle::Failed(self.active.image.corrupt(0, fault)));
         }
         let edge = |index: u64| {
             let bit = 1_u32 << index;
@@ -259,7 +261,7 @@ impl<'q, F: File> Planner<'q, F> {
                 return Fill::Nothing;
             }
             match self.fill_for(zero & bit != 0, cluster + index * sub) {
-                Fill::Zeros if self.is_fresh(host) => Fill::Nothing,
+                Fill::Zeros if self.is_zeroed(host) => Fill::Nothing,
                 fill => fill,
             }
         };
@@ -331,7 +333,7 @@ impl<'q, F: File> Planner<'q, F> {
         let (low, head) = self.low_edge(first, start);
         let (high, tail) = self.high_edge(last, last_cluster, end);
         let fill = |fill| {
-            if fill == Fill::Zeros && run.fresh {
+            if fill == Fill::Zeros && run.zeroed {
                 Fill::Nothing
             } else {
                 fill
@@ -384,7 +386,9 @@ impl<'q, F: File> Planner<'q, F> {
             Ok(run) => Ok(run),
             Err(AllocError::Need(need)) => Err(Obstacle::Need(Need::Alloc(need))),
             Err(AllocError::Failed(errno)) => Err(Obstacle::Failed(errno)),
-            Err(AllocError::Corrupt(_)) => Err(Obstacle::Failed(self.active.image.contradiction())),
+            Err(AllocError::Corrupt(fault)) => {
+                Err(Obstacle::Failed(self.active.image.corrupt(0, fault)))
+            }
         }
     }
 
@@ -546,9 +550,9 @@ impl<F: File> Drop for Piece<'_, F> {
             };
             self.active.writer.alloc.lock().releasable.push(free);
         } else if !self.committed && self.started {
-            // Some of the bytes may be there, and nobody may ever see them.
+            // Some of the bytes may be there, and the guest may never see them.
             let cluster = self.active.geometry().cluster_of(HostOffset(self.host));
-            self.active.writer.fresh.write().soil(cluster.0, 1);
+            self.active.writer.zeroed.write().clear(cluster.0, 1);
         }
         self.active.qcow2.maps.slices.unpin(self.slice);
         self.active.writer.claims.remove(self.region.0, self.claim);

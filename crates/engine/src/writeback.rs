@@ -248,7 +248,7 @@ impl<F: File> Active<'_, F> {
     /// Gives back what is durably unreferenced and no longer used by any request. What some
     /// request may still be using, or cannot be counted now, waits for a later pass.
     async fn release(&self) {
-        self.writer.alloc.lock().drain(&self.writer.grace);
+        self.writer.alloc.lock().drain(&self.writer.epochs);
         loop {
             let Some(mut free) = self.writer.alloc.lock().releasable.pop() else {
                 return;
@@ -294,15 +294,15 @@ impl<F: File> Active<'_, F> {
         }
     }
 
-    /// Punches free clusters, and notes whether they are fresh now.
+    /// Punches free clusters, and notes whether they read as zeros now.
     async fn empty(&self, run: Run, job: &Job) -> Run {
-        let fresh = job.step(0).is_ok() && self.punch(run).await;
-        if fresh {
-            self.writer.fresh.write().clean(run.start, run.len);
+        let zeroed = job.step(0).is_ok() && self.punch(run).await;
+        if zeroed {
+            self.writer.zeroed.write().set(run.start, run.len);
         } else {
-            self.writer.fresh.write().soil(run.start, run.len);
+            self.writer.zeroed.write().clear(run.start, run.len);
         }
-        Run { fresh, ..run }
+        Run { zeroed, ..run }
     }
 
     /// Gives the space of free clusters back to the host; whether they read as zeros now.

@@ -133,7 +133,7 @@ impl<F: File> Active<'_, F> {
     /// Makes clusters beyond the end of the image read as zeros when it will reach them.
     pub(crate) async fn zero_beyond(&self, range: (u64, u64), job: &Job) -> Result<(), Errno> {
         // As above: some of it may be written.
-        let _inside = self.queue.enter();
+        let _epoch = self.queue.enter();
         self.unmap(UnmapRange::whole(range), Mode::Unmap, job)
             .await?;
         Ok(())
@@ -235,7 +235,7 @@ impl<F: File> Active<'_, F> {
         let maps = &self.qcow2.maps;
         let located = maps
             .locate(at)
-            .map_err(|what| self.image.corruption(0, what))?;
+            .map_err(|fault| self.image.corrupt(0, fault))?;
         let index = geometry.l1_index(GuestOffset(at));
         let per_table = geometry.guest_bytes_per_l2();
         let table_end = (at / per_table + 1).saturating_mul(per_table);
@@ -334,7 +334,11 @@ impl<F: File> Unmapper<'_, F> {
                         Some(free) if gone => Free::join(frees, free.start, free.len),
                         Some(kept) if data_of(entry) & !data_of(new) != 0 => {
                             // What the guest had there stays behind in its cluster.
-                            self.active.writer.fresh.write().soil(kept.start, kept.len);
+                            self.active
+                                .writer
+                                .zeroed
+                                .write()
+                                .clear(kept.start, kept.len);
                             self.note_hole(new, at, upto);
                         }
                         Some(_) if self.mode == Mode::Discard => self.note_hole(new, at, upto),

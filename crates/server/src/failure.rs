@@ -3,7 +3,7 @@
 use std::fmt;
 
 use gaur_block::Errno;
-use gaur_engine::{ErrorKind, ImageError};
+use gaur_engine::{ErrorKind, Image, ImageError};
 
 use crate::notice::one_line;
 
@@ -61,10 +61,7 @@ impl Failure {
             return Failure::cancelled(name);
         }
         let text = format!("{error:#}");
-        // The engine may name the file itself; do not name it twice.
-        let rest = text.strip_prefix(name);
-        let rest = rest.and_then(|rest| rest.strip_prefix(": "));
-        Failure::about(name, rest.unwrap_or(&text)).kind(error.kind())
+        Failure::about(name, without_name(name, &text)).kind(error.kind())
     }
 
     /// An operation on the image `name` was given up.
@@ -82,6 +79,19 @@ impl Failure {
     /// A failed system call on `name` while doing `what`.
     pub fn system(name: &str, what: &str, errno: Errno) -> Failure {
         Failure::about(name, format!("{what}: {errno}"))
+    }
+
+    /// A request to the image `name` failed while doing `what`. Names the corruption that was found, if that
+    /// can be the reason.
+    pub fn request(image: &Image, name: &str, what: &str, errno: Errno) -> Failure {
+        match image.corruption() {
+            Some(report) if errno == Errno::EIO => {
+                let text = report.to_string();
+                Failure::about(name, format!("{what}: {}", without_name(name, &text)))
+                    .kind(ErrorKind::Corrupt)
+            }
+            _ => Failure::system(name, what, errno),
+        }
     }
 
     /// A failed call of the standard library on `name`.
@@ -155,6 +165,13 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         self.code
     }
+}
+
+/// What the engine says of the image `name`: the engine may name the file itself; do not name it twice.
+fn without_name<'a>(name: &str, text: &'a str) -> &'a str {
+    let rest = text.strip_prefix(name);
+    rest.and_then(|rest| rest.strip_prefix(": "))
+        .unwrap_or(text)
 }
 
 /// Failures of printing. A reader that closes the pipe has read enough.

@@ -1,7 +1,7 @@
 //! Blocking access to the guest's view of an image.
 
 use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
-use gaur_engine::{ImageError, Job, MapExtent, Queue};
+use gaur_engine::{Image, ImageError, Job, MapExtent, Queue};
 use gaur_reactor::{BlockingFile, block_on};
 
 /// An open image for one thread.
@@ -14,6 +14,11 @@ impl Guest {
     /// Around a queue of the image.
     pub fn new(queue: Queue<BlockingFile>) -> Guest {
         Guest(queue)
+    }
+
+    /// The image.
+    pub fn image(&self) -> &Image {
+        self.0.image()
     }
 
     /// Fills `buffer` from guest offset `offset_bytes`.

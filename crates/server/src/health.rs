@@ -96,6 +96,8 @@ pub struct Health {
     subject: String,
     image: Arc<Image>,
     failing: AtomicBool,
+    /// Said already: that it is corrupt, that it refuses writes.
+    corrupt: AtomicBool,
     refuses: AtomicBool,
     troubles: Mutex<[Option<Trouble>; KINDS.len()]>,
 }
@@ -111,6 +113,7 @@ impl Health {
             subject: format!("export {export:?} ({})", one_line(file)),
             image: Arc::clone(image),
             failing: AtomicBool::new(false),
+            corrupt: AtomicBool::new(false),
             refuses: AtomicBool::new(false),
             troubles: Mutex::default(),
         }
@@ -128,6 +131,8 @@ impl Health {
     /// What fails now, for people.
     pub fn trouble(&self) -> Option<String> {
         let mut parts: Vec<String> = Vec::new();
+        let corruption = self.image.corruption();
+        parts.extend(corruption.map(|report| format!("is corrupt: {report}")));
         if let Some(errno) = self.image.poisoned() {
             parts.push(format!("refuses writes until it is served anew: {errno}"));
         }
@@ -158,12 +163,21 @@ impl Health {
                 "{asked} failed: {errno} (further ones are counted)"
             ));
         }
+        let corruption = self.image.corruption();
+        if let Some(report) = &corruption
+            && !self.corrupt.swap(true, Ordering::Relaxed)
+        {
+            self.tell(format_args!("is corrupt: {report}"));
+        }
         if let Some(errno) = self.image.poisoned()
             && !self.refuses.swap(true, Ordering::Relaxed)
         {
+            let reason = match corruption {
+                Some(_) => "it is corrupt",
+                None => "metadata may not have reached the disk",
+            };
             self.tell(format_args!(
-                "refuses writes until it is served anew, because metadata may not have reached the \
-                 disk: {errno}"
+                "refuses writes until it is served anew, because {reason}: {errno}"
             ));
         }
     }

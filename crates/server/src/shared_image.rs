@@ -219,6 +219,6 @@ impl SharedImage {
     /// The failure to do `what` at an offset.
     pub fn failed(&self, what: &str, offset: u64, errno: Errno) -> Failure {
         let what = format!("cannot {what} at offset {offset}");
-        Failure::system(&self.name, &what, errno)
+        Failure::request(self.image(), &self.name, &what, errno)
     }
 }

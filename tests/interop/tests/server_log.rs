@@ -118,6 +118,37 @@ fn the_first_failure_and_the_recovery_are_told_and_those_between_are_counted() {
     served.server.stop();
 }
 
+/// Corruption that a request met ended as an input/output error, and nothing said of what.
+#[test]
+fn corruption_is_logged_with_file_structure_and_offset() {
+    let scratch = Scratch::new("log");
+    let image = scratch.path("d.qcow2");
+    qemu_img(&["create", "-q", "-f", "qcow2", &image, "64M"]).ok();
+    let write = Op::Write {
+        offset: 0,
+        len: MIB,
+        pattern: 0x55,
+    };
+    op::apply("qcow2", &image, &[write]);
+    let mut bytes = std::fs::read(&image).expect("an image");
+    let pointer = |at: usize| {
+        let raw = u64::from_be_bytes(*bytes[at..].first_chunk().expect("inside"));
+        (raw & 0x00ff_ffff_ffff_fe00) as usize
+    };
+    let entry = pointer(pointer(40));
+    bytes[entry..entry + 8].copy_from_slice(&(1 << 63 | 0x51200_u64).to_be_bytes());
+    std::fs::write(&image, bytes).expect("scratch is writable");
+    let served = LoggedServer::start(&scratch, &image, &["-f", "qcow2"]);
+    assert_ne!(served.write(0), 0, "the entry is damaged");
+    let place = format!("l2 table at offset {entry}");
+    let said = served.says(&["export \"d\"", "is corrupt", "d.qcow2", &place]);
+    assert!(said.contains("0x8000000000051200"), "{said}");
+    served.says(&["export \"d\"", "refuses writes", "corrupt"]);
+    let listed = served.listed();
+    assert!(listed.contains(&place), "{listed}");
+    drop(served);
+}
+
 /// A folder for devices of its own, with a system log that a test reads.
 const WITH_A_LOG: &str = r#"
 set -e

@@ -1,4 +1,4 @@
-//! Whether what a log of commits says of an image can be true, found out before anything is changed.
+//! Validation of a log of commits against the image, before anything is changed.
 //!
 //! A host cluster that was given to the guest and not written back lies in the file, holds no metadata and
 //! belongs to that guest cluster alone. Most have no count or only that of a reservation. Of those with a
@@ -41,7 +41,7 @@ pub(super) fn last_entries(
         let wrong = || refusal(format!("its entry for cluster {} is wrong", commit.cluster));
         let entry = L2Entry::decode(commit.entry, commit.bitmap, geometry).map_err(|_| wrong())?;
         if matches!(entry, L2Entry::Compressed(_)) {
-            // Nobody commits such entries.
+            // No commit has such an entry.
             return Err(wrong());
         }
         // What a shrunken image has lost stays lost.
@@ -70,7 +70,7 @@ struct Owners {
 }
 
 impl<F: File> Active<'_, F> {
-    /// Refuses a log that names a host cluster which belongs to somebody else.
+    /// Refuses a log that names a host cluster which belongs to another structure or guest cluster.
     pub(super) async fn check_evidence(
         &self,
         last: &BTreeMap<u64, L2Entry>,
@@ -94,7 +94,7 @@ impl<F: File> Active<'_, F> {
         suspects.judge()
     }
 
-    /// Refuses a log of guest clusters that somebody else has mapped since: each has the entry that the log
+    /// Refuses a log of guest clusters that another program has mapped since: each has the entry that the log
     /// found there, or one of those that it was given.
     pub(super) async fn check_entries(
         &self,
@@ -230,7 +230,7 @@ impl Suspects {
         Ok(Some(table))
     }
 
-    /// Somebody who cannot share it refers to these clusters.
+    /// A structure that cannot share them refers to these clusters.
     fn see_other(&self, start: u64, len: u64, whose: &str) -> Result<(), ImageError> {
         match self.guests.range(start..start.saturating_add(len)).next() {
             Some((host, _)) => Err(refusal(format!("host cluster {host} belongs to {whose}"))),

@@ -1,11 +1,11 @@
-//! Host clusters: reference counts, free space, reservations of the queues.
+//! Allocator of host clusters: reference counts, free space, reservations of the queues.
 //!
 //! Reference counts in memory may be ahead of the disk in one direction only: a count goes up when
 //! a cluster is taken, before anything refers to it, and goes down when the last durable reference
 //! is durably gone. So any copy of a refcount block may be written at any time (O1, O3).
 //!
 //! Free space comes from three places, in this order: runs known to be free, a scan of the refcount
-//! blocks below the end the file had when it was opened, and fresh space beyond. Every queue takes
+//! blocks below the end the file had when it was opened, and the space beyond. Every queue takes
 //! from a run of its own, so what one queue writes stays together.
 //!
 //! Units: clusters are host cluster numbers, offsets are bytes. Sync only; lock order: last.
@@ -18,9 +18,10 @@ use gaur_format::geometry::Geometry;
 use gaur_format::refcount;
 
 use super::cache::SliceCache;
+use super::epochs::Epochs;
 use super::freed::FreedBlocks;
-use super::grace::Grace;
 use super::holes::{Hole, Holes};
+use crate::corruption::{Fault, Finding, Structure};
 
 /// A run of clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +31,7 @@ pub(crate) struct Run {
     /// Number of clusters.
     pub(crate) len: u64,
     /// Every byte reads as zero and nothing was ever written there.
-    pub(crate) fresh: bool,
+    pub(crate) zeroed: bool,
     /// The host's space was taken ahead.
     pub(crate) backed: bool,
 }
@@ -72,8 +73,8 @@ pub(crate) enum AllocError {
     Need(AllocNeed),
     /// It cannot succeed.
     Failed(Errno),
-    /// A cluster with a count of zero holds metadata.
-    Corrupt(u64),
+    /// The refcounts cannot be right.
+    Corrupt(Fault),
 }
 
 /// Reference counts and free space of the top layer.
@@ -111,7 +112,7 @@ pub(crate) struct Alloc {
     punching: Vec<Run>,
     /// Clusters that a switch of the whole image has freed and that wait to be punched.
     pub(crate) freed: FreedBlocks,
-    /// References that nobody uses any more and that are to be counted down.
+    /// References that no request uses any more and that are to be counted down.
     pub(crate) releasable: Vec<Free>,
     /// Discarded space inside clusters that stay; it drains along with the references.
     pub(crate) holes: Holes,
@@ -249,7 +250,7 @@ impl Alloc {
             };
             if let Some(bad) = (taken.start..taken.start + unused).find(|at| is_metadata(*at)) {
                 self.consume(queue, bad + 1 - taken.start);
-                return Err(AllocError::Corrupt(bad));
+                return Err(AllocError::Corrupt(self.metadata_is_free(bad)));
             }
             if let Some(bytes) = self.blocks.get_dirty(slice) {
                 for at in within..within + unused {
@@ -273,7 +274,31 @@ impl Alloc {
 
     fn counted_at(&self, cluster: u64) -> Result<(u64, u64), AllocError> {
         let place = self.slice_of(cluster).filter(|_| cluster < self.bump);
-        place.ok_or(AllocError::Corrupt(cluster))
+        place.ok_or_else(|| AllocError::Corrupt(self.fault(cluster, Finding::Uncounted)))
+    }
+
+    /// A cluster that holds metadata has a count of zero.
+    pub(crate) fn metadata_is_free(&self, cluster: u64) -> Fault {
+        self.fault(cluster, Finding::MetadataIsFree)
+    }
+
+    /// A fault of the count of `cluster`, or of the table that lacks a block for it.
+    fn fault(&self, cluster: u64, finding: impl FnOnce(u64) -> Finding) -> Fault {
+        let (structure, host) = match self.slice_of(cluster) {
+            Some((slice, within)) => {
+                let bits = within << self.geometry.refcount_order();
+                (Structure::RefcountBlock, slice + bits / 8)
+            }
+            None => {
+                let index = self.geometry.refcount_table_index(ClusterIndex(cluster));
+                (Structure::RefcountTable, self.table_offset + index * 8)
+            }
+        };
+        Fault {
+            structure,
+            host,
+            finding: finding(cluster * self.geometry.cluster_size()),
+        }
     }
 
     /// Sees to it that such a cluster has a count.
@@ -324,7 +349,7 @@ impl Alloc {
             }
             return Err(AllocError::Failed(Errno::ENOSPC));
         }
-        self.reserve_fresh(queue, want)
+        self.reserve_at_end(queue, want)
     }
 
     fn refill_from_free(&mut self, queue: usize, want: u64) -> Result<(), AllocError> {
@@ -340,17 +365,17 @@ impl Alloc {
                 }
                 self.reserve(queue, Run { len, ..run })
             }
-            None => self.reserve_fresh(queue, want),
+            None => self.reserve_at_end(queue, want),
         }
     }
 
     /// Reserves space beyond everything used so far.
-    fn reserve_fresh(&mut self, queue: usize, want: u64) -> Result<(), AllocError> {
+    fn reserve_at_end(&mut self, queue: usize, want: u64) -> Result<(), AllocError> {
         self.skip_used()?;
         let mut run = Run {
             start: self.bump,
             len: want,
-            fresh: self.capacity.is_none(),
+            zeroed: self.capacity.is_none(),
             backed: false,
         };
         // One refcount block at a time: the run then lies where one block counts it.
@@ -390,7 +415,7 @@ impl Alloc {
         Ok(())
     }
 
-    /// Whether the host's space for fresh clusters below `end` was taken ahead.
+    /// Whether the host's space for clusters below `end` was taken ahead.
     fn is_backed(&self, end: u64) -> bool {
         end * self.geometry.cluster_size() <= self.backed_end
     }
@@ -450,20 +475,22 @@ impl Alloc {
         Ok(found)
     }
 
-    /// Moves references on from "durably gone" to "nobody uses them", as far as the requests that
+    /// Moves references on from "durably gone" to "no request uses them", as far as the requests that
     /// may use them have ended.
-    pub(crate) fn drain(&mut self, grace: &Grace) {
+    pub(crate) fn drain(&mut self, epochs: &Epochs) {
         let holes = &mut self.holes;
         let nothing = |free: &[Free], holes: &[Hole]| free.is_empty() && holes.is_empty();
-        if !nothing(&self.draining, &holes.draining) && grace.drained(self.draining_epoch) {
+        if !nothing(&self.draining, &holes.draining) && epochs.drained(self.draining_epoch) {
             self.releasable.append(&mut self.draining);
             holes.ready.append(&mut holes.draining);
         }
         if !nothing(&self.draining, &holes.draining) || nothing(&self.durable, &holes.durable) {
             return;
         }
-        let Some(epoch) = grace.turn() else { return };
-        if grace.drained(epoch) {
+        let Some(epoch) = epochs.advance() else {
+            return;
+        };
+        if epochs.drained(epoch) {
             self.releasable.append(&mut self.durable);
             holes.ready.append(&mut holes.durable);
         } else {
@@ -514,7 +541,7 @@ impl Alloc {
                     debug_assert!(set.is_ok(), "a smaller count fits");
                 }
                 if now == 1 {
-                    // Free from now on, but its space is about to be punched: nobody may find it by
+                    // Free from now on, but its space is about to be punched: no scan may find it by
                     // its count before that is over.
                     join(&mut self.punching, free.start + step);
                     join(zeroed, free.start + step);
@@ -570,7 +597,7 @@ impl Alloc {
     /// The same for clusters that were taken ahead. If they are the last that were ever used, they never
     /// were: what comes next takes their place, and the file has no hole there.
     pub(crate) fn take_back_ahead(&mut self, run: Run) {
-        let last = run.fresh && run.start + run.len == self.bump;
+        let last = run.zeroed && run.start + run.len == self.bump;
         if last && self.uncount(run) {
             self.bump = run.start;
         } else {
@@ -623,7 +650,7 @@ impl Alloc {
         if run.start >= self.scan_end || run.start + run.len <= self.scan {
             if let Some(last) = self.free.last_mut()
                 && last.start + last.len == run.start
-                && (last.fresh, last.backed) == (run.fresh, run.backed)
+                && (last.zeroed, last.backed) == (run.zeroed, run.backed)
             {
                 last.len += run.len;
                 return;
@@ -672,7 +699,7 @@ impl Run {
     pub(crate) const EMPTY: Run = Run {
         start: 0,
         len: 0,
-        fresh: false,
+        zeroed: false,
         backed: false,
     };
 }

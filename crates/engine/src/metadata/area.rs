@@ -1,4 +1,5 @@
-//! Where an area goes: clusters in a row for an L1 table, a refcount table or a table of snapshots.
+//! Planning a contiguous allocation (an *area*): where it goes, and which refcount blocks it brings along. For L1
+//! tables, refcount tables and tables of snapshots.
 //!
 //! An area brings along what counts it. The refcount blocks that are missing lie before it, and a longer
 //! refcount table where the blocks need one:
@@ -148,7 +149,7 @@ impl Alloc {
         let Some(mut last) = found.next() else { return };
         for run in found {
             if last.start + last.len == run.start
-                && (last.fresh, last.backed) == (run.fresh, run.backed)
+                && (last.zeroed, last.backed) == (run.zeroed, run.backed)
             {
                 last.len += run.len;
             } else {

@@ -18,19 +18,19 @@ use crate::statistics::CacheStatistics;
 pub(crate) struct SliceCache {
     slice_bytes: usize,
     capacity: usize,
-    slots: Vec<Slot>,
+    slots: Vec<CachedSlice>,
     index: HashMap<u64, u32, FxBuildHasher>,
     vacant: Vec<u32>,
     hand: usize,
     dirty: usize,
     /// Dirty slices while they are staged; kept for its memory.
     order: Vec<(u64, usize)>,
-    /// Slices that were changed since somebody began to watch.
+    /// Slices that were changed since a switch began to watch.
     changed: Option<BTreeSet<u64>>,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct CachedSlice {
     offset: u64,
     data: Box<[u8]>,
     present: bool,
@@ -91,7 +91,7 @@ impl SliceCache {
         self.changed = on.then(BTreeSet::new);
     }
 
-    /// The slices that were changed since the last call, while somebody watches.
+    /// The slices that were changed since the last call, while a switch watches.
     pub(crate) fn take_changed(&mut self) -> BTreeSet<u64> {
         self.changed
             .as_mut()
@@ -205,7 +205,7 @@ impl SliceCache {
         }
     }
 
-    fn slot(&self, offset: u64) -> Option<&Slot> {
+    fn slot(&self, offset: u64) -> Option<&CachedSlice> {
         let at = *self.index.get(&offset)?;
         self.slots.get(at as usize)
     }
@@ -220,7 +220,7 @@ impl SliceCache {
         {
             return at;
         }
-        self.slots.push(Slot {
+        self.slots.push(CachedSlice {
             offset: 0,
             data: vec![0; self.slice_bytes].into_boxed_slice(),
             present: false,

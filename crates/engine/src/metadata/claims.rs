@@ -1,7 +1,7 @@
-//! Which guest ranges have a mapping in the making.
+//! Range locks: guest ranges whose mapping is about to change.
 //!
 //! A write that needs a new mapping claims the range it will map before it does any input or
-//! output, and gives the claim up after it has committed or aborted. Everybody else who wants to
+//! output, and gives the claim up after it has committed or aborted. Every other request that wants to
 //! change a mapping in that range waits. Reads, and writes in place, do not look here: they go by
 //! the mapping that is committed.
 //!
@@ -111,7 +111,7 @@ impl ClaimList {
         first - start
     }
 
-    /// Claims guest bytes `start..end`, which nobody else holds; returns the claim's number.
+    /// Claims guest bytes `start..end`, which no other claim touches; returns the claim's number.
     pub(crate) fn insert(&mut self, start: u64, end: u64) -> u64 {
         debug_assert_eq!(
             self.free_prefix(start, end),

@@ -1,4 +1,4 @@
-//! A set of host clusters: those that hold metadata, so that guest data never lands on them.
+//! Sparse bitmap of host clusters, for instance those that hold metadata, so that guest data never lands on them.
 //!
 //! A hostile or damaged image may map guest data onto its own tables. Writing there would destroy
 //! what is left, so the write path asks this set first.
@@ -15,14 +15,14 @@ pub(crate) struct ClusterSet {
 impl ClusterSet {
     /// Adds `count` clusters from `first` on; returns whether none of them was there before.
     pub(crate) fn insert(&mut self, first: u64, count: u64) -> bool {
-        let mut fresh = true;
+        let mut all_new = true;
         for cluster in first..first.saturating_add(count) {
             let word = self.words.entry(cluster / 64).or_default();
             let bit = 1 << (cluster % 64);
-            fresh &= *word & bit == 0;
+            all_new &= *word & bit == 0;
             *word |= bit;
         }
-        fresh
+        all_new
     }
 
     /// Removes `count` clusters from `first` on.

@@ -1,7 +1,7 @@
 //! Clusters that a switch of the whole image has freed, until their space has been given back.
 //!
 //! There may be very many of them, so there is a bit for each, a block of bits for each refcount block.
-//! They are free by their counts already; nobody is to find them before they were punched.
+//! They are free by their counts already; no allocation finds them before they were punched.
 
 use std::collections::BTreeMap;
 

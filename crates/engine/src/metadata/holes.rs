@@ -1,10 +1,10 @@
-//! Host space inside clusters that the guest has discarded: subclusters that lost their data while
-//! others of their cluster kept theirs.
+//! Holes: discarded host space inside clusters that stay. Subclusters lost their data while others of
+//! their cluster kept theirs.
 //!
 //! A hole goes the way that a freed cluster goes (`alloc`): its mapping changes in memory, a
 //! writeback pass makes that durable, the requests that may still be using it end, and then it is
 //! given back to the host. Its cluster stays where it is and the guest may write there at any time,
-//! so whoever gives it back claims its guest range and looks again.
+//! so the pass that gives it back claims its guest range and looks again.
 //!
 //! The list is bounded: what does not fit is forgotten, and stays allocated on the host.
 

@@ -1,7 +1,7 @@
 //! The L1 table in memory.
 //!
 //! Entries are read on every lookup, by all threads and without a lock, so they stay where they are
-//! in memory: the table grows by segments, each twice as long as the one before. Whoever changes
+//! in memory: the table grows by segments, each twice as long as the one before. A thread that changes
 //! entries holds the engine's lock on tables.
 
 use gaur_format::l1::{self, L1Ref};

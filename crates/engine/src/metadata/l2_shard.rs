@@ -1,9 +1,9 @@
-//! A part of the L2 cache: slices of any form in one piece of memory.
+//! Shard of the L2 cache: slices of any form in one piece of memory.
 //!
 //! The memory is a ring. New slices go in at its tail; room is made at its head, by moving the oldest
 //! slice to the tail, over what is void. When slices fill the ring, the oldest is evicted instead,
-//! unless somebody used it since it came by last, or changed it and the disk does not have it yet; one
-//! that stays is packed on its way, if nobody is changing it. So nothing is allocated or freed while
+//! unless a request used it since it came by last, or changed it and the disk does not have it yet; one
+//! that stays is packed on its way, if no request is changing it. So nothing is allocated or freed while
 //! slices come and go, no space is lost to fragments, and what is held is known to the byte.
 //!
 //! Lookups need shared access only: usage and pins are atomic. If nothing at all can be evicted the
@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::packed::{Entry, Form, OnDisk, Shape};
-use super::place_index::PlaceIndex;
+use super::slice_index::SliceIndex;
 use crate::statistics::CacheStatistics;
 
 /// The part.
@@ -32,7 +32,7 @@ pub(crate) struct Shard {
     used: usize,
     /// Of those, the words that hold slices.
     live: usize,
-    index: PlaceIndex,
+    index: SliceIndex,
     /// A slice in raw form, for a moment.
     scratch: Vec<u64>,
     dirty: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Shard {
 
 /// Where a slice is, and its state.
 #[derive(Debug, Default)]
-pub(crate) struct Place {
+pub(crate) struct SliceSlot {
     /// Host offset of the slice.
     pub(crate) offset: u64,
     pub(crate) at: u32,
@@ -89,7 +89,7 @@ impl View<'_> {
     }
 }
 
-impl Place {
+impl SliceSlot {
     fn busy(&mut self) -> bool {
         self.dirty || self.writing || *self.pins.get_mut() > 0
     }
@@ -107,7 +107,7 @@ impl Shard {
             tail: 0,
             used: 0,
             live: 0,
-            index: PlaceIndex::default(),
+            index: SliceIndex::default(),
             scratch: Vec::new(),
             dirty: 0,
             dirty_words: 0,
@@ -131,30 +131,30 @@ impl Shard {
     fn bound_bytes(&self) -> usize {
         let scratch = self.shape.raw_words() * 8;
         let ring = RAW_SLICES_MIN * (self.shape.raw_words() + 1) * 8;
-        let index = 2 * PlaceIndex::default().bytes_grown();
+        let index = 2 * SliceIndex::default().bytes_grown();
         self.budget_bytes.max(ring + scratch + index)
     }
 
     /// The slice at host offset `offset`, if cached.
     #[inline]
     pub(crate) fn get(&self, offset: u64) -> Option<View<'_>> {
-        let Some(place) = self.index.get(offset) else {
+        let Some(slot) = self.index.get(offset) else {
             self.misses.fetch_add(1, Ordering::Relaxed);
             return None;
         };
         self.hits.fetch_add(1, Ordering::Relaxed);
-        if !place.used.load(Ordering::Relaxed) {
-            place.used.store(true, Ordering::Relaxed);
+        if !slot.used.load(Ordering::Relaxed) {
+            slot.used.store(true, Ordering::Relaxed);
         }
-        Some(self.view(place))
+        Some(self.view(slot))
     }
 
     #[inline]
-    fn view(&self, place: &Place) -> View<'_> {
-        let (start, end) = (place.at as usize + 1, (place.at + place.len) as usize);
+    fn view(&self, slot: &SliceSlot) -> View<'_> {
+        let (start, end) = (slot.at as usize + 1, (slot.at + slot.len) as usize);
         View {
             shape: self.shape,
-            form: place.form,
+            form: slot.form,
             body: self.words.get(start..end).unwrap_or(&[]),
         }
     }
@@ -167,8 +167,8 @@ impl Shard {
     /// Keeps the slice in the cache until `unpin`; false if it is not cached.
     pub(crate) fn pin(&self, offset: u64) -> bool {
         match self.index.get(offset) {
-            Some(place) => {
-                place.pins.fetch_add(1, Ordering::Relaxed);
+            Some(slot) => {
+                slot.pins.fetch_add(1, Ordering::Relaxed);
                 true
             }
             None => false,
@@ -177,8 +177,8 @@ impl Shard {
 
     /// Takes one pin back.
     pub(crate) fn unpin(&self, offset: u64) {
-        if let Some(place) = self.index.get(offset) {
-            let before = place.pins.fetch_sub(1, Ordering::Relaxed);
+        if let Some(slot) = self.index.get(offset) {
+            let before = slot.pins.fetch_sub(1, Ordering::Relaxed);
             debug_assert!(before > 0, "a pin is taken back once");
         }
     }
@@ -199,7 +199,7 @@ impl Shard {
             self.words[at] = offset;
             self.shape
                 .pack(&plan, &raw, &mut self.words[at + 1..at + len]);
-            let place = Place {
+            let slot = SliceSlot {
                 offset,
                 at: at as u32,
                 len: len as u32,
@@ -210,7 +210,7 @@ impl Shard {
                 dirty: false,
                 writing: false,
             };
-            self.index.insert(place);
+            self.index.insert(slot);
             self.live += len;
         }
         few
@@ -224,34 +224,34 @@ impl Shard {
         index: usize,
         change: impl FnOnce(Entry) -> Entry,
     ) -> bool {
-        let Some(place) = self.index.get_mut(offset) else {
+        let Some(slot) = self.index.get_mut(offset) else {
             return false;
         };
-        let (start, end) = (place.at as usize + 1, (place.at + place.len) as usize);
+        let (start, end) = (slot.at as usize + 1, (slot.at + slot.len) as usize);
         let body = self.words.get_mut(start..end).unwrap_or_default();
-        let entry = change(self.shape.get(place.form, body, index));
-        if !self.shape.set(place.form, body, index, entry) {
+        let entry = change(self.shape.get(slot.form, body, index));
+        if !self.shape.set(slot.form, body, index, entry) {
             self.reshape(offset, index, entry);
         }
-        let Some(place) = self.index.get_mut(offset) else {
+        let Some(slot) = self.index.get_mut(offset) else {
             return false;
         };
-        place.tight = false;
-        if !place.dirty {
-            place.dirty = true;
+        slot.tight = false;
+        if !slot.dirty {
+            slot.dirty = true;
             self.dirty += 1;
-            self.dirty_words += if place.writing { 0 } else { place.len as usize };
+            self.dirty_words += if slot.writing { 0 } else { slot.len as usize };
         }
         true
     }
 
     /// Changes an entry to something that the form of its slice cannot say: gives it another form.
     fn reshape(&mut self, offset: u64, index: usize, entry: Entry) {
-        let Some(place) = self.index.get(offset) else {
+        let Some(slot) = self.index.get(offset) else {
             return;
         };
         // Making room must not evict it.
-        place.pins.fetch_add(1, Ordering::Relaxed);
+        slot.pins.fetch_add(1, Ordering::Relaxed);
         self.get_scratch();
         self.unpack(offset);
         self.shape.set_raw(&mut self.scratch, index, entry);
@@ -264,16 +264,16 @@ impl Shard {
         self.shape.set_raw(&mut self.scratch, index, entry);
         let out = &mut self.words[at + 1..at + len];
         self.shape.pack(&plan, &self.scratch[..], out);
-        let Some(place) = self.index.get_mut(offset) else {
+        let Some(slot) = self.index.get_mut(offset) else {
             debug_assert!(false, "a pinned slice stays");
             return;
         };
-        *place.pins.get_mut() -= 1;
-        let (old, old_len) = (place.at as usize, place.len as usize);
-        if place.dirty || place.writing {
+        *slot.pins.get_mut() -= 1;
+        let (old, old_len) = (slot.at as usize, slot.len as usize);
+        if slot.dirty || slot.writing {
             self.dirty_words = self.dirty_words + len - old_len;
         }
-        (place.at, place.len, place.form) = (at as u32, len as u32, plan.form);
+        (slot.at, slot.len, slot.form) = (at as u32, len as u32, plan.form);
         self.live = self.live + len - old_len;
         self.words[old] = void(old_len);
     }
@@ -292,22 +292,22 @@ impl Shard {
 
     /// Writes the slice to the scratch memory.
     fn unpack(&mut self, offset: u64) {
-        if let Some(place) = self.index.get(offset) {
-            let (start, end) = (place.at as usize + 1, (place.at + place.len) as usize);
+        if let Some(slot) = self.index.get(offset) {
+            let (start, end) = (slot.at as usize + 1, (slot.at + slot.len) as usize);
             let body = self.words.get(start..end).unwrap_or(&[]);
-            self.shape.unpack(place.form, body, &mut self.scratch);
+            self.shape.unpack(slot.form, body, &mut self.scratch);
         }
     }
 
     /// Forgets the slice, dirty or not.
     pub(crate) fn remove(&mut self, offset: u64) {
-        if let Some(place) = self.index.remove(offset) {
-            self.dirty -= usize::from(place.dirty);
-            if place.dirty || place.writing {
-                self.dirty_words -= place.len as usize;
+        if let Some(slot) = self.index.remove(offset) {
+            self.dirty -= usize::from(slot.dirty);
+            if slot.dirty || slot.writing {
+                self.dirty_words -= slot.len as usize;
             }
-            self.live -= place.len as usize;
-            self.words[place.at as usize] = void(place.len as usize);
+            self.live -= slot.len as usize;
+            self.words[slot.at as usize] = void(slot.len as usize);
         }
     }
 
@@ -325,8 +325,8 @@ impl Shard {
     /// Adds the offsets of all dirty slices to `list`.
     pub(crate) fn list_dirty(&self, list: &mut Vec<u64>) {
         if self.dirty > 0 {
-            let dirty = self.index.iter().filter(|place| place.dirty);
-            list.extend(dirty.map(|place| place.offset));
+            let dirty = self.index.iter().filter(|slot| slot.dirty);
+            list.extend(dirty.map(|slot| slot.offset));
         }
     }
 
@@ -334,21 +334,21 @@ impl Shard {
     /// stays until [`Shard::written`].
     pub(crate) fn stage(&mut self, offset: u64, bytes: &mut [u8]) -> bool {
         self.get_scratch();
-        let Some(place) = self.index.get_mut(offset) else {
+        let Some(slot) = self.index.get_mut(offset) else {
             return false;
         };
-        if !place.dirty {
+        if !slot.dirty {
             return false;
         }
-        place.dirty = false;
-        place.writing = true;
+        slot.dirty = false;
+        slot.writing = true;
         self.dirty -= 1;
-        let (start, end) = (place.at as usize + 1, (place.at + place.len) as usize);
+        let (start, end) = (slot.at as usize + 1, (slot.at + slot.len) as usize);
         let body = self.words.get(start..end).unwrap_or(&[]);
-        if place.form == Form::Raw {
+        if slot.form == Form::Raw {
             put_words(body, bytes);
         } else {
-            self.shape.unpack(place.form, body, &mut self.scratch);
+            self.shape.unpack(slot.form, body, &mut self.scratch);
             put_words(&self.scratch, bytes);
         }
         true
@@ -356,12 +356,12 @@ impl Shard {
 
     /// The staged slice is on disk as staged.
     pub(crate) fn written(&mut self, offset: u64) {
-        if let Some(place) = self.index.get_mut(offset)
-            && place.writing
+        if let Some(slot) = self.index.get_mut(offset)
+            && slot.writing
         {
-            place.writing = false;
-            if !place.dirty {
-                self.dirty_words -= place.len as usize;
+            slot.writing = false;
+            if !slot.dirty {
+                self.dirty_words -= slot.len as usize;
             }
         }
     }
@@ -380,11 +380,11 @@ impl Shard {
         self.rebuild(usize::MAX, self.capacity);
         while at < self.used {
             let first = self.words[at];
-            let Some(place) = self.index.get_mut(first) else {
+            let Some(slot) = self.index.get_mut(first) else {
                 break;
             };
-            let len = place.len as usize;
-            if !place.busy() && !std::mem::take(place.used.get_mut()) {
+            let len = slot.len as usize;
+            if !slot.busy() && !std::mem::take(slot.used.get_mut()) {
                 self.index.remove(first);
                 self.words[at] = void(len);
                 self.live -= len;
@@ -409,13 +409,13 @@ impl Shard {
         sum.held_bytes += (held + self.index.bytes()) as u64;
         sum.covered_bytes += slices * self.shape.raw_words() as u64 * 8;
         sum.slices += slices;
-        for place in self.index.iter().filter(|place| place.form == Form::Runs) {
+        for slot in self.index.iter().filter(|slot| slot.form == Form::Runs) {
             sum.run_slices += 1;
-            sum.runs += self.shape.runs_in(place.len as usize - 1) as u64;
+            sum.runs += self.shape.runs_in(slot.len as usize - 1) as u64;
         }
     }
 
-    /// Makes room for one more place in the index, at the expense of the ring.
+    /// Makes room for one more slot in the index, at the expense of the ring.
     fn reserve_index(&mut self) {
         if self.index.len() < self.index.capacity() {
             return;
@@ -486,15 +486,15 @@ impl Shard {
             self.used -= len;
             return;
         }
-        let Some(place) = self.index.get_mut(first) else {
+        let Some(slot) = self.index.get_mut(first) else {
             debug_assert!(false, "every slice of the ring is in the index");
             self.head += 1;
             self.used -= 1;
             return;
         };
-        let len = place.len as usize;
-        let short = short && !place.busy();
-        if short && !std::mem::take(place.used.get_mut()) {
+        let len = slot.len as usize;
+        let short = short && !slot.busy();
+        if short && !std::mem::take(slot.used.get_mut()) {
             self.index.remove(first);
             self.live -= len;
             self.head += len;
@@ -503,18 +503,18 @@ impl Shard {
         }
         let gap = self.head - self.tail;
         let mut moved = len;
-        if short && !place.tight && !self.scratch.is_empty() {
-            place.tight = true;
+        if short && !slot.tight && !self.scratch.is_empty() {
+            slot.tight = true;
             let (free, rest) = self.words.split_at_mut(self.head);
             self.shape
-                .unpack(place.form, &rest[1..len], &mut self.scratch);
+                .unpack(slot.form, &rest[1..len], &mut self.scratch);
             let plan = self.shape.plan(&self.scratch[..]);
             // A little less is not worth being reshaped at the next change.
             if plan.words < len / 4 * 3 && plan.words < gap {
                 let out = &mut free[self.tail + 1..self.tail + 1 + plan.words];
                 self.shape.pack(&plan, &self.scratch[..], out);
                 free[self.tail] = first;
-                place.form = plan.form;
+                slot.form = plan.form;
                 moved = plan.words + 1;
             }
         }
@@ -522,8 +522,8 @@ impl Shard {
             self.words
                 .copy_within(self.head..self.head + len, self.tail);
         }
-        place.at = self.tail as u32;
-        place.len = moved as u32;
+        slot.at = self.tail as u32;
+        slot.len = moved as u32;
         self.head += len;
         self.tail += moved;
         self.used -= len - moved;
@@ -557,15 +557,15 @@ impl Shard {
                     debug_assert!(false, "every slice of the ring is in the index");
                     break;
                 }
-                Some(place) => {
-                    let len = place.len as usize;
-                    if excess > 0 && !place.busy() {
+                Some(slot) => {
+                    let len = slot.len as usize;
+                    if excess > 0 && !slot.busy() {
                         excess = excess.saturating_sub(len);
                         self.index.remove(first);
                         from += len;
                         continue;
                     }
-                    place.at = to as u32;
+                    slot.at = to as u32;
                     len
                 }
             };

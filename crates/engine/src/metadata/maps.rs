@@ -1,4 +1,4 @@
-//! Guest offsets to host offsets: the L1 table, the cached L2 slices, and the clusters that hold
+//! Address translation, guest offsets to host offsets: the L1 table, the cached L2 slices, and the clusters that hold
 //! metadata.
 //!
 //! Everything here is sync and answers with values; the flows do the input and output. A lookup
@@ -22,6 +22,7 @@ use super::metadata_set::MetadataSet;
 use super::packed::{Entry, Shape};
 use crate::cache_options::CacheSizes;
 use crate::commit_log::{Commit, CommitLog};
+use crate::corruption::{Fault, Finding, Structure};
 
 /// The mapping of one qcow2 layer.
 #[derive(Debug)]
@@ -117,8 +118,12 @@ impl Maps {
 
     /// The L2 table that covers L1 entry `index`, if any.
     #[inline]
-    pub(crate) fn table(&self, index: u64) -> Result<Option<L1Ref>, Corruption> {
-        l1::decode(self.l1.get(index), &self.geometry)
+    pub(crate) fn table(&self, index: u64) -> Result<Option<L1Ref>, Fault> {
+        l1::decode(self.l1.get(index), &self.geometry).map_err(|entry| Fault {
+            structure: Structure::L1Table,
+            host: self.l1.offset() + index * 8,
+            finding: Finding::Entry(entry),
+        })
     }
 
     /// The slice with the entry of guest offset `guest` in the table at `table`, and the entry's
@@ -132,7 +137,7 @@ impl Maps {
     }
 
     /// The entry of the cluster that holds guest offset `guest`.
-    pub(crate) fn locate(&self, guest: u64) -> Result<Located, Corruption> {
+    pub(crate) fn locate(&self, guest: u64) -> Result<Located, Fault> {
         let guest = GuestOffset(guest);
         let Some(table) = self.table(self.geometry.l1_index(guest))? else {
             return Ok(Located::NoTable);
@@ -142,7 +147,9 @@ impl Maps {
             return Ok(Located::Miss(slice));
         };
         Ok(Located::Entry {
-            entry: self.decode(entry)?,
+            entry: self
+                .decode(entry)
+                .map_err(|what| self.bad_entry(slice, index, what))?,
             slice,
             table_copied: table.copied,
         })
@@ -150,7 +157,7 @@ impl Maps {
 
     /// The longest run from `guest` on that is of one kind, at most `max` bytes (1 or more) and
     /// never beyond the slice.
-    pub(crate) fn extent(&self, guest: u64, max: u64) -> Result<Lookup, Corruption> {
+    pub(crate) fn extent(&self, guest: u64, max: u64) -> Result<Lookup, Fault> {
         let offset = GuestOffset(guest);
         let geometry = &self.geometry;
         let Some(table) = self.table(geometry.l1_index(offset))? else {
@@ -168,7 +175,7 @@ impl Maps {
         let Some(run) = run else {
             return Ok(Lookup::Miss(slice));
         };
-        let (mut kind, len) = run?;
+        let (mut kind, len) = run.map_err(|what| self.bad_entry(slice, index, what))?;
         if let Kind::Data { copied, .. } = &mut kind {
             // A cluster in a table that is shared with a snapshot is shared, whatever it says.
             *copied &= table.copied;
@@ -177,6 +184,16 @@ impl Maps {
             kind,
             len: len.min(max),
         })
+    }
+
+    /// The entry with this index in the slice at host offset `slice` cannot be right.
+    #[cold]
+    fn bad_entry(&self, slice: u64, index: usize, what: Corruption) -> Fault {
+        Fault {
+            structure: Structure::L2Table,
+            host: slice + index as u64 * self.geometry.l2_entry_size(),
+            finding: Finding::Entry(what),
+        }
     }
 
     /// The kind at `guest`, whose entry has this index in the slice, and how far it goes on.
@@ -225,7 +242,7 @@ impl Maps {
                     self.note(offset, old, new);
                     new
                 }
-                // It was sound when the change was planned, and nobody else may change it.
+                // It was sound when the change was planned, and its claim keeps others from changing it.
                 Err(_) => old,
             });
         debug_assert!(done, "an entry is set in a slice that is cached");

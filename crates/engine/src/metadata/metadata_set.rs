@@ -1,4 +1,4 @@
-//! The host clusters that hold metadata, asked before every write in place.
+//! Overlap check: the host clusters that hold metadata, asked before every write in place.
 //!
 //! The question must cost next to nothing and take no lock, so a table of bits, by a hash of the
 //! cluster's number, answers most of it: a bit that is not set means "no". Bits are never cleared.

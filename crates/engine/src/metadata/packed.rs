@@ -1,4 +1,4 @@
-//! L2 slices in few words.
+//! Compact encodings of L2 slices.
 //!
 //! Most slices say little: clusters written one after another are one run, and clusters written at
 //! random differ in a few bits of their offset. A slice is kept in the smallest of three forms, each
@@ -82,7 +82,7 @@ impl Words for OnDisk<'_> {
 
 /// What packing a slice would need.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct Packing {
     pub(crate) form: Form,
     pub(crate) words: usize,
     base: u64,
@@ -293,8 +293,8 @@ impl Shape {
     }
 
     /// The smallest form of a slice given in raw form.
-    pub(crate) fn plan(&self, raw: &(impl Words + ?Sized)) -> Plan {
-        let none = Plan {
+    pub(crate) fn plan(&self, raw: &(impl Words + ?Sized)) -> Packing {
+        let none = Packing {
             form: Form::Raw,
             words: self.raw_words(),
             base: 0,
@@ -307,7 +307,7 @@ impl Shape {
         let runs = self.count_runs(raw, most / self.run_words()) * self.run_words();
         if runs <= most {
             let form = Form::Runs;
-            return Plan {
+            return Packing {
                 form,
                 words: runs,
                 ..none
@@ -322,7 +322,7 @@ impl Shape {
 
     /// A form of a slice given in raw form in which its entries can be changed: to clusters with the
     /// same flags and numbers up to about four times as large, or to anything.
-    pub(crate) fn plan_changing(&self, raw: &[u64]) -> Plan {
+    pub(crate) fn plan_changing(&self, raw: &[u64]) -> Packing {
         let words = self.raw_words();
         if let Some(mut plan) = self.plan_packed(raw, HEADROOM_BITS) {
             if self.extended && plan.uniform {
@@ -333,7 +333,7 @@ impl Shape {
                 return plan;
             }
         }
-        Plan {
+        Packing {
             form: Form::Raw,
             words,
             base: 0,
@@ -389,7 +389,7 @@ impl Shape {
         }
     }
 
-    fn plan_packed(&self, raw: &(impl Words + ?Sized), headroom: u32) -> Option<Plan> {
+    fn plan_packed(&self, raw: &(impl Words + ?Sized), headroom: u32) -> Option<Packing> {
         let firsts = || (0..self.entries).map(|index| self.get_raw(raw, index).0);
         let flags = firsts().find(|first| *first >= SPECIAL);
         let flags = flags.map_or(0, |first| first & !OFFSET_MASK);
@@ -421,7 +421,7 @@ impl Shape {
             (true, false) => self.entries,
         };
         let numbers = (self.entries * width as usize).div_ceil(64);
-        Some(Plan {
+        Some(Packing {
             form: Form::Packed,
             words: PACKED_WORDS + numbers + bitmaps,
             base,
@@ -432,7 +432,7 @@ impl Shape {
     }
 
     /// Writes a slice given in raw form to `body` as planned; `body` is as long as the plan says.
-    pub(crate) fn pack(&self, plan: &Plan, raw: &(impl Words + ?Sized), body: &mut [u64]) {
+    pub(crate) fn pack(&self, plan: &Packing, raw: &(impl Words + ?Sized), body: &mut [u64]) {
         match plan.form {
             Form::Raw => {
                 for (at, out) in body.iter_mut().enumerate() {
@@ -459,7 +459,7 @@ impl Shape {
         });
     }
 
-    fn pack_numbers(&self, plan: &Plan, raw: &(impl Words + ?Sized), body: &mut [u64]) {
+    fn pack_numbers(&self, plan: &Packing, raw: &(impl Words + ?Sized), body: &mut [u64]) {
         let width = plan.width as usize;
         let uniform = if plan.uniform { UNIFORM } else { 0 };
         body[0] = plan.base | (width as u64) << WIDTH_SHIFT | uniform;

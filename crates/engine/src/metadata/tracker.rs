@@ -1,10 +1,10 @@
-//! Which parts of the active mapping have changed since somebody began to watch.
+//! Dirty tracking of the active mapping while a switch copies it: which entries changed since then.
 //!
-//! Whoever watches begins, and then looks at tables: in the cache first, and on the disk for what is not
+//! The switch begins to watch, and then looks at tables: in the cache first, and on the disk for what is not
 //! there, which is at least as new as the moment of the look at the cache. What changed before that is in what
-//! they saw, and what changes later is noted here. A change is noted after it was made, under no lock of
+//! it saw, and what changes later is noted here. A change is noted after it was made, under no lock of
 //! the cache; the cache's locks order it. If the look came before the change, then the change
-//! sees that somebody watches.
+//! sees that it is watched.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Models of the locks on blocks: whoever rewrites a block sees what was written to it before, and
-//! nobody's bytes are undone. A wake-up that is lost shows as a deadlock.
+//! Models of the locks on blocks: a request that rewrites a block sees what was written to it before, and
+//! no request's bytes are undone. A wake-up that is lost shows as a deadlock.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ struct Blocks {
 }
 
 impl Blocks {
-    /// As `align` does it: without waiting if nobody rewrites blocks.
+    /// As `align` does it: without waiting if no request rewrites blocks.
     fn write_whole(&self, block: usize) {
         let at = block as u64 * BLOCK;
         let write = || self.bytes[block].store(WHOLE, Ordering::Relaxed);

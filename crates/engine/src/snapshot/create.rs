@@ -216,10 +216,10 @@ impl<F: File> Switch<'_, F> {
     ) -> Result<(), Failure> {
         self.job.step(0)?;
         let active = self.active;
-        let (flush, grace) = (&active.writer.flush, &active.writer.grace);
+        let (flush, epochs) = (&active.writer.flush, &active.writer.epochs);
         // Requests that wait for a pass would hold up those that wait for the gate.
         flush.rest().await;
-        let closed = grace.gate.close(|| grace.is_empty()).await;
+        let closed = epochs.gate.close(|| epochs.is_empty()).await;
         let mut result = Err(Failure::Again);
         let pass = async || {
             if copying != Copying::Create {
@@ -237,7 +237,7 @@ impl<F: File> Switch<'_, F> {
                 Err(failure) => Err(failure),
             };
             drop(closed);
-            // Whoever asked for a flush meanwhile is served by this pass.
+            // Flushes that were asked for meanwhile are served by this pass.
             active.write_back().await
         };
         flush.lead(&active.image.poison, pass).await?;

@@ -1,4 +1,4 @@
-//! How much the refcount of each host cluster is to change: a number for every cluster of each refcount
+//! Refcount deltas: how much the count of each host cluster is to change, a number for every cluster of each refcount
 //! block that has one to change.
 
 /// Changes of refcounts.

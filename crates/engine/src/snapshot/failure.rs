@@ -1,4 +1,4 @@
-//! Why a switch of the whole image did not come about.
+//! Errors of a switch of the whole image.
 
 use gaur_block::Errno;
 use gaur_format::Corruption;
@@ -55,7 +55,7 @@ impl From<ImageError> for Failure {
 }
 
 impl Failure {
-    /// The error for whoever asked for what `doing` says.
+    /// The error for the caller, who asked for what `doing` says.
     pub(crate) fn explain(self, doing: &str) -> ImageError {
         let corrupt = |text: String| {
             let text = format!("{doing}: {text}; check the image first");

@@ -7,13 +7,13 @@ use gaur_format::{HostOffset, limit};
 use super::NewSnapshot;
 use crate::error::{ErrorKind, ImageError};
 
-/// The table of snapshots as it is on the disk, and who reads which.
+/// The table of snapshots as it is on the disk, and which of them have readers.
 #[derive(Debug)]
 pub(crate) struct SnapshotList {
     all: Vec<Snapshot>,
     pub(crate) offset: u64,
     pub(crate) table_bytes: u64,
-    /// Ids of snapshots that somebody reads, once for each reader.
+    /// Ids of snapshots that are being read, once for each reader.
     held: Vec<Vec<u8>>,
 }
 
@@ -38,7 +38,7 @@ impl SnapshotList {
         (self.all, self.offset, self.table_bytes) = (all, offset, table_bytes);
     }
 
-    /// Somebody begins to read the snapshot with this id.
+    /// A reader of the snapshot with this id begins.
     pub(crate) fn hold(&mut self, id: &[u8]) {
         self.held.push(id.to_vec());
     }
@@ -50,7 +50,7 @@ impl SnapshotList {
         }
     }
 
-    /// Whether somebody reads it.
+    /// Whether it has a reader.
     pub(crate) fn is_held(&self, id: &[u8]) -> bool {
         self.held.iter().any(|held| held == id)
     }

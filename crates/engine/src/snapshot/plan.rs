@@ -1,4 +1,4 @@
-//! What a switch of the whole image is going to change: counts, copies of L2 tables, copies of refcount
+//! Plan of a switch of the whole image, and what it changes: counts, copies of L2 tables, copies of refcount
 //! blocks. Sync; [`super::switch`] does the input and output.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -23,7 +23,7 @@ pub(crate) fn reference(raw: u64, geometry: &Geometry) -> Result<Reference, Corr
         let (first, count) = descriptor.clusters(geometry);
         return Ok(Reference::Compressed(first.0, count));
     }
-    // An offset inside a cluster counts as the cluster; whoever reads through it finds the damage.
+    // An offset inside a cluster counts as the cluster; a read through it finds the damage.
     match (raw & OFFSET_MASK) >> geometry.cluster_bits() {
         0 => Ok(Reference::Nothing),
         cluster => Ok(Reference::Cluster(cluster)),

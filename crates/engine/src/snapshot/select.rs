@@ -1,4 +1,4 @@
-//! Which snapshot somebody means: a text may be an id or a name.
+//! Looking up a snapshot by a text that may be its id or its name.
 
 use gaur_format::snapshot::Snapshot;
 

@@ -1,4 +1,4 @@
-//! A switch of the whole image: new refcount blocks, new L2 tables and new L1 tables are written to free
+//! Atomic switch of the whole image to new metadata: new refcount blocks, new L2 tables and new L1 tables are written to free
 //! clusters while requests go on, and become visible together by one write of the header's sector.
 //!
 //! Crash rules. Nothing that the old header leads to is changed, so a power cut before the header's
@@ -6,7 +6,7 @@
 //! leaked. All that the new header leads to was flushed before that sector is written (O5). COPIED flags
 //! and refcounts change together, because both lie in what is switched.
 //!
-//! While requests go on, they change tables and counts that were copied already. They are watched: what
+//! While requests go on, they change tables and counts that were copied already. They are tracked: what
 //! changed is copied once more, and in the end, with no request inside, once again.
 
 use std::collections::BTreeSet;
@@ -398,7 +398,7 @@ impl<'a, F: File> Switch<'a, F> {
         self.take_area(bytes).await
     }
 
-    /// The areas that nobody needs once the switch is made lose their reference: the active L1 table,
+    /// The areas that are not needed once the switch is made lose their reference: the active L1 table,
     /// the refcount table and the table of snapshots.
     pub(crate) fn drop_old_areas(&mut self) -> Result<(), Failure> {
         self.cover_blocks();
@@ -418,8 +418,8 @@ impl<'a, F: File> Switch<'a, F> {
         Ok(())
     }
 
-    /// Writes what is left to write and switches. Nobody is inside, and this is the only pass. The
-    /// second error means that nobody knows what the disk has.
+    /// Writes what is left to write and switches. No request is inside, and this is the only pass. The
+    /// second error means that it is unknown what the disk has.
     pub(crate) async fn make(&mut self, outcome: Outcome) -> Result<Result<(), Failure>, Errno> {
         if let Err(failure) = self.write_outcome(&outcome).await {
             return Ok(Err(failure));

@@ -321,7 +321,7 @@ impl VmStateSave {
     /// Gives back what was taken ahead and not used, so that what comes next takes its place.
     pub(super) async fn return_reserve<F: File>(&self, queue: &Queue<F>) {
         // Counts change, as they do for a request: not while the whole image is switched.
-        let _inside = queue.enter_open().await;
+        let _epoch = queue.enter_open().await;
         if let Some(writer) = &self.image.writer {
             let mut shared = self.shared.lock();
             let mut alloc = writer.alloc.lock();
@@ -412,7 +412,7 @@ impl Shared {
         let most = (RESERVE_BYTES_MAX / cluster_bytes).max(1);
         self.reserve_next = (self.reserve_next * 2).clamp(1, most);
         match self.reserve.back_mut() {
-            Some(last) if last.start + last.len == run.start && last.fresh == run.fresh => {
+            Some(last) if last.start + last.len == run.start && last.zeroed == run.zeroed => {
                 last.len += run.len;
             }
             _ => self.reserve.push_back(run),

@@ -234,7 +234,7 @@ impl VmStateSave {
         }
         active.announce().await.map_err(fail)?;
         // As a request: nothing is counted while the whole image is switched.
-        let _inside = queue.enter_open().await;
+        let _epoch = queue.enter_open().await;
         let many = self.shared.lock().reserve_next.max(want);
         let mut run = active.take_clusters(many).await;
         if run.is_err() && many > want {

@@ -98,7 +98,7 @@ impl Guarded {
     }
 }
 
-/// As slices are loaded: whoever finds one missing takes its key, looks again, and loads it.
+/// As slices are loaded: a task that finds one missing takes its key, looks again, and loads it.
 #[test]
 fn what_a_key_stands_for_is_done_once() {
     check(|| {
@@ -124,7 +124,7 @@ fn what_a_key_stands_for_is_done_once() {
             let keys = Arc::clone(&keys);
             move || {
                 let held = block_on(keys.lock_or_wait(8));
-                assert!(held.is_some(), "nobody else wants this one");
+                assert!(held.is_some(), "no other task wants this one");
             }
         });
         let thread = thread::spawn(work());

@@ -1,40 +1,40 @@
-//! Where the slices of a shard are, by their host offset.
+//! Index of the cached L2 slices of a shard: host offset to slot in its memory.
 //!
-//! A hash table that takes a known amount of memory for as long as nobody tells it to grow: entries
+//! A hash table that takes a known amount of memory until [`SliceIndex::grow`] is called: entries
 //! that go leave nothing behind, so coming and going costs no growth, and nothing is allocated.
 
-use super::l2_shard::Place;
+use super::l2_shard::SliceSlot;
 
 /// The table.
 #[derive(Debug, Default)]
-pub(crate) struct PlaceIndex {
-    /// A power of two of them, or none. A place of length 0 is vacant.
-    slots: Vec<Place>,
+pub(crate) struct SliceIndex {
+    /// A power of two of them, or none. A slot of length 0 is vacant.
+    slots: Vec<SliceSlot>,
     len: usize,
 }
 
 /// Fewest slots of a table that is not empty.
 const SLOTS_MIN: usize = 4;
 
-impl PlaceIndex {
-    /// Number of places.
+impl SliceIndex {
+    /// Number of slots.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Places there is room for.
+    /// Slots there is room for.
     pub(crate) fn capacity(&self) -> usize {
         self.slots.len() / 4 * 3
     }
 
     /// Bytes that the table takes.
     pub(crate) fn bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Place>()
+        self.slots.capacity() * size_of::<SliceSlot>()
     }
 
     /// Bytes that it would take with twice the room.
     pub(crate) fn bytes_grown(&self) -> usize {
-        (self.slots.len() * 2).max(SLOTS_MIN) * size_of::<Place>()
+        (self.slots.len() * 2).max(SLOTS_MIN) * size_of::<SliceSlot>()
     }
 
     /// Doubles the room.
@@ -53,13 +53,13 @@ impl PlaceIndex {
     }
 
     fn resize(&mut self, slots: usize) {
-        let mut fresh = Vec::new();
-        fresh.reserve_exact(slots);
-        fresh.resize_with(slots, Place::default);
-        let old = std::mem::replace(&mut self.slots, fresh);
+        let mut grown = Vec::new();
+        grown.reserve_exact(slots);
+        grown.resize_with(slots, SliceSlot::default);
+        let old = std::mem::replace(&mut self.slots, grown);
         self.len = 0;
-        for place in old.into_iter().filter(|place| place.len > 0) {
-            self.insert(place);
+        for slot in old.into_iter().filter(|slot| slot.len > 0) {
+            self.insert(slot);
         }
     }
 
@@ -75,36 +75,36 @@ impl PlaceIndex {
         let mut at = self.home(offset);
         loop {
             // An empty table has no slot; any other has a vacant one.
-            let place = self.slots.get(at)?;
-            if place.len == 0 {
+            let slot = self.slots.get(at)?;
+            if slot.len == 0 {
                 return None;
             }
-            if place.offset == offset {
+            if slot.offset == offset {
                 return Some(at);
             }
             at = (at + 1) & (self.slots.len() - 1);
         }
     }
 
-    /// The place of the slice at `offset`.
+    /// The slot of the slice at `offset`.
     #[inline]
-    pub(crate) fn get(&self, offset: u64) -> Option<&Place> {
+    pub(crate) fn get(&self, offset: u64) -> Option<&SliceSlot> {
         self.slots.get(self.find(offset)?)
     }
 
     /// The same, to be changed; its offset and whether its length is 0 stay.
     #[inline]
-    pub(crate) fn get_mut(&mut self, offset: u64) -> Option<&mut Place> {
+    pub(crate) fn get_mut(&mut self, offset: u64) -> Option<&mut SliceSlot> {
         let at = self.find(offset)?;
         self.slots.get_mut(at)
     }
 
-    /// Adds a place that is not there yet, for which there is room.
-    pub(crate) fn insert(&mut self, place: Place) {
-        let mut at = self.home(place.offset);
+    /// Adds a slot that is not there yet, for which there is room.
+    pub(crate) fn insert(&mut self, new: SliceSlot) {
+        let mut at = self.home(new.offset);
         while let Some(slot) = self.slots.get_mut(at) {
             if slot.len == 0 {
-                *slot = place;
+                *slot = new;
                 self.len += 1;
                 return;
             }
@@ -112,12 +112,12 @@ impl PlaceIndex {
         }
     }
 
-    /// Takes out the place of the slice at `offset`.
-    pub(crate) fn remove(&mut self, offset: u64) -> Option<Place> {
+    /// Takes out the slot of the slice at `offset`.
+    pub(crate) fn remove(&mut self, offset: u64) -> Option<SliceSlot> {
         let mut hole = self.find(offset)?;
         let removed = std::mem::take(&mut self.slots[hole]);
         self.len -= 1;
-        // Whoever would no longer be found across the hole moves into it.
+        // A slot that would no longer be found across the hole moves into it.
         let mask = self.slots.len() - 1;
         let mut at = (hole + 1) & mask;
         while self.slots[at].len > 0 {
@@ -131,9 +131,9 @@ impl PlaceIndex {
         Some(removed)
     }
 
-    /// All places.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Place> {
-        self.slots.iter().filter(|place| place.len > 0)
+    /// All slots.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &SliceSlot> {
+        self.slots.iter().filter(|slot| slot.len > 0)
     }
 }
 
@@ -141,18 +141,18 @@ impl PlaceIndex {
 mod tests {
     use super::*;
 
-    fn place(offset: u64, at: u32) -> Place {
-        Place {
+    fn slot(offset: u64, at: u32) -> SliceSlot {
+        SliceSlot {
             offset,
             at,
             len: 1,
-            ..Place::default()
+            ..SliceSlot::default()
         }
     }
 
     #[test]
     fn what_went_in_is_found_until_it_goes() {
-        let mut index = PlaceIndex::default();
+        let mut index = SliceIndex::default();
         assert!(index.get(0).is_none());
         let mut model = std::collections::BTreeMap::new();
         let mut random = 1_u64;
@@ -162,22 +162,22 @@ mod tests {
                 .wrapping_add(1);
             let offset = (random >> 40) % 300 * 512;
             if random >> 33 & 1 == 0 || model.contains_key(&offset) {
-                let removed = index.remove(offset).map(|place| place.at);
+                let removed = index.remove(offset).map(|slot| slot.at);
                 assert_eq!(removed, model.remove(&offset));
             } else {
                 if index.len() == index.capacity() {
                     index.grow();
                 }
-                index.insert(place(offset, step));
+                index.insert(slot(offset, step));
                 model.insert(offset, step);
             }
             assert_eq!(index.len(), model.len());
             let probe = (random >> 20) % 300 * 512;
-            let found = index.get(probe).map(|place| place.at);
+            let found = index.get(probe).map(|slot| slot.at);
             assert_eq!(found, model.get(&probe).copied());
         }
-        assert!(index.bytes() <= 512 * size_of::<Place>());
-        let at = |index: &PlaceIndex| index.iter().map(|place| place.offset).collect::<Vec<_>>();
+        assert!(index.bytes() <= 512 * size_of::<SliceSlot>());
+        let at = |index: &SliceIndex| index.iter().map(|slot| slot.offset).collect::<Vec<_>>();
         let mut found = at(&index);
         found.sort_unstable();
         assert_eq!(found, model.keys().copied().collect::<Vec<_>>());
