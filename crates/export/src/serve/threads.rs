@@ -77,7 +77,7 @@ impl<R: Send + 'static, S: Send + 'static> Prepared<R, S> {
                 Ok(Ok(report)) => all.push(report),
                 Ok(Err(reason)) => failure = failure.or(Some(reason)),
                 Err(_) => {
-                    let panicked = "a serving thread failed while it made its device";
+                    let panicked = "a serving thread failed while it opened the exports";
                     failure = failure.or(Some(panicked.to_owned()));
                 }
             }
