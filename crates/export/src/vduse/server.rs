@@ -102,7 +102,6 @@ fn rings_options(options: &Options, rings: u16) -> RingsOptions {
         reactor: options.reactor,
         read_only: options.read_only,
         serial: options.serial.clone(),
-        bounce_bytes: options.bounce_bytes,
         log: options.log.clone(),
     }
 }

@@ -45,7 +45,6 @@ where
             reactor: options.reactor,
             read_only: options.read_only,
             serial: options.serial.clone(),
-            bounce_bytes: options.bounce_bytes,
             log: options.log.clone(),
         },
         devices,

@@ -7,7 +7,6 @@
 //! once, checked, and used from then on. What a ring must not say ends that ring with a
 //! [`violation::Violation`]; what a request must not say fails that request.
 
-mod bounce;
 mod chain;
 pub(crate) mod config;
 mod execute;
@@ -20,8 +19,8 @@ pub(crate) mod rings;
 mod running_ring;
 pub(crate) mod server;
 mod sigbus;
-mod station;
 #[cfg(test)]
 mod tests;
+mod thread_context;
 mod violation;
 pub(crate) mod wire;

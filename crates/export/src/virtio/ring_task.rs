@@ -6,36 +6,36 @@ use gaur_block::Device;
 
 use super::ring_command::RingCommand;
 use super::running_ring::{self, RunningRing};
-use super::station::Station;
+use super::thread_context::ThreadContext;
 use crate::serve::Channel;
 
 /// Follows commands until [`RingCommand::End`].
 pub(super) async fn run<D: Device + 'static>(
-    station: Rc<Station<D>>,
+    context: Rc<ThreadContext<D>>,
     index: u16,
     commands: Channel<RingCommand>,
 ) {
     loop {
         match commands.take().await {
             RingCommand::Start(setup) => {
-                let ring = RunningRing::new(&station, index, *setup);
+                let ring = RunningRing::new(&context, index, *setup);
                 let answer = running_ring::serve(&ring, &commands).await;
                 answer.put(Some(ring.next()));
             }
             RingCommand::Stop(answer) => answer.put(None),
             RingCommand::End => return,
-            other => attend(&station, other).await,
+            other => attend(&context, other).await,
         }
     }
 }
 
 /// Commands that need no running ring.
-pub(super) async fn attend<D: Device>(station: &Station<D>, command: RingCommand) {
+pub(super) async fn attend<D: Device>(context: &ThreadContext<D>, command: RingCommand) {
     match command {
-        RingCommand::Geometry(answer) => answer.put(station.geometry()),
+        RingCommand::Geometry(answer) => answer.put(context.geometry()),
         #[cfg(feature = "vduse")]
         RingCommand::Position(answer) => answer.put(None),
-        RingCommand::Flush(answer) => answer.put(station.flush().await),
+        RingCommand::Flush(answer) => answer.put(context.flush().await),
         RingCommand::Start(_) | RingCommand::Stop(_) | RingCommand::Call(_) | RingCommand::End => {}
     }
 }

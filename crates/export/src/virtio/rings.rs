@@ -7,7 +7,7 @@ use gaur_reactor::{Config, ThreadsConfig};
 
 use super::ring_command::{Geometry, RingCommand, RingSetup};
 use super::ring_task;
-use super::station::Station;
+use super::thread_context::ThreadContext;
 use crate::error::ServeError;
 use crate::serve::{Channel, Log, Prepared, say};
 
@@ -20,8 +20,6 @@ pub(crate) struct RingsOptions {
     pub(crate) reactor: Config,
     pub(crate) read_only: bool,
     pub(crate) serial: String,
-    /// For bounce buffers, of each thread.
-    pub(crate) bounce_bytes: usize,
     pub(crate) log: Option<Log>,
 }
 
@@ -51,27 +49,21 @@ where
         reactor: options.reactor,
     };
     let make = move |thread| {
-        let station = Rc::new(Station::new(
+        let context = Rc::new(ThreadContext::new(
             devices(thread)?,
             options.read_only,
             &options.serial,
-            options.bounce_bytes,
             options.log.clone(),
         ));
-        let geometry = station.geometry();
-        Ok((station, geometry))
+        let geometry = context.geometry();
+        Ok((context, geometry))
     };
     Prepared::start(
         &config,
         make,
-        |station: Rc<Station<D>>, rings: ThreadRings| {
-            let trimmed = Rc::downgrade(&station);
-            gaur_reactor::keep_trimmed(move || {
-                let station = trimmed.upgrade();
-                station.map(|station| station.bounce.trim()).is_some()
-            });
+        |context: Rc<ThreadContext<D>>, rings: ThreadRings| {
             for (ring, commands) in rings {
-                gaur_reactor::spawn(ring_task::run(station.clone(), ring, commands));
+                gaur_reactor::spawn(ring_task::run(context.clone(), ring, commands));
             }
             std::future::ready(Ok(()))
         },

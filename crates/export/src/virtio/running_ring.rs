@@ -9,18 +9,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gaur_block::{Device, Tag};
+use gaur_block::Device;
 use gaur_reactor::local::Notify;
 use gaur_reactor::{Descriptor, Either, race};
 
 use super::chain::Chain;
-use super::execute::{self, Terms};
+use super::execute::{self, RequestFlags};
 use super::inflight::InflightLog;
 use super::memory::GuestMemory;
 use super::ring::Ring;
 use super::ring_command::{CallNotifier, RingCommand, RingSetup, raise};
 use super::ring_task;
-use super::station::Station;
+use super::thread_context::ThreadContext;
 use super::violation::Violation;
 use super::wire::feature;
 use crate::serve::{Channel, Serve, Workers};
@@ -35,7 +35,7 @@ pub(super) struct Job {
 
 /// A ring that runs.
 pub(super) struct RunningRing<D> {
-    station: Rc<Station<D>>,
+    context: Rc<ThreadContext<D>>,
     index: u16,
     memory: Arc<dyn GuestMemory>,
     ring: RefCell<Ring>,
@@ -64,7 +64,7 @@ pub(super) struct RunningRing<D> {
 impl<D: Device + 'static> RunningRing<D> {
     /// The ring of `setup`, number `index` of its device.
     pub(super) fn new(
-        station: &Rc<Station<D>>,
+        context: &Rc<ThreadContext<D>>,
         index: u16,
         setup: RingSetup,
     ) -> Rc<RunningRing<D>> {
@@ -90,7 +90,7 @@ impl<D: Device + 'static> RunningRing<D> {
         let in_flight = inherited.len() as u16;
         let ring = Ring::new(addresses, memory.clone(), event_idx, next, in_flight);
         Rc::new(RunningRing {
-            station: station.clone(),
+            context: context.clone(),
             index,
             memory,
             busy: RefCell::new(vec![false; usize::from(ring.size())]),
@@ -207,7 +207,7 @@ impl<D: Device + 'static> RunningRing<D> {
     fn give_up(&self, reason: &str) {
         self.broken.set(true);
         let index = self.index;
-        self.station
+        self.context
             .say(&format!("ring {index} is given up: {reason}"));
         if let Some(error) = &self.error {
             raise(error);
@@ -231,13 +231,12 @@ impl<D: Device + 'static> Serve for RunningRing<D> {
     }
 
     async fn serve(self: &Rc<Self>, job: &mut Box<Job>) {
-        let terms = Terms {
-            tag: Tag(u32::from(self.index) << 16 | u32::from(job.head)),
-            read_only: self.station.read_only,
+        let flags = RequestFlags {
+            read_only: self.context.read_only,
             write_through: self.features & feature::FLUSH == 0
                 || self.write_through.load(Ordering::Relaxed),
         };
-        job.written = execute::execute(&self.station, terms, &mut job.chain).await;
+        job.written = execute::execute(&self.context, flags, &job.chain).await;
     }
 
     fn complete(&self, job: Box<Job>) {
@@ -287,7 +286,7 @@ pub(super) async fn serve<D: Device + 'static>(
             }
             #[cfg(feature = "vduse")]
             Either::Left(RingCommand::Position(answer)) => answer.put(Some(ring.next())),
-            Either::Left(command) => ring_task::attend(&ring.station, command).await,
+            Either::Left(command) => ring_task::attend(&ring.context, command).await,
             Either::Right(Ok(_)) => ring.pump(),
             Either::Right(Err(errno)) => ring.give_up(&format!("cannot wait for kicks: {errno}")),
         }

@@ -1,6 +1,6 @@
 //! One request against the disk, up to its answer.
 
-use gaur_block::{Device, Errno, Payload, Request as Ask, Source, Tag, Target};
+use gaur_block::{Device, Errno, Payload, Request as Ask, Source, Target};
 use gaur_reactor::yield_now;
 
 use super::reader::Reader;
@@ -24,11 +24,10 @@ pub(super) enum Answer {
 /// Serves a request whose bytes lie in the buffer, where the payload of the answer goes too.
 pub(super) async fn run<D: Device + 'static>(
     reader: &Reader<D>,
-    tag: Tag,
     buffer: &mut RequestBuffer,
     request: &Request,
 ) -> Answer {
-    let worker = Worker { reader, tag };
+    let worker = Worker { reader };
     match worker.run(buffer, request).await {
         Ok(answer) => answer,
         Err(errno) => Answer::Reply(Reply::error(&request.head, errno)),
@@ -37,7 +36,6 @@ pub(super) async fn run<D: Device + 'static>(
 
 struct Worker<'a, D> {
     reader: &'a Reader<D>,
-    tag: Tag,
 }
 
 impl<D: Device + 'static> Worker<'_, D> {
@@ -100,10 +98,7 @@ impl<D: Device + 'static> Worker<'_, D> {
     }
 
     async fn ask(&self, request: Ask) -> Result<(), Errno> {
-        self.reader
-            .device
-            .submit(self.tag, request, Payload::None)
-            .await
+        self.reader.device.submit(request, Payload::None).await
     }
 
     fn writable(&self) -> Result<(), Errno> {
@@ -140,10 +135,10 @@ impl<D: Device + 'static> Worker<'_, D> {
         let mut offset_bytes = offset_bytes;
         for piece in buffer.payload()[..len].chunks_mut(self.reader.max_transfer) {
             let len_bytes = piece.len() as u64;
-            let payload = Payload::Read(Target::Memory(piece));
+            let payload = Payload::Read(Target::memory(piece));
             self.reader
                 .device
-                .submit(self.tag, Ask::Read { offset_bytes }, payload)
+                .submit(Ask::Read { offset_bytes }, payload)
                 .await?;
             offset_bytes += len_bytes;
         }
@@ -169,11 +164,8 @@ impl<D: Device + 'static> Worker<'_, D> {
                 offset_bytes,
                 fua: fua && !split,
             };
-            let payload = Payload::Write(Source::Memory(piece));
-            self.reader
-                .device
-                .submit(self.tag, request, payload)
-                .await?;
+            let payload = Payload::Write(Source::memory(piece));
+            self.reader.device.submit(request, payload).await?;
             offset_bytes += piece.len() as u64;
         }
         if fua && split {

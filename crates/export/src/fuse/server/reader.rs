@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use gaur_block::{Device, Errno, Tag};
+use gaur_block::{Device, Errno};
 use gaur_reactor::local::Notify;
 use gaur_reactor::{Descriptor, Either, race, yield_now};
 
@@ -125,13 +125,13 @@ impl<D: Device + 'static> Reader<D> {
         for (number, buffer) in buffers?.into_iter().enumerate() {
             self.workers.begin();
             let leads = number == 0;
-            gaur_reactor::spawn(self.clone().work(Tag(number as u32), buffer, leads));
+            gaur_reactor::spawn(self.clone().work(buffer, leads));
         }
         self.workers.drained().await;
         self.failure.get().map_or(Ok(()), Err)
     }
 
-    async fn work(self: Rc<Self>, tag: Tag, mut buffer: RequestBuffer, leads: bool) {
+    async fn work(self: Rc<Self>, mut buffer: RequestBuffer, leads: bool) {
         // A device that panics broke its word, and its request is never answered unless it is over for all.
         let _present = OnDrop(|| self.workers.end());
         let _guard = PanicGuard(|| self.fail(Errno::EIO));
@@ -151,7 +151,7 @@ impl<D: Device + 'static> Reader<D> {
             let Some(request) = self.next(&mut buffer, &mut row).await else {
                 return;
             };
-            let mut served = pin!(self.serve(tag, &mut buffer, &request));
+            let mut served = pin!(self.serve(&mut buffer, &request));
             let at_once = poll_fn(|context| Poll::Ready(served.as_mut().poll(context))).await;
             if at_once.is_pending() {
                 leads = false;
@@ -226,8 +226,8 @@ impl<D: Device + 'static> Reader<D> {
         }
     }
 
-    async fn serve(&self, tag: Tag, buffer: &mut RequestBuffer, request: &Request) {
-        match execute::run(self, tag, buffer, request).await {
+    async fn serve(&self, buffer: &mut RequestBuffer, request: &Request) {
+        match execute::run(self, buffer, request).await {
             Answer::Reply(reply) => self.send(reply.bytes()),
             Answer::Data(reply, len) => self.send(buffer.answer(reply.bytes(), len)),
         }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gaur_block::{Device, Errno, Payload, Request, Tag};
+use gaur_block::{Device, Errno, Payload, Request};
 use gaur_reactor::{Either, Stop, ThreadsConfig, race};
 
 use super::control::{Control, Message, Notifier, Resizer};
@@ -133,7 +133,7 @@ async fn serve_on_thread<D: Device + 'static>(
     let flushed = if read_only {
         Ok(())
     } else {
-        device.submit(Tag(0), Request::Flush, Payload::None).await
+        device.submit(Request::Flush, Payload::None).await
     };
     let flushed =
         flushed.map_err(|errno| ServeError::because("the last flush of the disk failed", errno));

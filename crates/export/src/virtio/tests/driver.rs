@@ -125,7 +125,6 @@ impl Machine {
                 reactor: Config::default(),
                 read_only: false,
                 serial: "a serial number".to_owned(),
-                bounce_bytes: 0,
                 log: Some(log.clone()),
             },
             move |_| Ok(device.clone()),
