@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     options.threads = available_parallelism()?.get().min(4);
     let served = disk.clone();
     // Called on each of its threads, which have a reactor.
-    let server = vhost_user::Server::start(options, move |_| Ok(served.queue()))?;
+    let server = vhost_user::start(options, move |_| Ok(served.queue()))?;
     println!("{}", server.place());
 
     stdin().read_to_end(&mut Vec::new())?;
