@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, Status, Tag};
+use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, Status};
 
 use crate::active::Active;
 use crate::compress::Decompressor;
@@ -248,7 +248,7 @@ impl<F: File> Device for Queue<F> {
         }
     }
 
-    async fn submit(&self, _tag: Tag, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
+    async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         let result = self.serve(request, payload).await;
         if self.image.take_corrupt()
             && let Some(active) = self.active()
@@ -260,13 +260,7 @@ impl<F: File> Device for Queue<F> {
 
     async fn status(&self, offset_bytes: u64, len_bytes: u64) -> Result<Status, Errno> {
         self.check_range(offset_bytes, len_bytes, Errno::EINVAL)?;
-        let extent = self.map(offset_bytes, len_bytes).await?;
-        Ok(Status {
-            len_bytes: extent.len_bytes,
-            // As QEMU: what has no bytes in a file is a hole.
-            allocated: extent.data,
-            zero: extent.zero,
-        })
+        self.map(offset_bytes, len_bytes).await.map(Status::from)
     }
 }
 

@@ -19,9 +19,9 @@ use crate::image::Writer;
 use crate::job::Job;
 use crate::metadata::alloc::Free;
 use crate::metadata::holes::Hole;
+use crate::metadata::maps::Kind;
 use crate::metadata::maps::{Located, Maps};
 use crate::queue::Unmap;
-use crate::read::Place;
 use crate::write::{Need, reference_of};
 
 /// What is done with a range.
@@ -168,11 +168,11 @@ impl<F: File> Active<'_, F> {
     /// Zeros a range by writing, unless it reads as zeros already.
     async fn zero_by_writing(&self, offset: u64, len: u64) -> Result<(), Errno> {
         let reads_as_zeros =
-            |place: &Place| matches!(place, Place::Nothing { .. } | Place::Zero { .. });
+            |kind: &Kind| matches!(kind, Kind::Unallocated { .. } | Kind::Zero { .. });
         let (mut at, end) = (offset, offset + len);
         while at < end {
             let found = self.queue.find(at, end - at).await?;
-            if !reads_as_zeros(&found.place) {
+            if !reads_as_zeros(&found.kind) {
                 self.write_zero_bytes(at, found.len).await?;
                 at += found.len;
                 continue;
@@ -191,7 +191,7 @@ impl<F: File> Active<'_, F> {
             };
             match now {
                 None => self.writer.claims.waiters(at).wait(ticket).await,
-                Some(Some(now)) if reads_as_zeros(&now.place) => at += now.len,
+                Some(Some(now)) if reads_as_zeros(&now.kind) => at += now.len,
                 Some(_) => {}
             }
         }
@@ -205,7 +205,7 @@ impl<F: File> Active<'_, F> {
             let step = (end - at).min(ZEROS_BYTES);
             let mut zeros = self.queue.pool.take(self.queue.top_file(), step as usize);
             zeros.fill(0);
-            self.write(at, Source::Memory(&zeros)).await?;
+            self.write(at, Source::memory(&zeros)).await?;
             at += step;
         }
         Ok(())
