@@ -1,4 +1,4 @@
-//! A reactor in somebody else's event loop: its descriptor is readable exactly when there is something to do.
+//! A reactor in the event loop of an application: its descriptor is readable exactly when there is something to do.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
