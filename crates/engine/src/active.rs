@@ -3,9 +3,10 @@
 //! [`Queue`] checks a request and hands it here; every flow that changes mappings, counts or the header
 //! is a method of [`Active`], in the file of that flow. Made for a request, or for a whole operation.
 
-use gaur_block::{Errno, File};
+use gaur_block::{Errno, File, Source, Target};
 use gaur_format::geometry::Geometry;
 
+use crate::align;
 use crate::image::{Image, Qcow2, Writer};
 use crate::queue::{Change, Queue};
 use crate::read::MappedLayer;
@@ -64,5 +65,17 @@ impl<'q, F: File> Active<'q, F> {
             qcow2: self.qcow2,
             file: self.queue.top_file(),
         }
+    }
+
+    /// Reads bytes of the image file.
+    pub(crate) async fn read_file(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+        let (file, pool) = (self.queue.top_file(), &self.queue.pool);
+        align::read(file, pool, offset, Target::Memory(bytes)).await
+    }
+
+    /// Writes bytes of the image file.
+    pub(crate) async fn write_file(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let (file, pool) = (self.queue.top_file(), &self.queue.pool);
+        align::write(file, pool, &self.image.locks, offset, Source::Memory(bytes)).await
     }
 }

@@ -8,15 +8,17 @@
 use gaur_block::{Errno, File, Source};
 use gaur_format::AllocationPolicy;
 use gaur_format::addr::{GuestOffset, HostOffset};
+use gaur_format::geometry::Geometry;
 use gaur_format::l2::L2Entry;
 
 use crate::active::Active;
 use crate::align;
 use crate::corruption::Fault;
 use crate::fill::Fill;
-use crate::metadata::alloc::{AllocError, AllocNeed, Free, Run};
+use crate::metadata::alloc::{AllocError, AllocNeed, Run};
 use crate::metadata::claims::ClaimList;
 use crate::metadata::maps::{Kind, Located, Lookup, Maps};
+use crate::range::{ClusterRange, HostRange};
 use crate::waiters::Ticket;
 
 /// What to do with the next bytes of a write.
@@ -59,7 +61,7 @@ pub(crate) struct Piece<'q, F: File> {
     /// Clusters taken for it; empty when the cluster was there.
     run: Run,
     /// References of the old mapping.
-    frees: Vec<Free>,
+    frees: Vec<ClusterRange>,
     /// Bytes of it may be on the disk.
     pub(crate) started: bool,
     committed: bool,
@@ -139,18 +141,16 @@ impl<'q, F: File> Active<'q, F> {
                 kind: Kind::Data { host, copied: true },
                 len,
             } => {
-                self.check_not_metadata(maps, host, len)?;
+                self.check_not_metadata(maps, HostRange::new(host, len))?;
                 Ok(Some(Plan::InPlace { host, len }))
             }
             Lookup::Extent { .. } => Ok(None),
         }
     }
 
-    fn check_not_metadata(&self, maps: &Maps, host: u64, len: u64) -> Result<(), Errno> {
-        let bits = maps.geometry.cluster_bits();
-        let (first, last) = (host >> bits, (host + len - 1) >> bits);
-        if maps.metadata.touches(first, last - first + 1) {
-            return Err(self.image.corrupt(0, Fault::maps_metadata(host)));
+    fn check_not_metadata(&self, maps: &Maps, host: HostRange) -> Result<(), Errno> {
+        if maps.metadata.touches(host.clusters(&maps.geometry)) {
+            return Err(self.image.corrupt(0, Fault::maps_metadata(host.start)));
         }
         Ok(())
     }
@@ -439,7 +439,7 @@ impl<'q, F: File> Planner<'q, F> {
         self.fill_for(zero, at)
     }
 
-    fn old_references(&self, maps: &Maps, start: u64, count: u64) -> Vec<Free> {
+    fn old_references(&self, maps: &Maps, start: u64, count: u64) -> Vec<ClusterRange> {
         let geometry = self.active.geometry();
         let mut frees = Vec::new();
         for index in 0..count {
@@ -455,25 +455,15 @@ impl<'q, F: File> Planner<'q, F> {
 }
 
 /// The host clusters an entry refers to.
-pub(crate) fn reference_of(
-    entry: L2Entry,
-    geometry: &gaur_format::geometry::Geometry,
-) -> Option<Free> {
+pub(crate) fn reference_of(entry: L2Entry, geometry: &Geometry) -> Option<ClusterRange> {
     match entry {
         L2Entry::Compressed(descriptor) => {
             let (first, len) = descriptor.clusters(geometry);
-            Some(Free {
-                start: first.0,
-                len,
-            })
+            Some(ClusterRange::new(first.0, len))
         }
-        L2Entry::Cluster {
-            host: Some(host), ..
-        } => Some(Free {
-            start: geometry.cluster_of(host).0,
-            len: 1,
-        }),
-        L2Entry::Cluster { host: None, .. } => None,
+        L2Entry::Cluster { host, .. } => {
+            host.map(|host| ClusterRange::new(geometry.cluster_of(host).0, 1))
+        }
     }
 }
 
@@ -544,15 +534,16 @@ impl<F: File> Drop for Piece<'_, F> {
     fn drop(&mut self) {
         if !self.committed && self.run.len > 0 {
             // Nothing refers to the clusters and no request is using them any more.
-            let free = Free {
-                start: self.run.start,
-                len: self.run.len,
-            };
-            self.active.writer.alloc.lock().releasable.push(free);
+            let unused = self.run.range();
+            self.active.writer.alloc.lock().releasable.push(unused);
         } else if !self.committed && self.started {
             // Some of the bytes may be there, and the guest may never see them.
             let cluster = self.active.geometry().cluster_of(HostOffset(self.host));
-            self.active.writer.zeroed.write().clear(cluster.0, 1);
+            self.active
+                .writer
+                .zeroed
+                .write()
+                .clear(ClusterRange::new(cluster.0, 1));
         }
         self.active.qcow2.maps.slices.unpin(self.slice);
         self.active.writer.claims.remove(self.region.0, self.claim);

@@ -17,10 +17,10 @@ use gaur_format::l2::L2Entry;
 use crate::active::Active;
 use crate::image::Writer;
 use crate::job::Job;
-use crate::metadata::alloc::Free;
 use crate::metadata::holes::Hole;
 use crate::metadata::maps::{Located, Maps};
 use crate::queue::Unmap;
+use crate::range::ClusterRange;
 use crate::read::Place;
 use crate::write::{Need, reference_of};
 
@@ -304,7 +304,7 @@ enum Change {
 }
 
 impl<F: File> Unmapper<'_, F> {
-    fn run(&self, maps: &Maps, range: (u64, u64), frees: &mut Vec<Free>) -> Step {
+    fn run(&self, maps: &Maps, range: (u64, u64), frees: &mut Vec<ClusterRange>) -> Step {
         if !maps.slices.pin(self.slice) {
             // Other threads needed its place since it was found.
             return Step::Need(Need::Slice(self.slice));
@@ -314,7 +314,7 @@ impl<F: File> Unmapper<'_, F> {
         step
     }
 
-    fn run_pinned(&self, maps: &Maps, range: (u64, u64), frees: &mut Vec<Free>) -> Step {
+    fn run_pinned(&self, maps: &Maps, range: (u64, u64), frees: &mut Vec<ClusterRange>) -> Step {
         let size = self.active.geometry().cluster_size();
         let (start, end) = range;
         let mut at = start;
@@ -331,14 +331,10 @@ impl<F: File> Unmapper<'_, F> {
                 Change::Entry(new, gone) => {
                     maps.update(at, |_| new);
                     match reference_of(entry, self.active.geometry()) {
-                        Some(free) if gone => Free::join(frees, free.start, free.len),
+                        Some(free) if gone => free.join(frees),
                         Some(kept) if data_of(entry) & !data_of(new) != 0 => {
                             // What the guest had there stays behind in its cluster.
-                            self.active
-                                .writer
-                                .zeroed
-                                .write()
-                                .clear(kept.start, kept.len);
+                            self.active.writer.zeroed.write().clear(kept);
                             self.note_hole(new, at, upto);
                         }
                         Some(_) if self.mode == Mode::Discard => self.note_hole(new, at, upto),

@@ -15,8 +15,9 @@ use super::writer::VmStateWriter;
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Image, Qcow2};
-use crate::metadata::alloc::{Free, Run};
+use crate::metadata::alloc::Run;
 use crate::queue::Queue;
+use crate::range::ClusterRange;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::waiters::Waiters;
@@ -308,14 +309,17 @@ impl VmStateSave {
         }
         shared.spare.clear();
         let places = shared.places.take();
-        self.release(places.iter().map(|place| Free {
-            start: place.host,
-            len: place.len,
-        }));
-        self.release(shared.reserve.drain(..).map(|run| Free {
-            start: run.start,
-            len: run.len,
-        }));
+        self.release(
+            places
+                .iter()
+                .map(|place| ClusterRange::new(place.host, place.len)),
+        );
+        self.release(
+            shared
+                .reserve
+                .drain(..)
+                .map(|run| ClusterRange::new(run.start, run.len)),
+        );
     }
 
     /// Gives back what was taken ahead and not used, so that what comes next takes its place.
@@ -332,7 +336,7 @@ impl VmStateSave {
     }
 
     /// Nothing refers to these clusters: the next pass gives them back.
-    pub(super) fn release(&self, frees: impl Iterator<Item = Free>) {
+    pub(super) fn release(&self, frees: impl Iterator<Item = ClusterRange>) {
         if let Some(writer) = &self.image.writer {
             writer.alloc.lock().releasable.extend(frees);
         }
@@ -488,10 +492,11 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        self.save.release(self.places.drain(..).map(|place| Free {
-            start: place.host,
-            len: place.len,
-        }));
+        self.save.release(
+            self.places
+                .drain(..)
+                .map(|place| ClusterRange::new(place.host, place.len)),
+        );
     }
 }
 
