@@ -11,17 +11,14 @@ use std::time::Instant;
 use crate::{model, sim, tidy, vm, workspace};
 
 /// Seeds of the crash simulator that are the same in every run.
-const SEEDS: &str = "300";
+const SEEDS: u64 = 300;
 /// Seeds that no run had before: the others find nothing any more.
-const FRESH_SEEDS: &str = "1000";
+const FRESH_SEEDS: u64 = 1000;
 
 /// Runs every check and test.
-pub fn run(arguments: &[String]) -> Result<(), String> {
-    if !arguments.is_empty() {
-        return Err("takes no arguments".into());
-    }
+pub fn run() -> Result<(), String> {
     step("format", || cargo(&["fmt", "--all", "--check"]))?;
-    step("tidy", || tidy::run(&[]))?;
+    step("tidy", tidy::run)?;
     // Beside what follows, which does not keep all processors busy.
     let kernel = std::thread::spawn(vm::prepare_once);
     step("clippy", || {
@@ -45,9 +42,8 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
         }
     };
     test("crash simulator", &|| {
-        let fixed = sim::run(&["--seeds".into(), SEEDS.into()]);
-        let fresh = ["--fresh", "--seeds", FRESH_SEEDS].map(str::to_owned);
-        fixed.and(sim::run(&fresh))
+        let fixed = sim::run(&sim::Arguments::of_seeds(SEEDS, false));
+        fixed.and(sim::run(&sim::Arguments::of_seeds(FRESH_SEEDS, true)))
     });
     test("models", &model::run_briefly);
     let built = step("guest kernel", || {

@@ -4,95 +4,99 @@
 //! With `--broken` a rule of the write order is broken on purpose, and the run goes well when a seed
 //! notices.
 
+use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Instant, SystemTime};
 
+use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gaur_simulator::{Failure, Options, Rule, Stats, run_seed};
 
-const USAGE: &str = "\
-usage: cargo xtask sim [--seeds N] [--start S | --fresh] [--jobs J] [--qemu PER_MILLE] [--by-qemu]
-                      [--broken O1|O2|O3|O4|O5|O7]
-       cargo xtask sim --seed S [--broken O1|O2|O3|O4|O5|O7] [--dump DIRECTORY]
-
-  --seeds N    run N seeds (default 100), from --start on (default 0)
-  --fresh      from a start that no run had before: it is drawn by the clock, and printed
-  --seed S     run one seed and print its trace
-  --jobs J     seeds at a time (default: one for each processor)
-  --qemu P     crash images in a thousand that qemu-img judges as well (default 5)
-  --by-qemu    start from images that QEMU's tools have made
-  --dump D     keep the files of a failure: before its epoch, and as judged
-  --broken O   break this rule of the write order on purpose and see whether that is noticed";
-
-struct Arguments {
+/// Run seeds of the crash simulator
+#[derive(Debug, clap::Parser)]
+pub struct Arguments {
+    /// Run N seeds
+    #[arg(long, value_name = "N", default_value_t = 100)]
     seeds: u64,
+    /// The first of them
+    #[arg(long, value_name = "S", default_value_t = 0)]
     start: u64,
+    /// Start where no run has been before: drawn from the clock, and printed
+    #[arg(long, conflicts_with = "start")]
+    fresh: bool,
+    /// Run one seed and print its trace
+    #[arg(long, value_name = "S")]
     seed: Option<u64>,
-    jobs: usize,
-    options: Options,
+    /// Seeds at a time (one for each processor by default)
+    #[arg(long, value_name = "J", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    jobs: Option<u16>,
+    /// Crash images in a thousand that qemu-img judges as well
+    #[arg(long, value_name = "PER_MILLE", default_value_t = 5,
+          value_parser = clap::value_parser!(u32).range(..=1000))]
+    qemu: u32,
+    /// Start from images that QEMU's tools have made
+    #[arg(long)]
+    by_qemu: bool,
+    /// Keep the files of a failure here: before its epoch, and as judged
+    #[arg(long, value_name = "DIRECTORY")]
+    dump: Option<PathBuf>,
+    /// Break this rule of the write order on purpose and see whether that is noticed
+    #[arg(long, value_name = "RULE", value_parser = rule_parser())]
+    broken: Option<Rule>,
+}
+
+impl Arguments {
+    /// A number of seeds for continuous integration, fresh ones or the first.
+    pub fn of_seeds(seeds: u64, fresh: bool) -> Arguments {
+        Arguments {
+            seeds,
+            fresh,
+            ..Arguments::parse_from(["sim"])
+        }
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            qemu_per_mille: self.qemu,
+            by_qemu: self.by_qemu,
+            dump: self.dump.clone(),
+            broken: self.broken,
+            ..Options::default()
+        }
+    }
+}
+
+/// The rules that can be broken.
+const RULES: [(&str, Rule); 6] = [
+    ("O1", Rule::O1),
+    ("O2", Rule::O2),
+    ("O3", Rule::O3),
+    ("O4", Rule::O4),
+    ("O5", Rule::O5),
+    ("O7", Rule::O7),
+];
+
+fn rule_parser() -> impl TypedValueParser<Value = Rule> {
+    PossibleValuesParser::new(RULES.map(|(name, _)| name)).try_map(|name| {
+        let rule = RULES.iter().find(|(known, _)| *known == name);
+        rule.map(|(_, rule)| *rule).ok_or("unknown rule")
+    })
 }
 
 /// Runs the task.
-pub fn run(arguments: &[String]) -> Result<(), String> {
-    if arguments
-        .iter()
-        .any(|argument| argument == "--help" || argument == "-h")
-    {
-        println!("{USAGE}");
-        return Ok(());
+pub fn run(arguments: &Arguments) -> Result<(), String> {
+    let options = arguments.options();
+    if let Some(seed) = arguments.seed {
+        return replay(seed, &options);
     }
-    let arguments = parse(arguments)?;
-    match arguments.seed {
-        Some(seed) => replay(seed, &arguments.options),
-        None => run_many(&arguments),
-    }
-}
-
-fn parse(arguments: &[String]) -> Result<Arguments, String> {
-    let mut parsed = Arguments {
-        seeds: 100,
-        start: 0,
-        seed: None,
-        jobs: thread::available_parallelism().map_or(1, usize::from),
-        options: Options {
-            qemu_per_mille: 5,
-            ..Options::default()
-        },
+    let start = match arguments.fresh {
+        true => fresh_start()?,
+        false => arguments.start,
     };
-    let mut rest = arguments.iter();
-    while let Some(name) = rest.next() {
-        match name.as_str() {
-            "--by-qemu" => {
-                parsed.options.by_qemu = true;
-                continue;
-            }
-            "--fresh" => {
-                parsed.start = fresh_start()?;
-                continue;
-            }
-            _ => {}
-        }
-        let value = rest
-            .next()
-            .ok_or_else(|| format!("{name} needs a value\n{USAGE}"))?;
-        let number = || {
-            value
-                .parse()
-                .map_err(|_| format!("{name}: '{value}' is not a number"))
-        };
-        match name.as_str() {
-            "--seeds" => parsed.seeds = number()?,
-            "--start" => parsed.start = number()?,
-            "--seed" => parsed.seed = Some(number()?),
-            "--jobs" => parsed.jobs = number()?.clamp(1, 1024) as usize,
-            "--qemu" => parsed.options.qemu_per_mille = number()?.min(1000) as u32,
-            "--dump" => parsed.options.dump = Some(value.into()),
-            "--broken" => parsed.options.broken = Some(rule(value)?),
-            _ => return Err(format!("unknown argument '{name}'\n{USAGE}")),
-        }
-    }
-    Ok(parsed)
+    run_many(arguments, start, &options)
 }
 
 /// A thousand seeds for every second since 1970.
@@ -100,20 +104,6 @@ fn fresh_start() -> Result<u64, String> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let seconds = now.map_err(|error| error.to_string())?.as_secs();
     Ok(seconds * 1000)
-}
-
-fn rule(name: &str) -> Result<Rule, String> {
-    match name {
-        "O1" => Ok(Rule::O1),
-        "O2" => Ok(Rule::O2),
-        "O3" => Ok(Rule::O3),
-        "O4" => Ok(Rule::O4),
-        "O5" => Ok(Rule::O5),
-        "O7" => Ok(Rule::O7),
-        _ => Err(format!(
-            "--broken: '{name}' is none of O1, O2, O3, O4, O5, O7"
-        )),
-    }
 }
 
 fn replay_line(seed: u64, options: &Options) -> String {
@@ -141,8 +131,9 @@ struct Progress {
     total: Mutex<(Stats, Option<Failure>)>,
 }
 
-fn run_many(arguments: &Arguments) -> Result<(), String> {
-    let (seeds, start) = (arguments.seeds, arguments.start);
+fn run_many(arguments: &Arguments, start: u64, options: &Options) -> Result<(), String> {
+    let seeds = arguments.seeds;
+    let processors = || thread::available_parallelism().map_or(1, usize::from);
     println!("{seeds} seeds from {start} on");
     let progress = Progress {
         next: AtomicU64::new(0),
@@ -151,8 +142,8 @@ fn run_many(arguments: &Arguments) -> Result<(), String> {
     };
     let started = Instant::now();
     thread::scope(|scope| {
-        for _ in 0..arguments.jobs {
-            scope.spawn(|| work(arguments, &progress, started));
+        for _ in 0..arguments.jobs.map_or_else(processors, usize::from) {
+            scope.spawn(|| work(start..start + seeds, options, &progress, started));
         }
     });
     let (stats, failure) = progress
@@ -160,16 +151,16 @@ fn run_many(arguments: &Arguments) -> Result<(), String> {
         .into_inner()
         .map_err(|_| "a thread has panicked")?;
     println!("{stats} in {:.1} s", started.elapsed().as_secs_f64());
-    judge(arguments, failure)
+    judge(start, seeds, options, failure)
 }
 
-fn work(arguments: &Arguments, progress: &Progress, started: Instant) {
+fn work(seeds: Range<u64>, options: &Options, progress: &Progress, started: Instant) {
     while !progress.stop.load(Ordering::Relaxed) {
-        let number = progress.next.fetch_add(1, Ordering::Relaxed);
-        if number >= arguments.seeds {
+        let seed = seeds.start + progress.next.fetch_add(1, Ordering::Relaxed);
+        if seed >= seeds.end {
             return;
         }
-        let outcome = run_seed(arguments.start + number, &arguments.options);
+        let outcome = run_seed(seed, options);
         let Ok(mut total) = progress.total.lock() else {
             return;
         };
@@ -195,8 +186,12 @@ fn work(arguments: &Arguments, progress: &Progress, started: Instant) {
     }
 }
 
-fn judge(arguments: &Arguments, failure: Option<Failure>) -> Result<(), String> {
-    let options = &arguments.options;
+fn judge(
+    start: u64,
+    seeds: u64,
+    options: &Options,
+    failure: Option<Failure>,
+) -> Result<(), String> {
     match (options.broken, failure) {
         (None, None) => Ok(()),
         (None, Some(failure)) => Err(format!(
@@ -204,11 +199,10 @@ fn judge(arguments: &Arguments, failure: Option<Failure>) -> Result<(), String> 
             replay_line(failure.seed, options)
         )),
         (Some(rule), None) => Err(format!(
-            "{rule:?} is broken and {} seeds did not notice",
-            arguments.seeds
+            "{rule:?} is broken and {seeds} seeds did not notice"
         )),
         (Some(rule), Some(failure)) => {
-            let count = failure.seed - arguments.start + 1;
+            let count = failure.seed - start + 1;
             println!("{rule:?} is broken: noticed after {count} seeds\n{failure}");
             println!("replay with: {}", replay_line(failure.seed, options));
             Ok(())

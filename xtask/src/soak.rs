@@ -4,20 +4,19 @@
 use crate::ci::succeed;
 use crate::workspace;
 
-/// How long each of them goes on when no `--minutes` is given.
-const DEFAULT_MINUTES: u32 = 5;
+/// Run the long forms of the interop tests
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// How long each of them goes on
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    minutes: u32,
+}
 
 /// Runs the tests whose names start with `long_`, one after the other.
-pub fn run(arguments: &[String]) -> Result<(), String> {
-    let minutes = match arguments {
-        [] => DEFAULT_MINUTES,
-        [flag, number] if flag == "--minutes" => number
-            .parse()
-            .map_err(|error| format!("--minutes {number}: {error}"))?,
-        _ => return Err("usage: cargo xtask soak [--minutes N]".into()),
-    };
+pub fn run(arguments: &Arguments) -> Result<(), String> {
     let mut command = workspace::cargo();
-    command.env("GAUR_SOAK_SECONDS", (u64::from(minutes) * 60).to_string());
+    let seconds = u64::from(arguments.minutes) * 60;
+    command.env("GAUR_SOAK_SECONDS", seconds.to_string());
     command.args([
         "test",
         "--release",

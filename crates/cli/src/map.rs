@@ -45,61 +45,31 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MapEntry {
     start: u64,
-    len: u64,
-    depth: u32,
-    present: bool,
-    zero: bool,
-    data: bool,
-    compressed: bool,
-    offset: Option<u64>,
+    run: MapExtent,
 }
 
 impl MapEntry {
     fn empty(start: u64) -> MapEntry {
         MapEntry {
             start,
-            len: 0,
-            depth: 0,
-            present: false,
-            zero: false,
-            data: false,
-            compressed: false,
-            offset: None,
-        }
-    }
-
-    fn new(start: u64, extent: &MapExtent) -> MapEntry {
-        MapEntry {
-            start,
-            len: extent.len_bytes,
-            depth: extent.depth,
-            present: extent.present,
-            zero: extent.zero,
-            data: extent.data,
-            compressed: extent.compressed,
-            offset: extent.host_offset,
+            run: MapExtent::default(),
         }
     }
 
     /// Whether `next` goes on where `self` ends, in the guest and in the file, and is alike.
     fn merges_with(&self, next: &MapEntry) -> bool {
-        let kind = |entry: &MapEntry| {
-            let MapEntry {
-                depth,
-                present,
-                zero,
-                data,
-                compressed,
-                ..
-            } = *entry;
-            (depth, present, zero, data, compressed)
+        let (here, there) = (&self.run, &next.run);
+        let kind = |run: &MapExtent| MapExtent {
+            len_bytes: 0,
+            host_offset: None,
+            ..*run
         };
-        let follows = match (self.offset, next.offset) {
-            (Some(here), Some(there)) => here.checked_add(self.len) == Some(there),
+        let follows = match (here.host_offset, there.host_offset) {
+            (Some(at), Some(next)) => at.checked_add(here.len_bytes) == Some(next),
             (None, None) => true,
             _ => false,
         };
-        self.len > 0 && follows && kind(self) == kind(next)
+        here.len_bytes > 0 && follows && kind(here) == kind(there)
     }
 }
 
@@ -130,10 +100,10 @@ impl Printer<'_> {
             Output::Human => {
                 self.human(entry)?;
                 if let Some(next) = next
-                    && (!next.data || next.zero)
+                    && (!next.run.data || next.run.zero)
                 {
-                    next.data = false;
-                    next.zero = true;
+                    next.run.data = false;
+                    next.run.zero = true;
                 }
             }
             Output::Json => {
@@ -147,22 +117,23 @@ impl Printer<'_> {
     }
 
     fn human(&mut self, entry: &MapEntry) -> Result<(), Failure> {
-        if !entry.data {
+        let run = &entry.run;
+        if !run.data {
             return Ok(());
         }
-        let Some(offset) = entry.offset else {
+        let Some(offset) = run.host_offset else {
             let message = "the image has compressed clusters, which have no offset to print";
             return Err(Failure::new(message).hint("use --output=json"));
         };
-        if entry.zero {
+        if run.zero {
             return Ok(());
         }
-        let file = self.files.get(entry.depth as usize);
+        let file = self.files.get(run.depth as usize);
         writeln!(
             self.out,
             "{:<16}{:<16}{:<16}{}",
             hexadecimal(entry.start),
-            hexadecimal(entry.len),
+            hexadecimal(run.len_bytes),
             hexadecimal(offset),
             file.map_or("", String::as_str)
         )?;
@@ -170,23 +141,23 @@ impl Printer<'_> {
     }
 
     fn json(&mut self, entry: &MapEntry) -> Result<(), Failure> {
-        let MapEntry {
-            start,
-            len,
+        let start = entry.start;
+        let MapExtent {
+            len_bytes,
             depth,
             present,
             zero,
             data,
             compressed,
-            offset,
-        } = entry;
+            host_offset,
+        } = entry.run;
         write!(
             self.out,
-            "{{ \"start\": {start}, \"length\": {len}, \"depth\": {depth}, \
+            "{{ \"start\": {start}, \"length\": {len_bytes}, \"depth\": {depth}, \
              \"present\": {present}, \"zero\": {zero}, \"data\": {data}, \
              \"compressed\": {compressed}"
         )?;
-        if let Some(offset) = offset {
+        if let Some(offset) = host_offset {
             write!(self.out, ", \"offset\": {offset}")?;
         }
         write!(self.out, "}}")?;
@@ -219,18 +190,20 @@ fn print_map(
     printer.begin()?;
     let mut current = MapEntry::empty(start);
     loop {
-        let offset = current.start.saturating_add(current.len);
+        let offset = current.start.saturating_add(current.run.len_bytes);
         if offset >= end {
             break;
         }
-        let extent = extent_at(offset, end - offset)?;
-        let mut next = MapEntry::new(offset, &extent);
-        next.len = next.len.min(end - offset);
+        let mut next = MapEntry {
+            start: offset,
+            run: extent_at(offset, end - offset)?,
+        };
+        next.run.len_bytes = next.run.len_bytes.min(end - offset);
         if current.merges_with(&next) {
-            current.len += next.len;
+            current.run.len_bytes += next.run.len_bytes;
             continue;
         }
-        if current.len > 0 {
+        if current.run.len_bytes > 0 {
             printer.entry(&current, Some(&mut next))?;
         }
         current = next;

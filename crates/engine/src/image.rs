@@ -150,6 +150,18 @@ impl Layer {
     }
 }
 
+impl Qcow2 {
+    pub(crate) fn new(maps: Maps, compression: CompressionType) -> Qcow2 {
+        Qcow2 {
+            geometry: maps.geometry,
+            compression,
+            maps,
+            loads: KeyLocks::default(),
+            read_around: AtomicBool::new(true),
+        }
+    }
+}
+
 impl Image {
     /// Builds the shared state from what was read of every layer, top first.
     pub(crate) fn assemble(
@@ -364,14 +376,7 @@ fn assemble_layer(
             let l1 = L1Table::new(header.l1_table_offset.0, &part.l1);
             let maps = Maps::new(geometry, sizes, metadata, l1);
             let writer = writable.then(|| new_writer(&part, header, &maps, sizes));
-            let qcow2 = Qcow2 {
-                geometry,
-                compression: header.compression_type,
-                maps,
-                loads: KeyLocks::default(),
-                read_around: AtomicBool::new(true),
-            };
-            (Some(qcow2), writer)
+            (Some(Qcow2::new(maps, header.compression_type)), writer)
         }
     };
     let layer = Layer {

@@ -1,13 +1,13 @@
 //! Block status: what a run of guest bytes is, for `map`, `convert` and NBD.
 
-use gaur_block::{Errno, File};
+use gaur_block::{Errno, File, Status};
 
+use crate::metadata::maps::{Extent, Kind};
 use crate::options::Format;
 use crate::queue::Queue;
-use crate::read::Place;
 
 /// A run of guest bytes of one kind, with the fields of `qemu-img map`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MapExtent {
     /// Length in bytes, at least 1.
     pub len_bytes: u64,
@@ -25,6 +25,37 @@ pub struct MapExtent {
     pub host_offset: Option<u64>,
 }
 
+impl From<Extent> for MapExtent {
+    fn from(extent: Extent) -> MapExtent {
+        let (present, zero, host_offset) = match extent.kind {
+            Kind::Unallocated { host } => (false, true, host),
+            Kind::Zero { host } => (true, true, host),
+            Kind::Data { host, .. } => (true, false, Some(host)),
+            Kind::Compressed { .. } => (true, false, None),
+        };
+        MapExtent {
+            len_bytes: extent.len,
+            depth: extent.layer as u32,
+            present,
+            zero,
+            data: !zero,
+            compressed: matches!(extent.kind, Kind::Compressed { .. }),
+            host_offset,
+        }
+    }
+}
+
+impl From<MapExtent> for Status {
+    fn from(extent: MapExtent) -> Status {
+        Status {
+            len_bytes: extent.len_bytes,
+            // As QEMU: what has no bytes in a file is a hole.
+            allocated: extent.data,
+            zero: extent.zero,
+        }
+    }
+}
+
 impl<F: File> Queue<F> {
     /// The run that starts at guest offset `offset_bytes` and is at most `len_bytes` (1 or more)
     /// long. Runs next to each other may be of the same kind.
@@ -37,34 +68,9 @@ impl<F: File> Queue<F> {
             .filter(|left| *left > 0);
         let max = len_bytes.min(left.ok_or(Errno::EINVAL)?).max(1);
         let found = self.find(offset_bytes, max).await?;
-        let mut extent = MapExtent {
-            len_bytes: found.len,
-            depth: found.layer as u32,
-            present: true,
-            zero: false,
-            data: false,
-            compressed: false,
-            host_offset: None,
-        };
-        match found.place {
-            Place::Nothing { host } => {
-                extent.present = false;
-                extent.zero = true;
-                extent.host_offset = host;
-            }
-            Place::Zero { host } => {
-                extent.zero = true;
-                extent.host_offset = host;
-            }
-            Place::Data { host } => {
-                extent.data = true;
-                extent.host_offset = Some(host);
-                self.look_for_hole(found.layer, host, &mut extent).await?;
-            }
-            Place::Compressed { .. } => {
-                extent.data = true;
-                extent.compressed = true;
-            }
+        let mut extent = MapExtent::from(found);
+        if let Kind::Data { host, .. } = found.kind {
+            self.look_for_hole(found.layer, host, &mut extent).await?;
         }
         Ok(extent)
     }

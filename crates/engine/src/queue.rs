@@ -260,13 +260,7 @@ impl<F: File> Device for Queue<F> {
 
     async fn status(&self, offset_bytes: u64, len_bytes: u64) -> Result<Status, Errno> {
         self.check_range(offset_bytes, len_bytes, Errno::EINVAL)?;
-        let extent = self.map(offset_bytes, len_bytes).await?;
-        Ok(Status {
-            len_bytes: extent.len_bytes,
-            // As QEMU: what has no bytes in a file is a hole.
-            allocated: extent.data,
-            zero: extent.zero,
-        })
+        self.map(offset_bytes, len_bytes).await.map(Status::from)
     }
 }
 

@@ -5,46 +5,10 @@ use gaur_format::CompressedDescriptor;
 
 use crate::align;
 use crate::image::Qcow2;
-use crate::metadata::maps::{Kind, Lookup};
+use crate::metadata::maps::{Extent, Kind, Lookup};
 use crate::pool::PoolBuffer;
 use crate::queue::Queue;
 use crate::sync::atomic::Ordering;
-
-/// A run of guest bytes and where it comes from.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Found {
-    /// Index of the layer that answered; the last one for bytes that no layer has.
-    pub(crate) layer: usize,
-    /// Length in bytes, at least 1.
-    pub(crate) len: u64,
-    /// Where the bytes are.
-    pub(crate) place: Place,
-}
-
-/// Where the bytes of a run are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// Nowhere: no layer has them, they read as zeros.
-    Nothing {
-        /// Host offset of space that the answering layer has for them.
-        host: Option<u64>,
-    },
-    /// A layer says that they are zeros; it may have space for them.
-    Zero {
-        /// Host offset of that space.
-        host: Option<u64>,
-    },
-    /// In the layer's file.
-    Data {
-        /// Host offset.
-        host: u64,
-    },
-    /// Inside a compressed cluster.
-    Compressed {
-        /// Where its bytes are.
-        descriptor: CompressedDescriptor,
-    },
-}
 
 /// A qcow2 layer, and the queue that reads it.
 pub(crate) struct MappedLayer<'q, F: File> {
@@ -69,7 +33,7 @@ const LOAD_BYTES: u64 = 64 << 10;
 const DECOMPRESSED_MAX: usize = 2;
 
 enum Step {
-    Found(Found),
+    Found(Extent),
     Miss { layer: usize, slice: u64 },
 }
 
@@ -126,12 +90,12 @@ impl<F: File> Queue<F> {
     }
 
     /// The run that starts at guest offset `at` and is at most `max` bytes (1 or more) long.
-    pub(crate) async fn find(&self, at: u64, max: u64) -> Result<Found, Errno> {
+    pub(crate) async fn find(&self, at: u64, max: u64) -> Result<Extent, Errno> {
         self.find_from(0, at, max).await
     }
 
     /// The same as layer `top` and those below it see it.
-    async fn find_from(&self, top: usize, at: u64, max: u64) -> Result<Found, Errno> {
+    async fn find_from(&self, top: usize, at: u64, max: u64) -> Result<Extent, Errno> {
         loop {
             match self.find_cached(top, at, max)? {
                 Step::Found(found) => return Ok(found),
@@ -143,7 +107,7 @@ impl<F: File> Queue<F> {
     }
 
     /// The same without waiting; `None` when something has to be loaded first.
-    pub(crate) fn find_now(&self, at: u64, max: u64) -> Result<Option<Found>, Errno> {
+    pub(crate) fn find_now(&self, at: u64, max: u64) -> Result<Option<Extent>, Errno> {
         match self.find_cached(0, at, max)? {
             Step::Found(found) => Ok(Some(found)),
             Step::Miss { .. } => Ok(None),
@@ -151,9 +115,11 @@ impl<F: File> Queue<F> {
     }
 
     fn find_cached(&self, top: usize, at: u64, max: u64) -> Result<Step, Errno> {
-        let mut len = max;
-        let mut space = None;
-        let last = self.image.layers.len() - 1;
+        let mut extent = Extent {
+            layer: top.saturating_sub(1),
+            len: max,
+            kind: Kind::Unallocated { host: None },
+        };
         for (depth, layer) in self.image.layers.iter().enumerate().skip(top) {
             let size = if depth == 0 {
                 self.image.size_bytes()
@@ -162,53 +128,32 @@ impl<F: File> Queue<F> {
             };
             if at >= size {
                 // This layer and those below it do not reach that far: the one above answers.
-                return Ok(Step::Found(Found {
-                    layer: depth.saturating_sub(1),
-                    len,
-                    place: Place::Nothing { host: space },
-                }));
+                break;
             }
-            len = len.min(size - at);
+            extent.layer = depth;
+            extent.len = extent.len.min(size - at);
             let Some(qcow2) = &layer.qcow2 else {
-                return Ok(Step::Found(Found {
-                    layer: depth,
-                    len,
-                    place: Place::Data { host: at },
-                }));
+                extent.kind = Kind::Data {
+                    host: at,
+                    copied: true,
+                };
+                break;
             };
-            let lookup = qcow2.maps.extent(at, len);
-            let place = match lookup.map_err(|fault| self.image.corrupt(depth, fault))? {
+            let lookup = qcow2.maps.extent(at, extent.len);
+            match lookup.map_err(|fault| self.image.corrupt(depth, fault))? {
                 Lookup::Miss(slice) => {
                     return Ok(Step::Miss {
                         layer: depth,
                         slice,
                     });
                 }
-                Lookup::Extent { kind, len: run } => {
-                    len = run;
-                    match kind {
-                        Kind::Unallocated { host } if depth < last => {
-                            space = host;
-                            continue;
-                        }
-                        Kind::Unallocated { host } => Place::Nothing { host },
-                        Kind::Zero { host } => Place::Zero { host },
-                        Kind::Data { host, .. } => Place::Data { host },
-                        Kind::Compressed { descriptor } => Place::Compressed { descriptor },
-                    }
-                }
-            };
-            return Ok(Step::Found(Found {
-                layer: depth,
-                len,
-                place,
-            }));
+                Lookup::Extent(found) => (extent.len, extent.kind) = (found.len, found.kind),
+            }
+            if !matches!(extent.kind, Kind::Unallocated { .. }) {
+                break;
+            }
         }
-        Ok(Step::Found(Found {
-            layer: last,
-            len,
-            place: Place::Nothing { host: space },
-        }))
+        Ok(Step::Found(extent))
     }
 
     /// A qcow2 layer as this queue reads it.
@@ -224,7 +169,7 @@ impl<F: File> Queue<F> {
         })
     }
 
-    async fn fetch_if(&self, part: Option<(Found, u64, Target<'_>)>) -> Result<(), Errno> {
+    async fn fetch_if(&self, part: Option<(Extent, u64, Target<'_>)>) -> Result<(), Errno> {
         match part {
             Some((found, at, target)) => self.fetch(found, at, target).await,
             None => Ok(()),
@@ -232,17 +177,17 @@ impl<F: File> Queue<F> {
     }
 
     /// Fills `target`, which is as long as the run, with the run at guest offset `at`.
-    async fn fetch(&self, found: Found, at: u64, target: Target<'_>) -> Result<(), Errno> {
-        match found.place {
-            Place::Nothing { .. } | Place::Zero { .. } => {
+    async fn fetch(&self, found: Extent, at: u64, target: Target<'_>) -> Result<(), Errno> {
+        match found.kind {
+            Kind::Unallocated { .. } | Kind::Zero { .. } => {
                 memory_of(target)?.fill(0);
                 Ok(())
             }
-            Place::Data { host } => {
+            Kind::Data { host, .. } => {
                 let file = self.files.get(found.layer).ok_or(Errno::EIO)?;
                 align::read(file, &self.pool, host, target).await
             }
-            Place::Compressed { descriptor } => {
+            Kind::Compressed { descriptor } => {
                 let layer = self.mapped(found.layer)?;
                 layer.decompress(descriptor, at, memory_of(target)?).await
             }

@@ -17,7 +17,7 @@ use crate::corruption::Fault;
 use crate::fill::Fill;
 use crate::metadata::alloc::{AllocError, AllocNeed, Run};
 use crate::metadata::claims::ClaimList;
-use crate::metadata::maps::{Kind, Located, Lookup, Maps};
+use crate::metadata::maps::{Extent, Kind, Located, Lookup, Maps};
 use crate::range::{ClusterRange, HostRange};
 use crate::waiters::Ticket;
 
@@ -137,14 +137,15 @@ impl<'q, F: File> Active<'q, F> {
             .map_err(|fault| self.image.corrupt(0, fault))?;
         match lookup {
             Lookup::Miss(slice) => Ok(Some(Plan::Need(Need::Slice(slice)))),
-            Lookup::Extent {
+            Lookup::Extent(Extent {
                 kind: Kind::Data { host, copied: true },
                 len,
-            } => {
+                ..
+            }) => {
                 self.check_not_metadata(maps, HostRange::new(host, len))?;
                 Ok(Some(Plan::InPlace { host, len }))
             }
-            Lookup::Extent { .. } => Ok(None),
+            Lookup::Extent(_) => Ok(None),
         }
     }
 

@@ -18,10 +18,9 @@ use crate::active::Active;
 use crate::image::Writer;
 use crate::job::Job;
 use crate::metadata::holes::Hole;
-use crate::metadata::maps::{Located, Maps};
+use crate::metadata::maps::{Kind, Located, Maps};
 use crate::queue::Unmap;
 use crate::range::ClusterRange;
-use crate::read::Place;
 use crate::write::{Need, reference_of};
 
 /// What is done with a range.
@@ -168,11 +167,11 @@ impl<F: File> Active<'_, F> {
     /// Zeros a range by writing, unless it reads as zeros already.
     async fn zero_by_writing(&self, offset: u64, len: u64) -> Result<(), Errno> {
         let reads_as_zeros =
-            |place: &Place| matches!(place, Place::Nothing { .. } | Place::Zero { .. });
+            |kind: &Kind| matches!(kind, Kind::Unallocated { .. } | Kind::Zero { .. });
         let (mut at, end) = (offset, offset + len);
         while at < end {
             let found = self.queue.find(at, end - at).await?;
-            if !reads_as_zeros(&found.place) {
+            if !reads_as_zeros(&found.kind) {
                 self.write_zero_bytes(at, found.len).await?;
                 at += found.len;
                 continue;
@@ -191,7 +190,7 @@ impl<F: File> Active<'_, F> {
             };
             match now {
                 None => self.writer.claims.waiters(at).wait(ticket).await,
-                Some(Some(now)) if reads_as_zeros(&now.place) => at += now.len,
+                Some(Some(now)) if reads_as_zeros(&now.kind) => at += now.len,
                 Some(_) => {}
             }
         }

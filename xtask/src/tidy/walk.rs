@@ -7,10 +7,7 @@ use crate::workspace;
 const TEXT: &[&str] = &["rs", "md", "toml", "sh", "yml", ""];
 
 /// Checks the tree; an error lists all that is wrong with it.
-pub fn run(arguments: &[String]) -> Result<(), String> {
-    if !arguments.is_empty() {
-        return Err("takes no arguments".into());
-    }
+pub fn run() -> Result<(), String> {
     let mut findings = arrows::check()?;
     for path in workspace::files(TEXT)? {
         let bytes = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -36,7 +33,7 @@ pub fn run(arguments: &[String]) -> Result<(), String> {
 mod tests {
     #[test]
     fn the_tree_is_tidy() {
-        if let Err(findings) = super::run(&[]) {
+        if let Err(findings) = super::run() {
             panic!("{findings}");
         }
     }

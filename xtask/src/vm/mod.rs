@@ -17,4 +17,4 @@ mod task;
 
 pub use kernel::prepare_once;
 pub use suite::test_all;
-pub use task::run;
+pub use task::{Task, run};

@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use clap::Parser;
 use serde_json::Value;
 
 use gaur_artifacts::Cache;
@@ -45,18 +46,22 @@ const LITTLE_MEMORY: (&str, u64) = ("guest_reclaim::", 384);
 const C_PROJECT: (&str, &str) = ("zstd-sys", "zstd");
 
 /// Which tests to run and how.
-#[derive(Debug)]
+#[derive(Debug, clap::Parser)]
 pub struct SuiteOptions {
-    /// Names contain one of these, if there are any.
-    pub filters: Vec<String>,
-    /// Guests at a time.
-    pub jobs: usize,
-    /// The long forms of the tests.
+    /// Tests whose names contain one of these (all by default)
+    filters: Vec<String>,
+    /// Guests at a time (one for each processor, up to 4)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    jobs: Option<u8>,
+    /// The long forms of the tests
+    #[arg(long)]
     pub long: bool,
-    /// Show the output of tests that pass, too.
-    pub verbose: bool,
+    /// Show the output of tests that pass, too
+    #[arg(long)]
+    verbose: bool,
     /// Of tests for every shape of an image, only those at the corners.
-    pub corners: bool,
+    #[arg(skip)]
+    corners: bool,
 }
 
 impl SuiteOptions {
@@ -66,17 +71,9 @@ impl SuiteOptions {
         filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()))
     }
 
-    /// All tests in their short forms.
-    pub fn new() -> SuiteOptions {
-        SuiteOptions {
-            filters: Vec::new(),
-            jobs: std::thread::available_parallelism()
-                .map_or(1, usize::from)
-                .min(4),
-            long: false,
-            verbose: false,
-            corners: false,
-        }
+    fn jobs(&self) -> usize {
+        let processors = || std::thread::available_parallelism().map_or(1, usize::from);
+        self.jobs.map_or_else(|| processors().min(4), usize::from)
     }
 }
 
@@ -91,9 +88,11 @@ struct Test {
 
 /// Builds everything and runs the tests that every change is worth, in their short forms.
 pub fn test_all() -> Result<(), String> {
-    let mut plan = SuiteOptions::new();
-    plan.corners = true;
-    run_with(&plan)
+    let options = SuiteOptions {
+        corners: true,
+        ..SuiteOptions::parse_from(["test"])
+    };
+    run_with(&options)
 }
 
 /// Two of the four shapes of an image have between them all that the four have.
@@ -192,7 +191,7 @@ fn run_all(
         Ok(())
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..plan.jobs).map(|_| scope.spawn(work)).collect();
+        let threads: Vec<_> = (0..plan.jobs()).map(|_| scope.spawn(work)).collect();
         for thread in threads {
             thread.join().map_err(|_| "a thread has panicked")??;
         }

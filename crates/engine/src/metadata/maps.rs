@@ -80,18 +80,35 @@ pub(crate) enum Kind {
     },
 }
 
-/// Answer of [`Maps::extent`].
+/// A run of guest bytes of one kind, in one layer or in the whole chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// Index of the layer that has it, 0 for the top; the last one's for what no layer has.
+    pub(crate) layer: usize,
+    /// Length in bytes, at least 1.
+    pub(crate) len: u64,
+    /// What the bytes are.
+    pub(crate) kind: Kind,
+}
+
+/// Answer of [`Maps::extent`]; the layer is 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Lookup {
     /// The slice at this host offset has to be loaded first.
     Miss(u64),
     /// A run.
-    Extent {
-        /// What it is.
-        kind: Kind,
-        /// Its length in bytes.
-        len: u64,
-    },
+    Extent(Extent),
+}
+
+impl Lookup {
+    #[inline]
+    fn of(kind: Kind, len: u64) -> Lookup {
+        Lookup::Extent(Extent {
+            layer: 0,
+            len,
+            kind,
+        })
+    }
 }
 
 impl Maps {
@@ -163,10 +180,7 @@ impl Maps {
         let Some(table) = self.table(geometry.l1_index(offset))? else {
             let per_table = geometry.guest_bytes_per_l2();
             let len = (per_table - guest % per_table).min(max);
-            return Ok(Lookup::Extent {
-                kind: Kind::Unallocated { host: None },
-                len,
-            });
+            return Ok(Lookup::of(Kind::Unallocated { host: None }, len));
         };
         let (slice, index) = self.place(table.offset, offset);
         let run = self
@@ -180,10 +194,7 @@ impl Maps {
             // A cluster in a table that is shared with a snapshot is shared, whatever it says.
             *copied &= table.copied;
         }
-        Ok(Lookup::Extent {
-            kind,
-            len: len.min(max),
-        })
+        Ok(Lookup::of(kind, len.min(max)))
     }
 
     /// The entry with this index in the slice at host offset `slice` cannot be right.

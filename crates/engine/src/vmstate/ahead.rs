@@ -1,17 +1,18 @@
 //! Reading ahead: the next pieces of a state are on their way while one is being used.
 //!
 //! A piece on its way may wait unpolled for as long as the reader does something else, so it holds no
-//! lock of the engine. Looking into a backing file needs some; where one shows, a piece ends early, and
-//! the reader fetches the rest when it gets there.
+//! lock of the engine: what its bytes are is looked up before. Looking into a backing file needs locks;
+//! where one shows, a piece ends early, and the reader fetches the rest when it gets there.
 
 use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::stream::{FuturesOrdered, StreamExt};
-use gaur_block::{Errno, File};
+use gaur_block::File;
 
 use super::reader::State;
 use super::writer::DEPTH;
+use crate::error::ImageError;
 use crate::pool::PoolBuffer;
 use crate::queue::Queue;
 
@@ -22,17 +23,18 @@ pub(super) const PIECE_BYTES: u64 = 1 << 20;
 struct Piece<F: File> {
     start: u64,
     /// Bytes of the memory that are filled.
-    len: u64,
+    len: usize,
     memory: PoolBuffer<F>,
 }
 
-type Flying<'q, F> = Pin<Box<dyn Future<Output = Result<Piece<F>, Errno>> + 'q>>;
+type Flying<'q, F> = Pin<Box<dyn Future<Output = Result<Piece<F>, ImageError>> + 'q>>;
 
 /// The piece that is being read, and those that come next.
 pub(super) struct Ahead<'q, F: File> {
     current: Option<Piece<F>>,
     flying: FuturesOrdered<Flying<'q, F>>,
-    /// Where the next piece to be asked for begins.
+    /// Where the first piece on its way begins, and the next one to be asked for.
+    first: u64,
     next: u64,
     /// So many pieces are asked for: more the longer somebody reads on.
     depth: usize,
@@ -43,6 +45,7 @@ impl<F: File> Default for Ahead<'_, F> {
         Ahead {
             current: None,
             flying: FuturesOrdered::new(),
+            first: 0,
             next: 0,
             depth: 1,
         }
@@ -57,90 +60,80 @@ impl<'q, F: File> Ahead<'q, F> {
         queue: &'q Queue<F>,
         at: u64,
         out: &mut [u8],
-    ) -> Result<usize, Errno> {
+    ) -> Result<usize, ImageError> {
         loop {
             if let Some(piece) = &self.current
-                && let Some(span) = piece.span_at(at)
+                && let Some(within) = at.checked_sub(piece.start)
+                && within < piece.memory.len() as u64
             {
-                if let Some(count) = piece.copy(at, out) {
+                let within = within as usize;
+                let filled = piece.memory.get(within..piece.len).unwrap_or_default();
+                if filled.is_empty() {
+                    // The backing file shows here, or something is wrong.
+                    let count = out.len().min(piece.memory.len() - within);
+                    let out = out.get_mut(..count).unwrap_or_default();
+                    state.read(queue, at, out).await?;
                     return Ok(count);
                 }
-                // The backing file shows here.
-                let len = out.len().min(span);
-                let out = out.get_mut(..len).unwrap_or_default();
-                return state.fill(queue, at, out, true).await;
+                let count = out.len().min(filled.len());
+                out[..count].copy_from_slice(&filled[..count]);
+                return Ok(count);
             }
-            if self.expects(at) {
-                self.ask(state, queue);
-            } else {
-                self.restart(state, queue, at);
+            if self.flying.is_empty() || self.first != at - at % PIECE_BYTES {
+                *self = Ahead::default();
+                (self.first, self.next) = (at - at % PIECE_BYTES, at - at % PIECE_BYTES);
             }
-            let Some(piece) = self.flying.next().await else {
-                return Err(Errno::EIO);
-            };
-            let piece = match piece {
-                Ok(piece) => piece,
-                Err(errno) => {
-                    self.forget();
-                    return Err(errno);
+            self.ask(state, queue).await;
+            let piece = match self.flying.next().await {
+                Some(Ok(piece)) => piece,
+                Some(Err(error)) => {
+                    *self = Ahead::default();
+                    return Err(error);
                 }
+                None => continue,
             };
             self.depth = (self.depth * 2).min(DEPTH);
+            self.first += PIECE_BYTES;
             self.current = Some(piece);
             // Keeps as many on their way as before.
-            self.ask(state, queue);
+            self.ask(state, queue).await;
         }
     }
 
-    /// Whether the next piece on its way begins at or before `at` and is not over by then.
-    fn expects(&self, at: u64) -> bool {
-        let on_their_way = self.flying.len() as u64 * PIECE_BYTES;
-        let aligned = self.next.next_multiple_of(PIECE_BYTES);
-        on_their_way > 0 && aligned.checked_sub(on_their_way) == Some(at - at % PIECE_BYTES)
-    }
-
-    fn forget(&mut self) {
-        self.current = None;
-        self.flying = FuturesOrdered::new();
-        self.depth = 1;
-    }
-
-    fn restart(&mut self, state: &Arc<State>, queue: &'q Queue<F>, at: u64) {
-        self.forget();
-        self.next = at - at % PIECE_BYTES;
-        self.ask(state, queue);
-    }
-
-    fn ask(&mut self, state: &Arc<State>, queue: &'q Queue<F>) {
+    async fn ask(&mut self, state: &Arc<State>, queue: &'q Queue<F>) {
         while self.flying.len() < self.depth && self.next < state.size_bytes() {
             let start = self.next;
-            let len = PIECE_BYTES.min(state.size_bytes() - start);
-            self.next = start + len;
+            let span = PIECE_BYTES.min(state.size_bytes() - start);
+            let mut extents = Vec::new();
+            let mut len = 0;
+            while len < span {
+                let at = start + len;
+                match state.extent(queue, at, span - len).await {
+                    Ok(extent) if !state.shows_backing(queue, &extent, at) => {
+                        extents.push(extent);
+                        len += extent.len;
+                    }
+                    // An error is told to a reader that gets there.
+                    _ => break,
+                }
+            }
+            self.next = start + PIECE_BYTES;
             let state = Arc::clone(state);
             self.flying.push_back(Box::pin(async move {
-                let mut memory = queue.pool.take(queue.top_file(), len as usize);
-                let len = state.fill(queue, start, &mut memory, false).await? as u64;
-                Ok(Piece { start, len, memory })
+                let mut memory = queue.pool.take(queue.top_file(), span as usize);
+                let mut at = 0;
+                for extent in extents {
+                    let end = at + extent.len as usize;
+                    let part = memory.get_mut(at..end).unwrap_or_default();
+                    state.fetch(queue, extent, start + at as u64, part).await?;
+                    at = end;
+                }
+                Ok(Piece {
+                    start,
+                    len: at,
+                    memory,
+                })
             }));
         }
-    }
-}
-
-impl<F: File> Piece<F> {
-    /// How many bytes of the state it stands for from `at` on, filled or not; `None` for none.
-    fn span_at(&self, at: u64) -> Option<usize> {
-        let within = at.checked_sub(self.start)?;
-        let left = (self.memory.len() as u64).checked_sub(within)?;
-        (left > 0).then_some(left as usize)
-    }
-
-    /// Copies what it has at `at`; `None` if that is nothing.
-    fn copy(&self, at: u64, out: &mut [u8]) -> Option<usize> {
-        let within = at.checked_sub(self.start)?;
-        let left = self.len.checked_sub(within).filter(|left| *left > 0)?;
-        let count = out.len().min(left as usize);
-        let bytes = self.memory.get(within as usize..)?.get(..count)?;
-        out.get_mut(..count)?.copy_from_slice(bytes);
-        Some(count)
     }
 }

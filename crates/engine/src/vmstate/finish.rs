@@ -4,15 +4,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use gaur_block::{File, Source};
 use gaur_format::addr::HostOffset;
 use gaur_format::geometry::Version;
 use gaur_format::l2::L2Entry;
 
-use super::chunk::Chunk;
 use super::places::Places;
-use super::save::{Flight, Phase, Taken, VmStateSave, top_of};
+use super::save::{Phase, VmStateSave, top_of};
 use super::spill::{Spill, failed};
 use super::writer::DEPTH;
 use crate::align;
@@ -61,22 +60,21 @@ impl VmStateSave {
 
     /// Writes what is still in memory.
     async fn spill_all<F: File>(self: &Arc<Self>, queue: &Queue<F>) -> Result<(), ImageError> {
-        let mut writes = FuturesUnordered::new();
-        for chunk in self.open_chunks() {
-            while writes.len() >= DEPTH
-                && let Some(result) = writes.next().await
-            {
-                result?;
-            }
-            match Spill::begin(self, queue, &chunk, true).await? {
-                Some(spill) => writes.push(spill.run()),
-                None => self.retire(&chunk, Chunk::close_clean),
-            }
+        let spills = self.open_chunks().into_iter();
+        let spills = spills.map(|index| self.spill(queue, index));
+        let spills = stream::iter(spills).buffer_unordered(DEPTH);
+        spills.try_collect().await
+    }
+
+    async fn spill<F: File>(
+        self: &Arc<Self>,
+        queue: &Queue<F>,
+        index: u64,
+    ) -> Result<(), ImageError> {
+        match Spill::begin(self, queue, index).await? {
+            Some(spill) => spill.run(queue).await,
+            None => Ok(()),
         }
-        while let Some(result) = writes.next().await {
-            result?;
-        }
-        Ok(())
     }
 
     /// Writes the L2 tables of the state, in new clusters.
@@ -89,6 +87,7 @@ impl VmStateSave {
         self.check_size(qcow2)?;
         let shape = Shape::of(&self.image, qcow2, self.size_bytes());
         self.fill_holes(queue, &shape).await?;
+        self.shared.lock().in_flight += 1;
         let mut tables = Tables {
             state: SavedState {
                 size_bytes: self.size_bytes(),
@@ -96,7 +95,6 @@ impl VmStateSave {
             },
             taken: Vec::new(),
             save: Arc::clone(self),
-            flight: self.flight(),
         };
         let wanted = {
             let shared = self.shared.lock();
@@ -115,7 +113,7 @@ impl VmStateSave {
             let placed = placed.map(|(table, host)| (*table, host * self.cluster_bytes));
             tables.state.tables.extend(placed);
             job.step(now.len() as u64 * self.cluster_bytes)
-                .map_err(failed)?;
+                .map_err(|errno| failed(queue, errno))?;
             rest = later;
         }
         Ok(tables)
@@ -148,7 +146,7 @@ impl VmStateSave {
         }
         let (locks, source) = (&self.image.locks, Source::Memory(&bytes));
         let written = align::write(file, &queue.pool, locks, offset, source).await;
-        written.map_err(failed)
+        written.map_err(|errno| failed(queue, errno))
     }
 
     /// Where an entry cannot say "zeros" and the backing file reaches, holes become clusters of zeros.
@@ -157,21 +155,19 @@ impl VmStateSave {
         queue: &Queue<F>,
         shape: &Shape,
     ) -> Result<(), ImageError> {
-        let filled = match shape.zeros {
-            Zeros::Written { clusters } => 0..clusters,
-            Zeros::Unallocated | Zeros::Flagged { .. } => return Ok(()),
+        let Zeros::Written { clusters } = shape.zeros else {
+            return Ok(());
         };
-        let gaps = self.shared.lock().places.gaps(filled);
-        let _flight = self.flight();
+        let gaps = self.shared.lock().places.gaps(0..clusters);
+        let (size, per_chunk) = (self.cluster_bytes, self.chunk_clusters());
         for gap in gaps {
-            let mut taken = Taken::new(self);
-            for place in self.take(queue, gap, &mut taken).await? {
-                let active = top_of(queue)?;
-                let clusters = ClusterRange::new(place.host, place.len);
-                let written = active.write_zeros(clusters.bytes(active.geometry())).await;
-                written.map_err(failed)?;
+            for index in gap.start / per_chunk..gap.end.div_ceil(per_chunk) {
+                let base = index * per_chunk;
+                let start = gap.start.max(base) - base;
+                let end = gap.end.min(base + per_chunk) - base;
+                self.store_zeros(index, (start * size) as usize..(end * size) as usize);
+                self.spill(queue, index).await?;
             }
-            taken.keep();
         }
         Ok(())
     }
@@ -188,7 +184,7 @@ impl<'a> Finishing<'a> {
         let text = match shared.phase {
             Phase::Ended => "the state is finished or given up already",
             Phase::Finishing | Phase::Committed => "the state is being finished already",
-            Phase::Open if shared.is_flying() => {
+            Phase::Open if shared.in_flight > 0 => {
                 "a writer of the state has writes under way: flush it first"
             }
             Phase::Open => {
@@ -231,13 +227,12 @@ pub(super) struct Tables {
     pub(super) state: SavedState,
     taken: Vec<ClusterRange>,
     save: Arc<VmStateSave>,
-    #[expect(dead_code, reason = "held for its drop, which comes last")]
-    flight: Flight,
 }
 
 impl Drop for Tables {
     fn drop(&mut self) {
         self.save.release(self.taken.drain(..));
+        self.save.end_flight(self.save.shared.lock());
     }
 }
 

@@ -8,10 +8,9 @@
 //! save.rs      what the threads that write one state share; begin, abort
 //! chunk.rs     a piece of the state in memory; memory.rs, ranges.rs
 //! places.rs    which clusters of the state are in which host clusters
-//! spill.rs     a piece goes to the file: clusters are taken, bytes written
+//! spill.rs     a chunk goes to the file: clusters are taken, bytes written
 //! writer.rs    one thread's handle: write, write_vectored, write_at, flush
 //! finish.rs    L2 tables, and the snapshot that refers to them
-//! table.rs     an L2 table of the state, decoded
 //! reader.rs    read, read_at; ahead.rs: several large reads on their way
 //! adapter.rs   std::io::Write, Read and Seek for whoever can wait for a future
 //! ```
@@ -20,20 +19,18 @@
 //! page: nothing is aligned, and nothing is large. Every byte is copied once, into a *chunk*: the next
 //! 1 MiB of the state (or one cluster, if that is more) in aligned memory. A chunk that is full goes to
 //! the file as one write, while the next ones fill; several are under way at once. Host clusters
-//! come many at a time, one after the other, so a state is one run on the disk. Long writes that are
-//! aligned already skip the copy.
+//! come many at a time, one after the other, so a state is one run on the disk.
 //!
 //! **Several threads** have a writer each and share the chunks. A chunk that is not full stays in memory
-//! until too many are open; then the least used goes to the file, with zeros where nothing was written,
-//! and is read back if somebody writes to it again. A chunk on its way to the file may be written to: the
-//! bytes go to a copy, which follows. So pieces that meet inside one block lose nothing, whoever
-//! wrote them.
+//! until too many are open; then the least recently used goes to the file, with zeros where nothing was
+//! written. Bytes that come later, or while it is on its way, go to a new chunk, which follows and reads back
+//! what its clusters lack. So pieces that meet inside one block lose nothing, whichever thread wrote them.
 //!
 //! **Crash rule.** Nothing on the disk refers to any of it before [`VmStateSave::finish`] makes the
 //! snapshot, which flushes first and becomes visible by one sector. A crash before leaks the clusters;
 //! giving up gives them back.
 //!
-//! **Locks.** The save's own, then a chunk's, then the allocator's; none of them is held over an await.
+//! **Locks.** The save's own, then the allocator's; neither is held over an await.
 //!
 //! # Example
 //!
@@ -83,7 +80,6 @@ mod ranges;
 mod reader;
 mod save;
 mod spill;
-mod table;
 #[cfg(test)]
 mod tests;
 mod writer;

@@ -69,10 +69,6 @@ impl Ranges {
         rounded
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     pub(super) fn iter(&self) -> impl Iterator<Item = &Range<usize>> {
         self.0.iter()
     }

@@ -7,23 +7,24 @@
 use std::fmt;
 use std::sync::Arc;
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use gaur_block::{Errno, File, Target};
-use gaur_format::geometry::Geometry;
-use gaur_format::{Corruption, l1};
 
 use super::ahead::{Ahead, PIECE_BYTES};
-use super::table::{Kind, Slices, run_in};
 use super::writer::DEPTH;
 use crate::align;
+use crate::cache_options::CacheOptions;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::Qcow2;
+use crate::metadata::cluster_set::ClusterSet;
+use crate::metadata::l1_table::L1Table;
+use crate::metadata::maps::{Extent, Kind, Lookup, Maps};
 use crate::queue::Queue;
+use crate::read::MappedLayer;
 use crate::snapshot::{HeldSnapshot, Snapshot, find_snapshot};
-use crate::sync::Mutex;
 
-/// Tables are read in slices of this many bytes at most, and small ones so many at a time.
-const SLICE_BYTES: u64 = 64 << 10;
+/// Most bytes of L2 tables that are kept.
+const CACHE_BYTES: u64 = 4 << 20;
 
 /// The state of a machine in a snapshot, for the thread of one queue.
 ///
@@ -39,12 +40,10 @@ pub struct VmStateReader<'q, F: File> {
 /// What the readers of one snapshot share.
 pub(super) struct State {
     snapshot: Snapshot,
-    geometry: Geometry,
     /// Guest offset at which the state would be if it were part of the disk.
     start_bytes: u64,
-    /// The L1 entries of the state.
-    l1: Vec<u64>,
-    slices: Mutex<Slices>,
+    /// The mapping of the state, from its byte 0 on.
+    qcow2: Qcow2,
 }
 
 impl<'q, F: File> VmStateReader<'q, F> {
@@ -92,12 +91,17 @@ impl<'q, F: File> VmStateReader<'q, F> {
         }
         let offset = snapshot.l1_table_offset.0.saturating_add(first * 8);
         let l1 = read_l1(queue, offset, entries).await?;
+        let cache = CacheOptions {
+            l2_bytes: Some(CACHE_BYTES),
+            ..CacheOptions::default()
+        };
+        let sizes = cache.resolve(&geometry, snapshot.vm_state_size)?;
+        let l1 = L1Table::new(offset, &l1);
+        let maps = Maps::new(geometry, sizes, ClusterSet::default(), l1);
         let state = State {
             start_bytes: first.saturating_mul(geometry.guest_bytes_per_l2()),
             snapshot,
-            geometry,
-            l1,
-            slices: Mutex::default(),
+            qcow2: Qcow2::new(maps, qcow2.compression),
         };
         Ok(VmStateReader {
             state: Arc::new(state),
@@ -154,7 +158,7 @@ impl<'q, F: File> VmStateReader<'q, F> {
             let rest = out.get_mut(filled..).unwrap_or_default();
             let state = &self.state;
             let count = self.ahead.read(state, self.queue, self.position, rest);
-            let count = count.await.map_err(failed)?;
+            let count = count.await?;
             self.position += count as u64;
             filled += count;
         }
@@ -166,27 +170,14 @@ impl<'q, F: File> VmStateReader<'q, F> {
     pub async fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, ImageError> {
         let left = self.size_bytes().saturating_sub(offset);
         let count = (out.len() as u64).min(left) as usize;
-        let mut reads = FuturesUnordered::new();
-        let mut at = offset;
-        let mut rest = out.get_mut(..count).unwrap_or_default();
-        while !rest.is_empty() {
-            let len = (PIECE_BYTES - at % PIECE_BYTES).min(rest.len() as u64);
-            let (part, after) = rest.split_at_mut(len as usize);
-            rest = after;
-            while reads.len() >= DEPTH
-                && let Some(result) = reads.next().await
-            {
-                result?;
-            }
-            reads.push(async move {
-                let filled = self.state.fill(self.queue, at, part, true).await;
-                filled.map(|_| ()).map_err(failed)
-            });
-            at += len;
-        }
-        while let Some(result) = reads.next().await {
-            result?;
-        }
+        let parts = out.get_mut(..count).unwrap_or_default();
+        let parts = parts.chunks_mut(PIECE_BYTES as usize).enumerate();
+        let reads = parts.map(|(number, part)| {
+            let at = offset + number as u64 * PIECE_BYTES;
+            self.state.read(self.queue, at, part)
+        });
+        let reads = stream::iter(reads).buffer_unordered(DEPTH);
+        let () = reads.try_collect().await?;
         Ok(count)
     }
 }
@@ -212,13 +203,7 @@ async fn read_l1<F: File>(
     Ok(words.map(|word| u64::from_be_bytes(*word)).collect())
 }
 
-fn failed(errno: Errno) -> ImageError {
-    ImageError::io(errno, "cannot read the state of the machine")
-}
-
-fn corrupt(_what: Corruption) -> Errno {
-    Errno::EIO
-}
+const READING: &str = "cannot read the state of the machine";
 
 impl State {
     /// Length of the state in bytes.
@@ -226,107 +211,91 @@ impl State {
         self.snapshot.vm_state_size
     }
 
-    /// Fills `out` with the bytes at `at`, all inside the state. What a backing file has is read only if
-    /// `below` says so; otherwise this ends there. How many bytes were filled.
-    pub(super) async fn fill<F: File>(
+    /// Fills `out` with the bytes at `at`, all inside the state.
+    pub(super) async fn read<F: File>(
         &self,
         queue: &Queue<F>,
-        at: u64,
-        out: &mut [u8],
-        below: bool,
-    ) -> Result<usize, Errno> {
-        let mut filled = 0;
-        while filled < out.len() {
-            let at = at + filled as u64;
-            let rest = out.get_mut(filled..).unwrap_or_default();
-            let (kind, len) = self.run(queue, at, rest.len() as u64).await?;
-            let rest = rest.get_mut(..len as usize).unwrap_or_default();
-            match kind {
-                Kind::Zero => rest.fill(0),
-                Kind::Data { host } => {
-                    let target = Target::Memory(rest);
-                    align::read(queue.top_file(), &queue.pool, host, target).await?;
-                }
-                Kind::Compressed { descriptor } => {
-                    let at = self.start_bytes.saturating_add(at);
-                    queue.mapped(0)?.decompress(descriptor, at, rest).await?;
-                }
-                Kind::Nothing => {
-                    let at = self.start_bytes.saturating_add(at);
-                    let shows = queue.image.has_backing_at(at);
-                    if shows && !below {
-                        break;
-                    }
-                    rest.fill(0);
-                    if shows {
-                        queue.read_below(at, rest).await?;
-                    }
-                }
-            }
-            filled += len as usize;
+        mut at: u64,
+        mut out: &mut [u8],
+    ) -> Result<(), ImageError> {
+        while !out.is_empty() {
+            let extent = self.extent(queue, at, out.len() as u64).await?;
+            let (part, rest) = out.split_at_mut(extent.len as usize);
+            self.fetch(queue, extent, at, part).await?;
+            (at, out) = (at + extent.len, rest);
         }
-        Ok(filled)
+        Ok(())
     }
 
-    /// What the bytes at `at` are, and how many of up to `max` (1 or more) are of that kind.
-    async fn run<F: File>(
+    /// What the bytes at `at` are; at most `max` of them (1 or more).
+    pub(super) async fn extent<F: File>(
         &self,
         queue: &Queue<F>,
         at: u64,
         max: u64,
-    ) -> Result<(Kind, u64), Errno> {
-        let geometry = &self.geometry;
-        let per_table = geometry.guest_bytes_per_l2();
-        let (index, within) = (at / per_table, at % per_table);
-        let entry = self.l1.get(index as usize).copied().unwrap_or(0);
-        let Some(table) = l1::decode(entry, geometry).map_err(corrupt)? else {
-            return Ok((Kind::Nothing, max.min(per_table - within)));
-        };
-        let slice_bytes = geometry.cluster_size().min(SLICE_BYTES);
-        let per_slice = slice_bytes / geometry.l2_entry_size() * geometry.cluster_size();
-        let number = within / per_slice;
-        let offset = table.offset.0 + number * slice_bytes;
-        let kept = self.slices.lock().get(offset);
-        let slice = match kept {
-            Some(slice) => slice,
-            None => self.load(queue, index, offset, slice_bytes).await?,
-        };
-        let max = max.min(per_slice - within % per_slice);
-        run_in(&slice, geometry, within % per_slice, max).map_err(corrupt)
+    ) -> Result<Extent, ImageError> {
+        loop {
+            let found = self.qcow2.maps.extent(at, max);
+            match found.map_err(|fault| ImageError::corrupt(fault, READING))? {
+                Lookup::Extent(extent) => return Ok(extent),
+                Lookup::Miss(slice) => {
+                    let loaded = self.layer(queue).load_slice(slice).await;
+                    loaded.map_err(failed)?;
+                }
+            }
+        }
     }
 
-    /// Reads the slice at host offset `offset` of table number `index`. Small tables that follow in the
-    /// state and in the file come along.
-    async fn load<F: File>(
+    fn layer<'q, F: File>(&'q self, queue: &'q Queue<F>) -> MappedLayer<'q, F> {
+        MappedLayer {
+            queue,
+            depth: 0,
+            qcow2: &self.qcow2,
+            file: queue.top_file(),
+        }
+    }
+
+    /// Whether the bytes at `at` are those of a backing file.
+    pub(super) fn shows_backing<F: File>(
         &self,
         queue: &Queue<F>,
-        index: u64,
-        offset: u64,
-        slice_bytes: u64,
-    ) -> Result<Arc<[u8]>, Errno> {
-        let follows = |number: &u64| {
-            let entry = self.l1.get((index + number) as usize).copied();
-            let table = l1::decode(entry.unwrap_or(0), &self.geometry);
-            matches!(table, Ok(Some(table)) if table.offset.0 == offset + number * slice_bytes)
-        };
-        let count = if slice_bytes == self.geometry.cluster_size() {
-            1 + (1..SLICE_BYTES / slice_bytes).take_while(follows).count()
-        } else {
-            1
-        };
-        let file = queue.top_file();
-        let mut bytes = queue.pool.take(file, count * slice_bytes as usize);
-        align::read(file, &queue.pool, offset, Target::Memory(&mut bytes)).await?;
-        let mut slices = self.slices.lock();
-        let parts = bytes.chunks_exact(slice_bytes as usize);
-        let mut first = None;
-        for (number, part) in (0..).zip(parts) {
-            let part: Arc<[u8]> = Arc::from(part);
-            first.get_or_insert_with(|| Arc::clone(&part));
-            slices.insert(offset + number * slice_bytes, part);
-        }
-        first.ok_or(Errno::EIO)
+        extent: &Extent,
+        at: u64,
+    ) -> bool {
+        let at = self.start_bytes.saturating_add(at);
+        matches!(extent.kind, Kind::Unallocated { .. }) && queue.image.has_backing_at(at)
     }
+
+    /// Fills `out`, which is as long as the extent, with the extent at `at`.
+    pub(super) async fn fetch<F: File>(
+        &self,
+        queue: &Queue<F>,
+        extent: Extent,
+        at: u64,
+        out: &mut [u8],
+    ) -> Result<(), ImageError> {
+        let fetched = match extent.kind {
+            Kind::Data { host, .. } => {
+                align::read(queue.top_file(), &queue.pool, host, Target::Memory(out)).await
+            }
+            Kind::Compressed { descriptor } => {
+                self.layer(queue).decompress(descriptor, at, out).await
+            }
+            Kind::Unallocated { .. } if self.shows_backing(queue, &extent, at) => {
+                let at = self.start_bytes.saturating_add(at);
+                queue.read_below(at, out).await
+            }
+            Kind::Unallocated { .. } | Kind::Zero { .. } => {
+                out.fill(0);
+                Ok(())
+            }
+        };
+        fetched.map_err(failed)
+    }
+}
+
+fn failed(errno: Errno) -> ImageError {
+    ImageError::io(errno, READING)
 }
 
 impl<F: File> fmt::Debug for VmStateReader<'_, F> {

@@ -1,16 +1,16 @@
-//! What all who write one state share: its chunks, its clusters, and how far it has come.
+//! What all writers of one state share: its chunks, its clusters, and how far it has come.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
 use gaur_block::File;
 use gaur_format::limit;
 
-use super::chunk::{Chunk, Ended};
+use super::chunk::Chunk;
 use super::memory::Memory;
-use super::places::{Place, Places};
-use super::ranges::Ranges;
+use super::places::Places;
+use super::spill::Spill;
 use super::writer::VmStateWriter;
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
@@ -18,9 +18,8 @@ use crate::image::{Image, Qcow2};
 use crate::metadata::alloc::Run;
 use crate::queue::Queue;
 use crate::range::ClusterRange;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::waiters::Waiters;
+use crate::sync::{Mutex, MutexGuard};
 
 /// A chunk is this long, or one cluster if that is more.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -45,20 +44,22 @@ pub struct VmStateSave {
     limit_bytes: u64,
     end_bytes: AtomicU64,
     pub(super) shared: Mutex<Shared>,
-    pub(super) waiters: Waiters,
 }
 
 pub(super) struct Shared {
     pub(super) phase: Phase,
-    pub(super) slots: BTreeMap<u64, Slot>,
+    /// Bytes in memory that are not on their way to the file.
+    chunks: BTreeMap<u64, Chunk>,
+    /// Chunks on their way to the file.
+    writing: BTreeSet<u64>,
     pub(super) places: Places,
     /// Clusters that were taken ahead, first to be used first.
-    pub(super) reserve: VecDeque<Run>,
+    reserve: VecDeque<Run>,
     /// So many clusters are taken next time.
     pub(super) reserve_next: u64,
     spare: Vec<Memory>,
-    /// Reads and writes of its clusters under way.
-    in_flight: usize,
+    /// Writes to its clusters under way, and sets of its tables.
+    pub(super) in_flight: usize,
     clock: u64,
 }
 
@@ -69,24 +70,6 @@ pub(super) enum Phase {
     /// A snapshot is being made of it.
     Committed,
     Ended,
-}
-
-/// A chunk that is not only in the file.
-pub(super) enum Slot {
-    Open(Arc<Chunk>),
-    /// Somebody reads it back, or writes all of it from memory of his own.
-    Busy,
-}
-
-/// What looking for a chunk gave.
-pub(super) enum Opened {
-    Ready(Arc<Chunk>),
-    /// It is in the file; whoever has the hold reads it back.
-    Load(Hold),
-    /// Wait until somebody else is done with it.
-    Busy,
-    /// Too many are open; write this one first.
-    Crowded(Arc<Chunk>),
 }
 
 impl VmStateSave {
@@ -101,10 +84,7 @@ impl VmStateSave {
             return refuse(ErrorKind::ReadOnly, "the image is not open for writing");
         }
         if let Some(errno) = image.poisoned() {
-            return Err(ImageError::io(
-                errno,
-                "the image takes no writes after an error",
-            ));
+            return Err(image.explain(errno, "the image takes no writes after an error"));
         }
         let geometry = &qcow2.geometry;
         if geometry.refcount_max() < 2 {
@@ -120,7 +100,8 @@ impl VmStateSave {
             end_bytes: AtomicU64::new(0),
             shared: Mutex::new(Shared {
                 phase: Phase::Open,
-                slots: BTreeMap::new(),
+                chunks: BTreeMap::new(),
+                writing: BTreeSet::new(),
                 places: Places::default(),
                 reserve: VecDeque::new(),
                 reserve_next: RESERVE_BYTES / cluster_bytes,
@@ -128,7 +109,6 @@ impl VmStateSave {
                 in_flight: 0,
                 clock: 0,
             }),
-            waiters: Waiters::default(),
         }))
     }
 
@@ -206,86 +186,77 @@ impl VmStateSave {
         self.chunk_bytes / self.cluster_bytes
     }
 
-    /// Looks for chunk `index`, to write some of it, or `whole`.
-    pub(super) fn open(self: &Arc<Self>, index: u64, whole: bool) -> Result<Opened, ImageError> {
-        let mut guard = self.shared.lock();
-        let shared = &mut *guard;
+    /// Takes bytes for chunk `index`, at `at` in it. Answers with a chunk that is to be written: this one
+    /// if it is full, or the least recently used one if there are too many.
+    pub(super) fn store(
+        &self,
+        index: u64,
+        at: usize,
+        bytes: &[u8],
+    ) -> Result<Option<u64>, ImageError> {
+        let mut shared = self.shared.lock();
         shared.check_open()?;
         shared.clock += 1;
-        match shared.slots.get(&index) {
-            Some(Slot::Busy) => return Ok(Opened::Busy),
-            Some(Slot::Open(chunk)) => {
-                chunk.touch(shared.clock);
-                return Ok(Opened::Ready(Arc::clone(chunk)));
-            }
-            None => {}
-        }
-        if shared.slots.len() >= OPEN_MAX
-            && let Some(chunk) = shared.crowded()
-        {
-            return Ok(Opened::Crowded(chunk));
-        }
-        let first = index * self.chunk_clusters();
-        let mut stored = shared.places.inside(first..first + self.chunk_clusters());
-        if !whole && stored.next().is_some() {
-            drop(stored);
-            return Ok(Opened::Load(self.hold(shared, index)));
-        }
-        drop(stored);
-        let memory = shared.memory(self.chunk_bytes);
-        let chunk = Chunk::new(index, memory, Ranges::default(), shared.clock);
-        let chunk = Arc::new(chunk);
-        shared.slots.insert(index, Slot::Open(Arc::clone(&chunk)));
-        Ok(Opened::Ready(chunk))
+        let now = shared.clock;
+        let is_new = !shared.chunks.contains_key(&index);
+        let chunk = shared.chunk(index, self.chunk_bytes);
+        chunk.used = now;
+        chunk.store(at, bytes);
+        Ok(match chunk.is_full() {
+            true => Some(index),
+            false if is_new => shared.crowded(),
+            false => None,
+        })
     }
 
-    /// Claims chunk `index` for a write of all of it; `None` if bytes of it are in memory.
-    pub(super) fn claim(self: &Arc<Self>, index: u64) -> Result<Option<Hold>, ImageError> {
+    /// Makes bytes of chunk `index` zeros that nobody wrote.
+    pub(super) fn store_zeros(&self, index: u64, range: std::ops::Range<usize>) {
         let mut shared = self.shared.lock();
-        shared.check_open()?;
-        let vacant = !shared.slots.contains_key(&index);
-        Ok(vacant.then(|| self.hold(&mut shared, index)))
+        shared.chunk(index, self.chunk_bytes).zero_gaps(range);
     }
 
-    fn hold(self: &Arc<Self>, shared: &mut Shared, index: u64) -> Hold {
-        shared.slots.insert(index, Slot::Busy);
+    /// Numbers of the chunks that have bytes in memory.
+    pub(super) fn open_chunks(&self) -> Vec<u64> {
+        self.shared.lock().chunks.keys().copied().collect()
+    }
+
+    /// Takes chunk `index` out to be written, unless it is being written.
+    pub(super) fn begin_write(self: &Arc<Self>, index: u64) -> Option<Spill> {
+        let mut shared = self.shared.lock();
+        if shared.writing.contains(&index) {
+            return None;
+        }
+        let chunk = shared.chunks.remove(&index)?;
+        shared.writing.insert(index);
         shared.in_flight += 1;
-        Hold {
-            index,
-            flight: Flight(Arc::clone(self)),
-        }
+        Some(Spill::new(self, index, chunk))
     }
 
-    /// Something of its clusters is on its way.
-    pub(super) fn flight(self: &Arc<Self>) -> Flight {
-        self.shared.lock().in_flight += 1;
-        Flight(Arc::clone(self))
-    }
-
-    /// Takes a chunk out that `end` says is over.
-    pub(super) fn retire(&self, chunk: &Chunk, end: impl FnOnce(&Chunk) -> Ended) {
+    /// A chunk is in the file.
+    pub(super) fn written(&self, chunk: Option<Chunk>) {
         let mut shared = self.shared.lock();
-        if let Ended::Closed(memory) = end(chunk) {
-            if matches!(shared.slots.get(&chunk.index), Some(Slot::Open(_))) {
-                shared.slots.remove(&chunk.index);
-            }
-            shared.spare(memory);
+        if shared.spare.len() < SPARE_MAX {
+            shared.spare.extend(chunk.map(|chunk| chunk.memory));
         }
     }
 
-    /// Chunks that have bytes in memory.
-    pub(super) fn open_chunks(&self) -> Vec<Arc<Chunk>> {
-        let shared = self.shared.lock();
-        let open = shared.slots.values().filter_map(|slot| match slot {
-            Slot::Open(chunk) => Some(Arc::clone(chunk)),
-            Slot::Busy => None,
-        });
-        open.collect()
+    /// The write of a chunk is over. If it is given back it is still to be written.
+    pub(super) fn end_write(&self, index: u64, chunk: Option<Chunk>) {
+        let mut shared = self.shared.lock();
+        shared.writing.remove(&index);
+        if let Some(older) = chunk {
+            match shared.chunks.get_mut(&index) {
+                Some(newer) => newer.absorb(&older),
+                None => drop(shared.chunks.insert(index, older)),
+            }
+        }
+        self.end_flight(shared);
     }
 
-    /// Memory for a chunk.
-    pub(super) fn memory(&self) -> Memory {
-        self.shared.lock().memory(self.chunk_bytes)
+    /// Something that kept its clusters from being given back is over.
+    pub(super) fn end_flight(&self, mut shared: MutexGuard<'_, Shared>) {
+        shared.in_flight -= 1;
+        self.settle(&mut shared);
     }
 
     /// No more bytes. What has a place is given back as soon as nothing is under way.
@@ -293,33 +264,21 @@ impl VmStateSave {
         let mut shared = self.shared.lock();
         shared.phase = Phase::Ended;
         self.settle(&mut shared);
-        drop(shared);
-        self.waiters.notify();
     }
 
-    /// Gives back what an ended save still has, once nobody is using it.
+    /// Gives back what an ended save still has, once nothing is under way.
     fn settle(&self, shared: &mut Shared) {
         if shared.phase != Phase::Ended || shared.in_flight > 0 {
             return;
         }
-        for slot in std::mem::take(&mut shared.slots).into_values() {
-            if let Slot::Open(chunk) = slot {
-                chunk.discard();
-            }
-        }
+        shared.chunks.clear();
         shared.spare.clear();
         let places = shared.places.take();
-        self.release(
-            places
-                .iter()
-                .map(|place| ClusterRange::new(place.host, place.len)),
-        );
-        self.release(
-            shared
-                .reserve
-                .drain(..)
-                .map(|run| ClusterRange::new(run.start, run.len)),
-        );
+        let places = places
+            .iter()
+            .map(|place| ClusterRange::new(place.host, place.len));
+        let reserve = shared.reserve.drain(..).map(Run::range);
+        self.release(places.chain(reserve));
     }
 
     /// Gives back what was taken ahead and not used, so that what comes next takes its place.
@@ -369,31 +328,24 @@ impl Shared {
         Err(ImageError::new(ErrorKind::InvalidInput, text))
     }
 
-    /// The idle chunk that was used least recently, if too many are idle.
-    fn crowded(&self) -> Option<Arc<Chunk>> {
-        let idle = self.slots.values().filter_map(|slot| match slot {
-            Slot::Open(chunk) if chunk.is_idle() => Some(chunk),
-            _ => None,
-        });
-        let idle: Vec<_> = idle.collect();
-        let oldest = idle.iter().min_by_key(|chunk| chunk.used())?;
-        (idle.len() >= OPEN_MAX).then(|| Arc::clone(oldest))
+    /// Chunk `index`, made if it is not in memory.
+    fn chunk(&mut self, index: u64, len: u64) -> &mut Chunk {
+        let spare = &mut self.spare;
+        self.chunks.entry(index).or_insert_with(|| {
+            let memory = spare.pop();
+            Chunk::new(memory.unwrap_or_else(|| Memory::new(len as usize)))
+        })
     }
 
-    fn memory(&mut self, len: u64) -> Memory {
-        let spare = self.spare.pop();
-        spare.unwrap_or_else(|| Memory::new(len as usize))
-    }
-
-    fn spare(&mut self, memory: Option<Memory>) {
-        if self.spare.len() < SPARE_MAX {
-            self.spare.extend(memory);
+    /// The chunk that was used least recently, if too many could be written.
+    fn crowded(&self) -> Option<u64> {
+        let idle = |index: &u64| !self.writing.contains(index);
+        let idle = self.chunks.iter().filter(|(index, _)| idle(index));
+        if self.chunks.len() <= OPEN_MAX || idle.clone().count() <= OPEN_MAX {
+            return None;
         }
-    }
-
-    /// Whether anything of its clusters is under way.
-    pub(super) fn is_flying(&self) -> bool {
-        self.in_flight > 0
+        idle.min_by_key(|(_, chunk)| chunk.used)
+            .map(|(index, _)| *index)
     }
 
     /// Takes up to `want` clusters in a row of those that were taken ahead.
@@ -421,82 +373,6 @@ impl Shared {
             }
             _ => self.reserve.push_back(run),
         }
-    }
-}
-
-/// Counts a read or write of the state's clusters while it is under way.
-pub(super) struct Flight(Arc<VmStateSave>);
-
-impl Drop for Flight {
-    fn drop(&mut self) {
-        let mut shared = self.0.shared.lock();
-        shared.in_flight -= 1;
-        self.0.settle(&mut shared);
-    }
-}
-
-/// A chunk that is busy; it is only in the file again when this is dropped.
-pub(super) struct Hold {
-    pub(super) index: u64,
-    flight: Flight,
-}
-
-impl Hold {
-    /// It is in memory now, with these bytes.
-    pub(super) fn open(self, memory: Memory, valid: Ranges) -> Arc<Chunk> {
-        let save = &self.flight.0;
-        let mut shared = save.shared.lock();
-        let chunk = Arc::new(Chunk::new(self.index, memory, valid, shared.clock));
-        let slot = Slot::Open(Arc::clone(&chunk));
-        shared.slots.insert(self.index, slot);
-        drop(shared);
-        chunk
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        let save = &self.flight.0;
-        let mut shared = save.shared.lock();
-        if let Some(Slot::Busy) = shared.slots.get(&self.index) {
-            shared.slots.remove(&self.index);
-        }
-        drop(shared);
-        save.waiters.notify();
-    }
-}
-
-/// Clusters that were taken for bytes of the state that are not there yet; given back if nobody says
-/// `keep`.
-pub(super) struct Taken {
-    save: Arc<VmStateSave>,
-    pub(super) places: Vec<Place>,
-}
-
-impl Taken {
-    pub(super) fn new(save: &Arc<VmStateSave>) -> Taken {
-        Taken {
-            save: Arc::clone(save),
-            places: Vec::new(),
-        }
-    }
-
-    /// Their bytes are written: they are where the state is.
-    pub(super) fn keep(mut self) {
-        let mut shared = self.save.shared.lock();
-        for place in self.places.drain(..) {
-            shared.places.insert(place);
-        }
-    }
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        self.save.release(
-            self.places
-                .drain(..)
-                .map(|place| ClusterRange::new(place.host, place.len)),
-        );
     }
 }
 

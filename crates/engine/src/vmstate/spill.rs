@@ -1,213 +1,169 @@
-//! Bytes of the state go to the file: places are found or taken, whole clusters are written.
+//! A chunk goes to the file: places for its clusters are found or taken, whole clusters are written.
 //!
 //! A write that is under way may wait unpolled for as long as its writer does something else. So it holds
-//! no lock of the engine: it writes whole blocks of clusters that nobody else knows. Where clusters are
-//! smaller than the file's blocks it has to lock blocks; then the writer waits for it at once.
+//! no lock of the engine: places are taken before, and it writes whole blocks of clusters that only the
+//! save knows, one write a chunk at a time. Where clusters are smaller than the file's blocks it has to
+//! lock blocks; then the writer waits for it at once.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use gaur_block::{Errno, File, Source};
+use gaur_block::{Errno, File, Source, Target};
 
-use super::chunk::{Chunk, Copy};
+use super::chunk::Chunk;
 use super::places::Place;
-use super::ranges::Ranges;
-use super::save::{Flight, Taken, VmStateSave, top_of};
+use super::save::{VmStateSave, top_of};
 use crate::align;
 use crate::error::ImageError;
 use crate::metadata::alloc::Run;
 use crate::queue::Queue;
 
 /// Where some bytes of a chunk go: a host offset, and the range in the chunk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
-    pub(super) host_bytes: u64,
-    pub(super) range: Range<usize>,
+struct Piece {
+    host_bytes: u64,
+    range: Range<usize>,
 }
 
-/// A chunk, or the new clusters of it, on its way to the file. If this is dropped before the end, its
-/// bytes are still to be written.
-pub(super) struct Spill<'q, F: File> {
-    queue: &'q Queue<F>,
-    save: Arc<VmStateSave>,
-    chunk: Arc<Chunk>,
-    close: bool,
-    ranges: Ranges,
-    copy: Option<Copy>,
+/// A chunk on its way to the file. If this is dropped before the end, its bytes are still to be written.
+pub(super) struct Spill {
+    pub(super) save: Arc<VmStateSave>,
+    pub(super) index: u64,
+    /// Until it is written.
+    pub(super) chunk: Option<Chunk>,
     pieces: Vec<Piece>,
-    taken: Option<Taken>,
-    _flight: Flight,
 }
 
-impl<'q, F: File> Spill<'q, F> {
-    /// Begins to write what is new in `chunk`, which is closed afterwards if it is full or `close` says
-    /// so. `None` if nothing is to be done or somebody is at it.
-    pub(super) async fn begin(
+impl Spill {
+    pub(super) fn new(save: &Arc<VmStateSave>, index: u64, chunk: Chunk) -> Spill {
+        Spill {
+            save: Arc::clone(save),
+            index,
+            chunk: Some(chunk),
+            pieces: Vec::new(),
+        }
+    }
+
+    /// Finds places for chunk `index`. `None` if nothing is to be written, or it is being written: what is
+    /// new then stays in memory.
+    pub(super) async fn begin<F: File>(
         save: &Arc<VmStateSave>,
-        queue: &'q Queue<F>,
-        chunk: &Arc<Chunk>,
-        close: bool,
-    ) -> Result<Option<Spill<'q, F>>, ImageError> {
-        let flight = save.flight();
-        let Some(copy) = chunk.begin_write(save.cluster_bytes as usize) else {
+        queue: &Queue<F>,
+        index: u64,
+    ) -> Result<Option<Spill>, ImageError> {
+        let Some(mut spill) = save.begin_write(index) else {
             return Ok(None);
         };
-        let mut spill = Spill {
-            queue,
-            save: Arc::clone(save),
-            chunk: Arc::clone(chunk),
-            close,
-            ranges: copy.ranges.clone(),
-            copy: Some(copy),
-            pieces: Vec::new(),
-            taken: None,
-            _flight: flight,
-        };
-        let mut taken = Taken::new(save);
-        for range in spill.ranges.iter() {
-            let pieces = save.place(queue, chunk.index, range, &mut taken).await?;
-            spill.pieces.extend(pieces);
+        if let Some(chunk) = &mut spill.chunk {
+            spill.pieces = save.place(queue, index, chunk).await?;
         }
-        spill.taken = Some(taken);
         Ok(Some(spill))
     }
 
-    /// Whether it must be waited for at once, see the module.
-    pub(super) fn must_wait(&self) -> bool {
-        let limits = self.queue.top_file().limits();
-        let block = limits.request_alignment.max(limits.memory_alignment);
-        self.save.cluster_bytes < u64::from(block)
-    }
-
     /// Writes it.
-    pub(super) async fn run(mut self) -> Result<(), ImageError> {
-        if let Some(copy) = &self.copy {
+    pub(super) async fn run<F: File>(mut self, queue: &Queue<F>) -> Result<(), ImageError> {
+        if let Some(chunk) = &mut self.chunk {
             for piece in &self.pieces {
-                let bytes = copy.bytes(piece.range.clone());
-                write_piece(self.queue, piece.host_bytes, bytes).await?;
+                for gap in chunk.dirty.gaps(&piece.range) {
+                    let host = piece.host_bytes + (gap.start - piece.range.start) as u64;
+                    let target = Target::Memory(&mut chunk.memory[gap]);
+                    let read = align::read(queue.top_file(), &queue.pool, host, target).await;
+                    let text = "cannot read back the state of the machine";
+                    read.map_err(|errno| queue.image.explain(errno, text))?;
+                }
+                let bytes = &chunk.memory[piece.range.clone()];
+                let written = write_clusters(queue, piece.host_bytes, bytes).await;
+                written.map_err(|errno| failed(queue, errno))?;
             }
         }
-        if let Some(taken) = self.taken.take() {
-            taken.keep();
-        }
-        self.copy = None;
-        self.ranges = Ranges::default();
-        let close = self.close;
-        self.save
-            .retire(&self.chunk, |chunk| chunk.write_done(close));
+        self.save.written(self.chunk.take());
         Ok(())
     }
 }
 
-impl<F: File> Drop for Spill<'_, F> {
+impl Drop for Spill {
     fn drop(&mut self) {
-        if self.copy.take().is_some() {
-            self.chunk.write_failed(&self.ranges);
-        }
+        self.save.end_write(self.index, self.chunk.take());
     }
 }
 
+/// Whether a write must be waited for at once, see the module.
+pub(super) fn must_wait<F: File>(save: &VmStateSave, queue: &Queue<F>) -> bool {
+    let limits = queue.top_file().limits();
+    save.cluster_bytes < u64::from(limits.request_alignment.max(limits.memory_alignment))
+}
+
 /// Writes whole clusters of the state.
-pub(super) async fn write_piece<F: File>(
+async fn write_clusters<F: File>(
     queue: &Queue<F>,
     host_bytes: u64,
     bytes: &[u8],
-) -> Result<(), ImageError> {
+) -> Result<(), Errno> {
     if let Some(errno) = queue.image.poisoned() {
-        return Err(failed(errno));
+        return Err(errno);
     }
     let file = queue.top_file();
     let limits = file.limits();
     let block = u64::from(limits.request_alignment.max(1));
-    let whole =
-        (host_bytes | bytes.len() as u64).is_multiple_of(block) && suits_memory(file, bytes);
+    let memory = limits.memory_alignment.max(1) as usize;
+    let whole = (host_bytes | bytes.len() as u64).is_multiple_of(block)
+        && bytes.as_ptr().addr().is_multiple_of(memory);
     if !whole {
         let (locks, source) = (&queue.image.locks, Source::Memory(bytes));
-        let written = align::write(file, &queue.pool, locks, host_bytes, source).await;
-        return written.map_err(failed);
+        return align::write(file, &queue.pool, locks, host_bytes, source).await;
     }
     let mut at = host_bytes;
     for part in bytes.chunks((limits.max_transfer as usize).max(1)) {
-        let written = file.write_at(at, Source::Memory(part)).await;
-        written.map_err(failed)?;
+        file.write_at(at, Source::Memory(part)).await?;
         at += part.len() as u64;
     }
     Ok(())
 }
 
-/// Whether the file takes this memory as it is.
-pub(super) fn suits_memory<F: File>(file: &F, bytes: &[u8]) -> bool {
-    let alignment = file.limits().memory_alignment.max(1) as usize;
-    bytes.as_ptr().addr().is_multiple_of(alignment)
-}
-
-pub(super) fn failed(errno: Errno) -> ImageError {
-    ImageError::io(errno, "cannot write the state of the machine")
+pub(super) fn failed<F: File>(queue: &Queue<F>, errno: Errno) -> ImageError {
+    let text = "cannot write the state of the machine";
+    queue.image.explain(errno, text)
 }
 
 impl VmStateSave {
-    /// Where the clusters in `range` of chunk `index` go; those that have no place are taken.
-    pub(super) async fn place<F: File>(
-        self: &Arc<Self>,
+    /// Where the clusters of a chunk go that have new bytes. Those that have no place are taken, and the
+    /// chunk gets zeros for what nobody wrote in them.
+    async fn place<F: File>(
+        &self,
         queue: &Queue<F>,
         index: u64,
-        range: &Range<usize>,
-        taken: &mut Taken,
+        chunk: &mut Chunk,
     ) -> Result<Vec<Piece>, ImageError> {
         let size = self.cluster_bytes;
         let base = index * self.chunk_clusters();
-        let clusters = base + range.start as u64 / size..base + range.end as u64 / size;
-        let (mut places, gaps) = {
-            let shared = self.shared.lock();
-            let inside: Vec<_> = shared.places.inside(clusters.clone()).collect();
-            (inside, shared.places.gaps(clusters))
-        };
-        for gap in gaps {
-            places.extend(self.take(queue, gap, taken).await?);
-        }
-        places.sort_unstable_by_key(|place| place.first);
-        let mut pieces: Vec<Piece> = Vec::new();
-        for place in places {
+        let bytes = |place: &Place| {
             let start = ((place.first - base) * size) as usize;
-            let end = start + (place.len * size) as usize;
-            let host_bytes = place.host * size;
-            match pieces.last_mut() {
-                Some(last)
-                    if last.range.end == start
-                        && last.host_bytes + last.range.len() as u64 == host_bytes =>
-                {
-                    last.range.end = end;
+            start..start + (place.len * size) as usize
+        };
+        let mut pieces = Vec::new();
+        for range in chunk.dirty.rounded_out(size as usize).iter() {
+            let clusters = base + range.start as u64 / size..base + range.end as u64 / size;
+            let gaps = self.shared.lock().places.gaps(clusters.clone());
+            for mut gap in gaps {
+                while !gap.is_empty() {
+                    let run = self.take_run(queue, gap.end - gap.start).await?;
+                    let place = Place {
+                        first: gap.start,
+                        host: run.start,
+                        len: run.len,
+                    };
+                    // From now on its bytes are what the chunk has.
+                    chunk.zero_gaps(bytes(&place));
+                    self.shared.lock().places.insert(place);
+                    gap.start += run.len;
                 }
-                _ => pieces.push(Piece {
-                    host_bytes,
-                    range: start..end,
-                }),
             }
+            let shared = self.shared.lock();
+            pieces.extend(shared.places.inside(clusters).map(|place| Piece {
+                host_bytes: place.host * size,
+                range: bytes(&place),
+            }));
         }
         Ok(pieces)
-    }
-
-    /// Takes host clusters for these of the state. A flight is under way meanwhile.
-    pub(super) async fn take<F: File>(
-        &self,
-        queue: &Queue<F>,
-        clusters: Range<u64>,
-        taken: &mut Taken,
-    ) -> Result<Vec<Place>, ImageError> {
-        let mut places = Vec::new();
-        let mut first = clusters.start;
-        while first < clusters.end {
-            let run = self.take_run(queue, clusters.end - first).await?;
-            let place = Place {
-                first,
-                host: run.start,
-                len: run.len,
-            };
-            taken.places.push(place);
-            places.push(place);
-            first += run.len;
-        }
-        Ok(places)
     }
 
     /// Takes up to `want` clusters in a row.
@@ -228,7 +184,8 @@ impl VmStateSave {
     /// Takes clusters ahead, many of them if there are.
     async fn refill<F: File>(&self, queue: &Queue<F>, want: u64) -> Result<(), ImageError> {
         let active = top_of(queue)?;
-        let fail = |errno| ImageError::io(errno, "cannot take space for the state of the machine");
+        let text = "cannot take space for the state of the machine";
+        let fail = |errno| queue.image.explain(errno, text);
         if let Some(errno) = self.image.poisoned() {
             return Err(fail(errno));
         }

@@ -114,7 +114,7 @@ fn full_chunks_are_written_once_and_whole_whatever_the_pieces_were() {
 }
 
 #[test]
-fn long_writes_from_aligned_memory_are_not_copied() {
+fn full_chunks_wait_nowhere_and_take_no_buffers_of_the_queue() {
     let file = TestFile::new(Vec::new(), direct_limits(4096)).with_jitter(4, 4);
     let bench = Bench::on(&shapes()[0], file);
     let stream = page_stream(9, 13 * MIB + 5);
