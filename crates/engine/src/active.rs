@@ -9,6 +9,7 @@ use gaur_format::geometry::Geometry;
 use crate::align;
 use crate::image::{Image, Qcow2, Writer};
 use crate::queue::{Change, Queue};
+use crate::range::GuestRange;
 use crate::read::MappedLayer;
 
 /// The top layer of an image that is open for writing, and the queue that changes it.
@@ -40,16 +41,11 @@ impl<'q, F: File> Active<'q, F> {
     }
 
     /// Serves a request for a range inside the image.
-    pub(crate) async fn change(
-        &self,
-        offset: u64,
-        len: u64,
-        change: Change<'_>,
-    ) -> Result<(), Errno> {
+    pub(crate) async fn change(&self, range: GuestRange, change: Change<'_>) -> Result<(), Errno> {
         match change {
-            Change::Write(source) => self.write(offset, source).await,
-            Change::Zero(unmap) => self.zero(offset, len, unmap).await,
-            Change::Discard => self.discard(offset, len).await,
+            Change::Write(source) => self.write(range.start, source).await,
+            Change::Zero(unmap) => self.zero(range, unmap).await,
+            Change::Discard => self.discard(range).await,
         }
     }
 

@@ -5,6 +5,7 @@
 //! numbers come from outside, and the engine's own are bounded by the size of a disk or a file.
 
 use gaur_format::Geometry;
+use gaur_format::addr::GuestOffset;
 
 macro_rules! range {
     ($(#[$doc:meta])* $name:ident) => {
@@ -119,6 +120,16 @@ range! {
     ClusterRange
 }
 
+impl GuestRange {
+    /// The subclusters of a cluster that it touches, as bits; it lies in one cluster and is not empty.
+    #[inline]
+    pub(crate) fn subclusters(self, geometry: &Geometry) -> u32 {
+        let first = geometry.subcluster_index(GuestOffset(self.start));
+        let last = geometry.subcluster_index(GuestOffset(self.end() - 1));
+        (u32::MAX << first) & (u32::MAX >> (31 - last))
+    }
+}
+
 impl HostRange {
     /// The clusters that it touches; none if it is empty.
     #[inline]
@@ -164,6 +175,17 @@ mod tests {
         assert_eq!(range.after(49), GuestRange::new(149, 1));
         assert!(range.after(51).is_empty());
         assert_eq!(GuestRange::checked(u64::MAX, 1), None);
+    }
+
+    #[test]
+    fn subclusters_are_the_bits_that_a_part_of_a_cluster_touches() {
+        let geometry = Geometry::new(gaur_format::Version::V3, 16, true, 4).unwrap();
+        let bits =
+            |start: u64, len: u64| GuestRange::new((7 << 16) + start, len).subclusters(&geometry);
+        assert_eq!(bits(0, 1 << 16), u32::MAX);
+        assert_eq!(bits(2048, 4096), 0b110);
+        assert_eq!(bits(2047, 2), 0b11);
+        assert_eq!(bits(31 * 2048, 2048), 1 << 31);
     }
 
     #[test]

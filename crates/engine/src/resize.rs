@@ -17,6 +17,7 @@ use crate::error::{ErrorKind, ImageError};
 use crate::job::Job;
 use crate::metadata::maps::Located;
 use crate::queue::Queue;
+use crate::range::GuestRange;
 use crate::sync::atomic::Ordering;
 
 impl<F: File> Queue<F> {
@@ -99,7 +100,8 @@ impl<F: File> Active<'_, F> {
         // applied, or what another program has left.
         let reached = new.next_multiple_of(self.geometry().cluster_size());
         if reached > end {
-            self.zero_beyond((end, reached), job).await?;
+            self.zero_beyond(GuestRange::between(end, reached), job)
+                .await?;
         }
         self.flush_all().await?;
         self.switch_size(new).await
@@ -111,7 +113,8 @@ impl<F: File> Active<'_, F> {
         // Zeros may be written in place, like a request's: no cluster is given away meanwhile.
         let _epoch = self.queue.enter();
         if end > size && self.cluster_has_bytes(size).await? {
-            self.write_zero_bytes(size, end - size).await?;
+            self.write_zero_bytes(GuestRange::between(size, end))
+                .await?;
         }
         Ok(end)
     }
@@ -158,7 +161,7 @@ impl<F: File> Active<'_, F> {
             let end = self.zero_tail(new).await?;
             // And what their tables map behind the old end, before those go too.
             let last = old.next_multiple_of(geometry.guest_bytes_per_l2());
-            self.forget((end, last), job).await?;
+            self.forget(GuestRange::between(end, last), job).await?;
             let tables = geometry.l1_entries_for(new)..geometry.l1_entries_for(old);
             self.drop_tables(tables).await;
             self.flush_all().await
