@@ -66,12 +66,12 @@ impl<'q, F: File> Active<'q, F> {
     /// Reads bytes of the image file.
     pub(crate) async fn read_file(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Errno> {
         let (file, pool) = (self.queue.top_file(), &self.queue.pool);
-        align::read(file, pool, offset, Target::Memory(bytes)).await
+        align::read(file, pool, offset, Target::memory(bytes)).await
     }
 
     /// Writes bytes of the image file.
     pub(crate) async fn write_file(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let (file, pool) = (self.queue.top_file(), &self.queue.pool);
-        align::write(file, pool, &self.image.locks, offset, Source::Memory(bytes)).await
+        align::write(file, pool, &self.image.locks, offset, Source::memory(bytes)).await
     }
 }

@@ -208,7 +208,7 @@ impl<F: File> Active<'_, F> {
             let (file, pool) = (self.queue.top_file(), &self.queue.pool);
             let mut zeros = pool.take(file, part.len as usize);
             zeros.fill(0);
-            self.write(part.start, Source::Memory(&zeros)).await?;
+            self.write(part.start, Source::memory(&zeros)).await?;
             rest = rest.after(part.len);
         }
         Ok(())
