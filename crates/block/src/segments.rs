@@ -44,7 +44,10 @@ impl<'a> Segment<'a> {
     }
 
     /// Length in bytes.
-    #[expect(clippy::len_without_is_empty, reason = "a segment is cut and copied, never asked whether it is empty")]
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "a segment is cut and copied, never asked whether it is empty"
+    )]
     pub const fn len(self) -> usize {
         self.len
     }
