@@ -45,9 +45,12 @@ mod poison;
 mod pool;
 mod punch;
 mod queue;
+mod range;
 mod raw;
 mod read;
 mod resize;
+#[cfg(test)]
+mod scattered_tests;
 mod sector_locks;
 mod snapshot;
 #[cfg(test)]

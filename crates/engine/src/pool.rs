@@ -6,8 +6,8 @@
 //! burst is given back to the system; and so is a size that was not asked for between two calls of
 //! a [`Pool::trimmer`].
 //!
-//! One thread at a time uses it: the lock is never waited for. It is there so that a queue of the blocking
-//! host can move to another thread.
+//! One thread at a time uses it: locks are never waited for, and atomics are never contended. They are there
+//! so that a queue of the blocking host can move to another thread.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -15,6 +15,8 @@ use std::sync::Arc;
 use gaur_block::File;
 
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use crate::waiters::{AsyncLock, Waiters};
 
 /// Smallest size, as a power of two: a page, and the largest request alignment in common use.
 const MIN_BITS: u32 = 12;
@@ -25,27 +27,39 @@ const CLASSES: usize = (MAX_BITS - MIN_BITS + 1) as usize;
 /// Most bytes kept of one size, but always [`KEPT_MIN`] buffers.
 const KEPT_BYTES: usize = 16 << 20;
 const KEPT_MIN: usize = 8;
+/// Most bytes that the requests of a queue have in bounce buffers at once. A guest chooses how its memory is
+/// aligned, so without a limit it could have a buffer for every request that its rings hold.
+const BOUNCE_BYTES_MAX: usize = 16 << 20;
 
 /// The buffers of one queue. They may serve all files of the queue: a kept buffer that is not
 /// aligned enough for a file is replaced.
 pub(crate) struct Pool<F: File> {
-    kept: Arc<Mutex<Kept<F>>>,
+    kept: Arc<Kept<F>>,
 }
 
 struct Kept<F: File> {
-    classes: [Vec<F::Buffer>; CLASSES],
+    classes: [Mutex<Vec<F::Buffer>>; CLASSES],
     /// A bit for each size that was asked for since the last trim.
-    active: u32,
+    active: AtomicU32,
+    /// Bytes of bounce buffers in use.
+    bounce_bytes: AtomicUsize,
+    /// Notified when a bounce buffer comes back.
+    bounce_freed: Waiters,
+    /// The next request to get a bounce buffer has it, so that none is overtaken.
+    bounce_turn: AsyncLock,
 }
 
 impl<F: File> Pool<F> {
     /// A pool that holds nothing yet.
     pub(crate) fn new() -> Pool<F> {
         Pool {
-            kept: Arc::new(Mutex::new(Kept {
-                classes: std::array::from_fn(|_| Vec::new()),
-                active: 0,
-            })),
+            kept: Arc::new(Kept {
+                classes: std::array::from_fn(|_| Mutex::new(Vec::new())),
+                active: AtomicU32::new(0),
+                bounce_bytes: AtomicUsize::new(0),
+                bounce_freed: Waiters::default(),
+                bounce_turn: AsyncLock::default(),
+            }),
         }
     }
 
@@ -61,12 +75,9 @@ impl<F: File> Pool<F> {
                 class: None,
             };
         };
+        self.kept.active.fetch_or(1 << class, Ordering::Relaxed);
         let alignment = file.limits().memory_alignment.max(1) as usize;
-        let kept = {
-            let mut kept = self.kept.lock();
-            kept.active |= 1 << class;
-            kept.classes[class].pop()
-        };
+        let kept = self.kept.classes[class].lock().pop();
         let buffer = match kept {
             Some(buffer) if buffer.as_ptr().addr().is_multiple_of(alignment) => buffer,
             _ => file.buffer(class_bytes(class)),
@@ -80,6 +91,24 @@ impl<F: File> Pool<F> {
     }
 }
 
+impl<F: File> Pool<F> {
+    /// A bounce buffer, as [`Pool::take`] gives it, once the queue has room for it. Before the caller gives it
+    /// back it waits for its file and nothing else, so every wait ends.
+    pub(crate) async fn take_bounce(&self, file: &F, len_bytes: usize) -> BounceBuffer<F> {
+        let kept = &self.kept;
+        let _turn = kept.bounce_turn.lock().await;
+        loop {
+            let ticket = kept.bounce_freed.ticket();
+            let used = kept.bounce_bytes.load(Ordering::Relaxed) + len_bytes;
+            if used <= BOUNCE_BYTES_MAX || used == len_bytes {
+                kept.bounce_bytes.store(used, Ordering::Relaxed);
+                return BounceBuffer(self.take(file, len_bytes));
+            }
+            kept.bounce_freed.wait(ticket).await;
+        }
+    }
+}
+
 impl<F: File + 'static> Pool<F> {
     /// Drops the buffers of sizes that were not asked for since it was called last; `false` when the
     /// pool is gone.
@@ -89,11 +118,10 @@ impl<F: File + 'static> Pool<F> {
             let Some(kept) = kept.upgrade() else {
                 return false;
             };
-            let mut kept = kept.lock();
-            let active = std::mem::take(&mut kept.active);
-            for (class, buffers) in kept.classes.iter_mut().enumerate() {
+            let active = kept.active.swap(0, Ordering::Relaxed);
+            for (class, buffers) in kept.classes.iter().enumerate() {
                 if active & 1 << class == 0 {
-                    *buffers = Vec::new();
+                    *buffers.lock() = Vec::new();
                 }
             }
             true
@@ -116,7 +144,7 @@ fn class_bytes(class: usize) -> usize {
 
 /// A buffer on loan from a [`Pool`].
 pub(crate) struct PoolBuffer<F: File> {
-    kept: Arc<Mutex<Kept<F>>>,
+    kept: Arc<Kept<F>>,
     /// `Some` until the drop.
     buffer: Option<F::Buffer>,
     len_bytes: usize,
@@ -144,12 +172,37 @@ impl<F: File> DerefMut for PoolBuffer<F> {
 impl<F: File> Drop for PoolBuffer<F> {
     fn drop(&mut self) {
         if let (Some(class), Some(buffer)) = (self.class, self.buffer.take()) {
-            let mut kept = self.kept.lock();
-            let same = &mut kept.classes[class];
-            if same.len() < (KEPT_BYTES / class_bytes(class)).max(KEPT_MIN) {
-                same.push(buffer);
+            let mut kept = self.kept.classes[class].lock();
+            if kept.len() < (KEPT_BYTES / class_bytes(class)).max(KEPT_MIN) {
+                kept.push(buffer);
             }
         }
+    }
+}
+
+/// A buffer that counts as a bounce buffer.
+pub(crate) struct BounceBuffer<F: File>(PoolBuffer<F>);
+
+impl<F: File> Deref for BounceBuffer<F> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl<F: File> DerefMut for BounceBuffer<F> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl<F: File> Drop for BounceBuffer<F> {
+    fn drop(&mut self) {
+        let kept = &self.0.kept;
+        kept.bounce_bytes
+            .fetch_sub(self.0.len_bytes, Ordering::Relaxed);
+        kept.bounce_freed.notify();
     }
 }
 
@@ -192,7 +245,7 @@ mod tests {
         let held: Vec<_> = (0..40).map(|_| pool.take(&file, 2 << 20)).collect();
         drop(held);
         assert_eq!(
-            pool.kept.lock().classes[class_of(2 << 20).unwrap()].len(),
+            pool.kept.classes[class_of(2 << 20).unwrap()].lock().len(),
             8
         );
     }
@@ -203,7 +256,7 @@ mod tests {
         let pool = Pool::new();
         let trim = pool.trimmer();
         drop((pool.take(&file, 4096), pool.take(&file, 65536)));
-        let kept = |len| pool.kept.lock().classes[class_of(len).unwrap()].len();
+        let kept = |len| pool.kept.classes[class_of(len).unwrap()].lock().len();
         assert!(trim());
         assert_eq!((kept(4096), kept(65536)), (1, 1));
         drop(pool.take(&file, 4096));
