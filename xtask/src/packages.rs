@@ -16,7 +16,13 @@ pub fn run() -> Result<(), String> {
     let packages: Vec<&Value> = packages.into_iter().flatten().collect();
     no_newer_compiler(&packages)?;
     let mut cargo = workspace::cargo();
-    cargo.args(["package", "--quiet", "--no-verify", "--allow-dirty", "--offline"]);
+    cargo.args([
+        "package",
+        "--quiet",
+        "--no-verify",
+        "--allow-dirty",
+        "--offline",
+    ]);
     for package in packages {
         // `publish = false` is an empty list of registries.
         if is_ours(package) && package["publish"].is_null() {
@@ -38,14 +44,20 @@ pub fn document() -> Result<(), String> {
 /// functions of the standard library is a lint of clippy, `incompatible_msrv`.
 fn no_newer_compiler(packages: &[&Value]) -> Result<(), String> {
     let ours = packages.iter().filter(|package| is_ours(package));
-    let ours = ours.map(|package| version(package)).max().unwrap_or_default();
+    let ours = ours
+        .map(|package| version(package))
+        .max()
+        .unwrap_or_default();
     let newer = packages.iter().filter(|package| version(package) > ours);
     let newer: Vec<String> = newer
         .map(|package| format!("{} {}", package["name"], package["rust_version"]))
         .collect();
     match newer.as_slice() {
         [] => Ok(()),
-        newer => Err(format!("these need a newer Rust than we do: {}", newer.join(", "))),
+        newer => Err(format!(
+            "these need a newer Rust than we do: {}",
+            newer.join(", ")
+        )),
     }
 }
 
@@ -57,7 +69,9 @@ fn is_ours(package: &Value) -> bool {
 /// The Rust that a package asks for.
 fn version(package: &Value) -> Vec<u32> {
     let text = package["rust_version"].as_str().unwrap_or_default();
-    text.split('.').filter_map(|part| part.parse().ok()).collect()
+    text.split('.')
+        .filter_map(|part| part.parse().ok())
+        .collect()
 }
 
 fn metadata() -> Result<Value, String> {
