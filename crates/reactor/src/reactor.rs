@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use gaur_block::{Errno, Registered};
+use rustix::fs::OFlags;
 
 use crate::context;
 use crate::inbox::{Inbox, Message};
@@ -208,7 +209,7 @@ impl Core {
     /// `/dev/zero`, opened when it is first needed.
     pub(crate) fn zeros(&self) -> Result<BorrowedFd<'_>, Errno> {
         if self.zeros.get().is_none() {
-            let _ = self.zeros.set(syscall::open(c"/dev/zero", libc::O_RDONLY)?);
+            let _ = self.zeros.set(syscall::open(c"/dev/zero", OFlags::RDONLY)?);
         }
         self.zeros.get().map(AsFd::as_fd).ok_or(Errno::EIO)
     }
