@@ -10,6 +10,7 @@ use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, St
 
 use crate::active::Active;
 use crate::compress::Decompressor;
+use crate::events::Served;
 use crate::image::{Image, Qcow2};
 use crate::metadata::alloc::Run;
 use crate::metadata::epochs::{EpochGuard, EpochHandle};
@@ -40,6 +41,17 @@ pub(crate) enum Change<'a> {
     Write(Source<'a>),
     Zero(Unmap),
     Discard,
+}
+
+impl Change<'_> {
+    /// What an event calls it.
+    fn name(&self) -> &'static str {
+        match self {
+            Change::Write(_) => "write",
+            Change::Zero(_) => "write zeroes",
+            Change::Discard => "discard",
+        }
+    }
 }
 
 /// Whether zeros may take space away from the file.
@@ -144,7 +156,12 @@ impl<F: File> Queue<F> {
             (Request::Read { offset_bytes }, Payload::Read(target)) => {
                 let _epoch = self.enter_open().await;
                 self.check_range(offset_bytes, target.len() as u64, Errno::EINVAL)?;
-                self.read(offset_bytes, target).await
+                let read = Served {
+                    kind: "read",
+                    offset: offset_bytes,
+                    len: target.len() as u64,
+                };
+                self.image.note(read, self.read(offset_bytes, target).await)
             }
             (Request::Write { offset_bytes, fua }, Payload::Write(source)) => {
                 let len = source.len() as u64;
@@ -192,13 +209,15 @@ impl<F: File> Queue<F> {
                 _ => Errno::ENOSPC,
             };
             self.check_range(offset, len, beyond)?;
-            match active {
-                Some(active) => {
-                    active.announce().await?;
-                    active.change(offset, len, change).await?;
-                }
-                None => self.change_raw(offset, len, change).await?,
-            }
+            let kind = change.name();
+            let done = match active {
+                Some(active) => match active.announce().await {
+                    Ok(()) => active.change(offset, len, change).await,
+                    Err(errno) => Err(errno),
+                },
+                None => self.change_raw(offset, len, change).await,
+            };
+            self.image.note(Served { kind, offset, len }, done)?;
         }
         if let Some(active) = active {
             active.relieve().await;
@@ -211,7 +230,12 @@ impl<F: File> Queue<F> {
             return Ok(());
         }
         self.check_writable()?;
-        self.flush_all().await
+        let flush = Served {
+            kind: "flush",
+            offset: 0,
+            len: 0,
+        };
+        self.image.note(flush, self.flush_all().await)
     }
 
     async fn flush_if(&self, fua: bool) -> Result<(), Errno> {

@@ -119,6 +119,7 @@ impl<F: File> Active<'_, F> {
             }
         }
         written?;
+        self.tell_of_pass(&maps, &counts, frees.len());
         self.staged_are_written(&maps, &counts);
         self.keep_staging(maps);
         self.keep_staging(counts);
@@ -130,6 +131,17 @@ impl<F: File> Active<'_, F> {
         self.release().await;
         self.punch_holes().await;
         Ok(())
+    }
+
+    fn tell_of_pass(&self, maps: &Staging<F>, counts: &Staging<F>, unmapped_runs: usize) {
+        let bytes = |staging: &Staging<F>| staging.writes.iter().map(|one| one.len).sum::<usize>();
+        tracing::debug!(
+            image = %self.image.name(),
+            mapping_bytes = bytes(maps),
+            refcount_bytes = bytes(counts),
+            unmapped_runs,
+            "writeback pass"
+        );
     }
 
     #[cfg(not(feature = "broken-order"))]

@@ -45,7 +45,6 @@ impl VmStateSave {
         let finishing = Finishing::begin(self)?;
         self.spill_all(queue).await?;
         let mut tables = self.build_tables(queue, job).await?;
-        self.return_reserve(queue).await;
         // Somewhere in here the snapshot gets the clusters. If nobody waits for the end, they are
         // leaked rather than given back.
         finishing.commit(true);

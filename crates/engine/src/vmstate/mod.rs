@@ -19,7 +19,7 @@
 //! page: nothing is aligned, and nothing is large. Every byte is copied once, into a *chunk*: the next
 //! 1 MiB of the state (or one cluster, if that is more) in aligned memory. A chunk that is full goes to
 //! the file as one write, while the next ones fill; several are under way at once. Host clusters
-//! come many at a time, one after the other, so a state is one run on the disk.
+//! come from the run that a queue has reserved, so a state is a few runs on the disk.
 //!
 //! **Several threads** have a writer each and share the chunks. A chunk that is not full stays in memory
 //! until too many are open; then the least recently used goes to the file, with zeros where nothing was
@@ -84,7 +84,7 @@ mod spill;
 mod tests;
 mod writer;
 
-pub use adapter::{BlockOn, VmStateInput, VmStateOutput};
+pub use adapter::{BlockOn, VmStateIo};
 pub use reader::VmStateReader;
 pub use save::VmStateSave;
 pub use writer::VmStateWriter;

@@ -1,6 +1,6 @@
 //! What all writers of one state share: its chunks, its clusters, and how far it has come.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::writer::VmStateWriter;
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Image, Qcow2};
-use crate::metadata::alloc::{Free, Run};
+use crate::metadata::alloc::Free;
 use crate::queue::Queue;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
@@ -26,9 +26,6 @@ const CHUNK_BYTES: u64 = 1 << 20;
 const OPEN_MAX: usize = 32;
 /// Memory of chunks that is kept for the next ones.
 const SPARE_MAX: usize = 16;
-/// Space that is taken at once: so much at first, twice as much each time, up to this.
-const RESERVE_BYTES: u64 = 2 << 20;
-const RESERVE_BYTES_MAX: u64 = 16 << 20;
 
 /// The state of a virtual machine on its way into an image, see the [module](self).
 ///
@@ -52,10 +49,6 @@ pub(super) struct Shared {
     /// Chunks on their way to the file.
     writing: BTreeSet<u64>,
     pub(super) places: Places,
-    /// Clusters that were taken ahead, first to be used first.
-    reserve: VecDeque<Run>,
-    /// So many clusters are taken next time.
-    pub(super) reserve_next: u64,
     spare: Vec<Memory>,
     /// Writes to its clusters under way, and sets of its tables.
     pub(super) in_flight: usize,
@@ -102,8 +95,6 @@ impl VmStateSave {
                 chunks: BTreeMap::new(),
                 writing: BTreeSet::new(),
                 places: Places::default(),
-                reserve: VecDeque::new(),
-                reserve_next: RESERVE_BYTES / cluster_bytes,
                 spare: Vec::new(),
                 in_flight: 0,
                 clock: 0,
@@ -139,7 +130,6 @@ impl VmStateSave {
     /// If the queue is one of another image.
     pub async fn abort<F: File>(&self, queue: &Queue<F>) {
         self.assert_image(queue);
-        self.return_reserve(queue).await;
         self.end();
         // Counts the clusters down. If it fails the image takes no more writes and says so.
         let _ = queue.flush_all().await;
@@ -273,26 +263,10 @@ impl VmStateSave {
         shared.chunks.clear();
         shared.spare.clear();
         let places = shared.places.take();
-        let places = places.iter().map(|place| (place.host, place.len));
-        let reserve = shared.reserve.drain(..).map(|run| (run.start, run.len));
-        self.release(
-            places
-                .chain(reserve)
-                .map(|(start, len)| Free { start, len }),
-        );
-    }
-
-    /// Gives back what was taken ahead and not used, so that what comes next takes its place.
-    pub(super) async fn return_reserve<F: File>(&self, queue: &Queue<F>) {
-        // Counts change, as they do for a request: not while the whole image is switched.
-        let _epoch = queue.enter_open().await;
-        if let Some(writer) = &self.image.writer {
-            let mut shared = self.shared.lock();
-            let mut alloc = writer.alloc.lock();
-            for run in shared.reserve.drain(..).rev() {
-                alloc.take_back_ahead(run);
-            }
-        }
+        self.release(places.iter().map(|place| Free {
+            start: place.host,
+            len: place.len,
+        }));
     }
 
     /// Nothing refers to these clusters: the next pass gives them back.
@@ -347,33 +321,6 @@ impl Shared {
         }
         idle.min_by_key(|(_, chunk)| chunk.used)
             .map(|(index, _)| *index)
-    }
-
-    /// Takes up to `want` clusters in a row of those that were taken ahead.
-    pub(super) fn take_reserved(&mut self, want: u64) -> Option<Run> {
-        let run = self.reserve.front_mut()?;
-        let taken = Run {
-            len: want.min(run.len),
-            ..*run
-        };
-        run.start += taken.len;
-        run.len -= taken.len;
-        if run.len == 0 {
-            self.reserve.pop_front();
-        }
-        Some(taken)
-    }
-
-    /// Clusters for later.
-    pub(super) fn add_reserved(&mut self, run: Run, cluster_bytes: u64) {
-        let most = (RESERVE_BYTES_MAX / cluster_bytes).max(1);
-        self.reserve_next = (self.reserve_next * 2).clamp(1, most);
-        match self.reserve.back_mut() {
-            Some(last) if last.start + last.len == run.start && last.zeroed == run.zeroed => {
-                last.len += run.len;
-            }
-            _ => self.reserve.push_back(run),
-        }
     }
 }
 

@@ -172,17 +172,6 @@ impl VmStateSave {
         queue: &Queue<F>,
         want: u64,
     ) -> Result<Run, ImageError> {
-        loop {
-            let reserved = self.shared.lock().take_reserved(want);
-            match reserved {
-                Some(run) => return Ok(run),
-                None => self.refill(queue, want).await?,
-            }
-        }
-    }
-
-    /// Takes clusters ahead, many of them if there are.
-    async fn refill<F: File>(&self, queue: &Queue<F>, want: u64) -> Result<(), ImageError> {
         let active = top_of(queue)?;
         let text = "cannot take space for the state of the machine";
         let fail = |errno| queue.image.explain(errno, text);
@@ -191,14 +180,7 @@ impl VmStateSave {
         }
         active.announce().await.map_err(fail)?;
         // As a request: nothing is counted while the whole image is switched.
-        let _epoch = queue.enter_open().await;
-        let many = self.shared.lock().reserve_next.max(want);
-        let mut run = active.take_clusters(many).await;
-        if run.is_err() && many > want {
-            run = active.take_clusters(want).await;
-        }
-        let run = run.map_err(fail)?;
-        self.shared.lock().add_reserved(run, self.cluster_bytes);
-        Ok(())
+        let _inside = queue.enter_open().await;
+        active.take_clusters(want).await.map_err(fail)
     }
 }
