@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use crate::memory::{DROPPED, MemoryFile, MemoryHost};
-use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
+use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 use gaur_engine::{Image, OpenOptions, Queue};
 use gaur_format::plan::CreateOptions;
 
@@ -115,17 +115,17 @@ async fn one(
     let (request, payload) = match load {
         Load::Read => (
             Request::Read { offset_bytes },
-            Payload::Read(Target::Memory(buffer)),
+            Payload::Read(Target::memory(buffer)),
         ),
         _ => (
             Request::Write {
                 offset_bytes,
                 fua: false,
             },
-            Payload::Write(Source::Memory(buffer)),
+            Payload::Write(Source::memory(buffer)),
         ),
     };
-    queue.submit(Tag(0), request, payload).await
+    queue.submit(request, payload).await
 }
 
 /// Maps every cluster.
@@ -138,7 +138,7 @@ fn fill(image: &Arc<Image>, file: &MemoryFile) -> Result<(), Failure> {
         ready(one(&queue, Load::Write, at, &mut buffer))??;
         at += buffer.len() as u64;
     }
-    ready(queue.submit(Tag(0), Request::Flush, Payload::None))??;
+    ready(queue.submit(Request::Flush, Payload::None))??;
     Ok(())
 }
 

@@ -4,13 +4,13 @@
 //! chunks with a lock each, so that threads meet only where they touch the same chunk. Writes that
 //! begin with [`DROPPED`] are counted as done and not kept.
 
-use std::io::IoSlice;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use gaur_block::{
-    Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Source, Target,
+    Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Segment, Segments, Source,
+    Target,
 };
 
 const CHUNK_BYTES: usize = 64 << 10;
@@ -52,7 +52,8 @@ impl MemoryFile {
         }
     }
 
-    fn store(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+    fn store(&self, offset: u64, piece: Segment<'_>) -> Result<(), Errno> {
+        let bytes = Segments::from(piece);
         let end = offset + bytes.len() as u64;
         if end > LEN_MAX {
             return Err(Errno::ENOSPC);
@@ -60,7 +61,11 @@ impl MemoryFile {
         if end > self.0.len.load(Ordering::Relaxed) {
             self.0.len.fetch_max(end, Ordering::Relaxed);
         }
-        if bytes.starts_with(&DROPPED) {
+        let mut first = [0; DROPPED.len()];
+        if bytes.len() >= first.len() {
+            bytes.split_at(first.len()).0.copy_to(&mut first);
+        }
+        if first == DROPPED {
             return Ok(());
         }
         MemoryFile::pieces(offset, bytes.len(), |chunk, start, done, count| {
@@ -70,7 +75,8 @@ impl MemoryFile {
             if chunk.is_empty() {
                 chunk.resize(CHUNK_BYTES, 0);
             }
-            chunk[start..start + count].copy_from_slice(&bytes[done..done + count]);
+            let part = bytes.split_at(done).1.split_at(count).0;
+            part.copy_to(&mut chunk[start..start + count]);
         });
         Ok(())
     }
@@ -113,29 +119,25 @@ impl File for MemoryFile {
             return Err(Errno::EINVAL);
         };
         MemoryFile::pieces(offset, memory.len(), |chunk, start, done, count| {
-            let out = &mut memory[done..done + count];
+            let out = memory.split_at(done).1.split_at(count).0;
             match self.0.chunks.get(chunk).map(RwLock::read) {
                 Some(Ok(chunk)) if !chunk.is_empty() => {
-                    out.copy_from_slice(&chunk[start..start + count]);
+                    out.copy_from(&chunk[start..start + count]);
                 }
-                _ => out.fill(0),
+                _ => out.fill_zeros(),
             }
         });
         Ok(())
     }
 
     async fn write_at(&self, offset: u64, source: Source<'_>) -> Result<(), Errno> {
-        match source {
-            Source::Memory(memory) => self.store(offset, memory),
-            Source::Registered(_) => Err(Errno::EINVAL),
-        }
-    }
-
-    async fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
+        let Source::Memory(memory) = source else {
+            return Err(Errno::EINVAL);
+        };
         let mut at = offset;
-        for part in parts {
-            self.store(at, part)?;
-            at += part.len() as u64;
+        for piece in memory.pieces() {
+            self.store(at, piece)?;
+            at += piece.len() as u64;
         }
         Ok(())
     }

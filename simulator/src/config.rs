@@ -162,6 +162,8 @@ pub struct Config {
     pub weights: Weights,
     /// Writes with FUA in a thousand.
     pub fua_per_mille: u32,
+    /// How many reads and writes have their memory in several pieces.
+    pub scattered_per_mille: u32,
     /// Runs from open to crash or close.
     pub epochs: u32,
     /// What goes wrong.
@@ -240,6 +242,7 @@ impl Config {
             hot_per_mille: random.pick(&[0, 500, 900]),
             weights: draw_weights(snapshots, shape, random),
             fua_per_mille: random.pick(&[0, 50, 300, 1000]),
+            scattered_per_mille: Random::new(seed ^ 0x2e8d_47b1_90c6_f35a).pick(&[0, 0, 300, 1000]),
             epochs: random.between(1, 5) as u32,
             mishaps,
             snapshot_load: draw_snapshot_load(seed, shape, guest_bytes),

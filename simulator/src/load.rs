@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
+use gaur_block::{Device, Errno, Payload, Request, Segments, SegmentsMut, Source, Target};
 use gaur_engine::{ErrorKind, Job, Queue};
 use gaur_sim::{Handle, Random, SimBuffer, SimFile, SimHost};
 
@@ -17,7 +17,9 @@ use crate::content::{Value, ZERO};
 use crate::judge::Expectations;
 use crate::model::Model;
 use crate::stats::Stats;
+use memory::GuestMemory;
 
+mod memory;
 mod snapshots;
 mod states;
 
@@ -197,31 +199,35 @@ impl Load {
         self.next_value.get()
     }
 
-    fn tag(&self) -> Tag {
+    fn tag(&self) -> u32 {
         self.next_tag.set(self.next_tag.get() + 1);
-        Tag(self.next_tag.get())
+        self.next_tag.get()
     }
 
-    fn memory(&self, units: &Range<u32>, random: &mut Random) -> SimBuffer {
+    fn memory(&self, tag: u32, units: &Range<u32>, random: &mut Random) -> GuestMemory {
         let len = u64::from(units.end - units.start) * self.unit_bytes();
         let alignment = random.pick(&[1, 512, 4096]);
-        SimBuffer::new(len as usize, alignment)
+        // Drawn apart, so that loads without scattered memory are what they were.
+        let mut apart = Random::new(u64::from(tag) ^ 0x6a09_e667_f3bc_c908);
+        match apart.chance(self.config.scattered_per_mille) {
+            true => GuestMemory::scattered(len as usize, &mut apart),
+            false => GuestMemory::whole(len as usize, alignment),
+        }
     }
 
-    fn begin(&self, tag: Tag, what: String) {
+    fn begin(&self, tag: u32, what: String) {
         let bytes = what
             .bytes()
             .fold(0_u64, |sum, byte| sum.wrapping_mul(31) + u64::from(byte));
         self.handle
             .trace()
-            .record(&[4, u64::from(tag.0), bytes], || format!("guest  {what}"));
+            .record(&[4, u64::from(tag), bytes], || format!("guest  {what}"));
         self.handle.doing(what);
         self.stats.borrow_mut().requests += 1;
     }
 
-    fn note(&self, tag: Tag, result: &Result<(), Errno>) {
+    fn note(&self, tag: u32, result: &Result<(), Errno>) {
         let code = result.map_or_else(|errno| errno.raw() as u64, |()| 0);
-        let tag = tag.0;
         self.handle.trace().record(&[5, u64::from(tag), code], || {
             format!("answer {tag}: {result:?}")
         });
@@ -242,11 +248,11 @@ impl Load {
     }
 
     /// A write whose answer says that it went well, although the image was poisoned before.
-    fn judge_poison(&self, poisoned: bool, tag: Tag, result: &Result<(), Errno>) {
+    fn judge_poison(&self, poisoned: bool, tag: u32, result: &Result<(), Errno>) {
         if poisoned && result.is_ok() {
             self.fail(format!(
                 "request {} goes well after a flush has failed",
-                tag.0
+                tag
             ));
         }
     }
@@ -254,26 +260,26 @@ impl Load {
     async fn read(&self, queue: &Queue<SimFile>, random: &mut Random) {
         let units = self.range(random);
         let bytes = self.bytes(&units);
-        let mut memory = self.memory(&units, random);
-        memory.fill(0xa5);
         let tag = self.tag();
-        self.begin(tag, format!("read {units:?} tag {}", tag.0));
+        let mut memory = self.memory(tag, &units, random);
+        memory.fill_from(&vec![0xa5; (bytes.end - bytes.start) as usize]);
+        self.begin(tag, format!("read {units:?} tag {}", tag));
         let reading = self.model.borrow_mut().read();
         let request = Request::Read {
             offset_bytes: bytes.start,
         };
-        let result = queue
-            .submit(tag, request, Payload::Read(Target::Memory(&mut memory)))
-            .await;
+        let mut list = memory.target();
+        let payload = Payload::Read(Target::Memory(SegmentsMut::from(&mut list[..])));
+        let result = queue.submit(request, payload).await;
         self.note(tag, &result);
         let mut model = self.model.borrow_mut();
         if self.host.flushes_failed() > self.flushes_failed {
             model.shake();
         }
         if result.is_ok()
-            && let Err(wrong) = model.check_read(&reading, units.start, &memory)
+            && let Err(wrong) = model.check_read(&reading, units.start, &memory.bytes())
         {
-            self.fail(format!("read {}: {wrong}", tag.0));
+            self.fail(format!("read {}: {wrong}", tag));
         }
         model.end_read(reading);
     }
@@ -281,20 +287,23 @@ impl Load {
     async fn write(&self, queue: &Queue<SimFile>, random: &mut Random) {
         let units = self.range(random);
         let value = self.next_value();
-        let mut memory = self.memory(&units, random);
-        let script = self.model.borrow().script();
-        script.encode_run(value, units.start, &mut memory);
-        let fua = random.chance(self.config.fua_per_mille);
         let (tag, poisoned) = (self.tag(), self.poisoned.get());
+        let mut memory = self.memory(tag, &units, random);
+        let script = self.model.borrow().script();
+        let mut bytes = memory.bytes();
+        script.encode_run(value, units.start, &mut bytes);
+        memory.fill_from(&bytes);
+        let fua = random.chance(self.config.fua_per_mille);
         let kind = if fua { "write fua" } else { "write" };
-        self.begin(tag, format!("{kind} {units:?} value {value} tag {}", tag.0));
+        self.begin(tag, format!("{kind} {units:?} value {value} tag {}", tag));
         let issued = self.model.borrow_mut().write(units.clone(), value);
         let request = Request::Write {
             offset_bytes: self.bytes(&units).start,
             fua,
         };
-        let payload = Payload::Write(Source::Memory(&memory));
-        let result = queue.submit(tag, request, payload).await;
+        let list = memory.source();
+        let payload = Payload::Write(Source::Memory(Segments::new(&list)));
+        let result = queue.submit(request, payload).await;
         self.note(tag, &result);
         self.judge_poison(poisoned, tag, &result);
         self.model.borrow_mut().end(issued, result.is_ok(), fua);
@@ -307,7 +316,7 @@ impl Load {
         let (tag, poisoned) = (self.tag(), self.poisoned.get());
         self.begin(
             tag,
-            format!("zero {units:?} fua {fua} unmap {may_unmap} tag {}", tag.0),
+            format!("zero {units:?} fua {fua} unmap {may_unmap} tag {}", tag),
         );
         let issued = self.model.borrow_mut().write(units, ZERO);
         let len_bytes = bytes.end - bytes.start;
@@ -317,7 +326,7 @@ impl Load {
             fua,
             may_unmap,
         };
-        let result = queue.submit(tag, request, Payload::None).await;
+        let result = queue.submit(request, Payload::None).await;
         self.note(tag, &result);
         self.judge_poison(poisoned, tag, &result);
         self.model.borrow_mut().end(issued, result.is_ok(), fua);
@@ -327,23 +336,23 @@ impl Load {
         let units = self.range(random);
         let bytes = self.bytes(&units);
         let tag = self.tag();
-        self.begin(tag, format!("discard {units:?} tag {}", tag.0));
+        self.begin(tag, format!("discard {units:?} tag {}", tag));
         let issued = self.model.borrow_mut().discard(units);
         let len_bytes = bytes.end - bytes.start;
         let request = Request::Discard {
             offset_bytes: bytes.start,
             len_bytes,
         };
-        let result = queue.submit(tag, request, Payload::None).await;
+        let result = queue.submit(request, Payload::None).await;
         self.note(tag, &result);
         self.model.borrow_mut().end(issued, result.is_ok(), false);
     }
 
     async fn flush(&self, queue: &Queue<SimFile>) {
         let tag = self.tag();
-        self.begin(tag, format!("flush tag {}", tag.0));
+        self.begin(tag, format!("flush tag {}", tag));
         let flushing = self.model.borrow_mut().flush();
-        let result = queue.submit(tag, Request::Flush, Payload::None).await;
+        let result = queue.submit(Request::Flush, Payload::None).await;
         self.note(tag, &result);
         self.poisoned.set(self.poisoned.get() || result.is_err());
         self.model.borrow_mut().end_flush(flushing, result.is_ok());
@@ -354,7 +363,7 @@ impl Load {
         let bytes = self.bytes(&units);
         let asked = bytes.end - bytes.start;
         let tag = self.tag();
-        self.begin(tag, format!("status {units:?} tag {}", tag.0));
+        self.begin(tag, format!("status {units:?} tag {}", tag));
         let reading = self.model.borrow_mut().read();
         let result = queue.status(bytes.start, asked).await;
         self.note(tag, &result.map(drop));
@@ -363,7 +372,7 @@ impl Load {
             if status.len_bytes == 0 || status.len_bytes > asked {
                 self.fail(format!(
                     "status {} of {asked} bytes covers {}",
-                    tag.0, status.len_bytes
+                    tag, status.len_bytes
                 ));
             }
             let whole = (status.len_bytes.min(asked) / self.unit_bytes()) as u32;
@@ -371,7 +380,7 @@ impl Load {
             if status.zero
                 && let Err(wrong) = model.check_zero(&reading, covered)
             {
-                self.fail(format!("status {} says zeros: {wrong}", tag.0));
+                self.fail(format!("status {} says zeros: {wrong}", tag));
             }
         }
         model.end_read(reading);
@@ -424,19 +433,19 @@ impl Load {
         }
         self.growing.set(true);
         let tag = self.tag();
-        self.begin(tag, format!("resize with snapshots tag {}", tag.0));
+        self.begin(tag, format!("resize with snapshots tag {}", tag));
         let result = queue
             .resize(queue.size_bytes() + 512, false, &Job::default())
             .await;
         if result.is_ok() {
-            self.fail(format!("resize {} of version 2 goes well", tag.0));
+            self.fail(format!("resize {} of version 2 goes well", tag));
         }
         self.growing.set(false);
     }
 
     async fn resize_now(&self, queue: &Queue<SimFile>, old: u32, new: u32, random: &mut Random) {
         let tag = self.tag();
-        self.begin(tag, format!("resize {old} to {new} units tag {}", tag.0));
+        self.begin(tag, format!("resize {old} to {new} units tag {}", tag));
         let cut = self.model.borrow_mut().resize(new);
         let bytes = u64::from(new) * self.unit_bytes();
         let cancel = random.chance(self.config.cancelled_resizes_per_mille);
@@ -448,10 +457,7 @@ impl Load {
             && !self.may_fail.get()
             && !cancelled
         {
-            self.fail(format!(
-                "resize {} fails on a healthy disk: {error:#}",
-                tag.0
-            ));
+            self.fail(format!("resize {} fails on a healthy disk: {error:#}", tag));
         }
         let well = result.is_ok();
         if !cancelled {
@@ -465,7 +471,7 @@ impl Load {
         if (well || cancelled) && queue.size_bytes() != bytes {
             self.fail(format!(
                 "after resize {} the size is {}",
-                tag.0,
+                tag,
                 queue.size_bytes()
             ));
         }
@@ -513,29 +519,24 @@ impl Load {
             _ => u64::MAX - random.below(2 * len as u64),
         };
         let tag = self.tag();
-        self.begin(
-            tag,
-            format!("beyond the end at {offset_bytes} tag {}", tag.0),
-        );
+        self.begin(tag, format!("beyond the end at {offset_bytes} tag {}", tag));
         let mut memory = SimBuffer::new(len, 512);
         let (result, expected) = if random.chance(500) {
-            let payload = Payload::Read(Target::Memory(&mut memory));
+            let payload = Payload::Read(Target::memory(&mut memory));
             (
-                queue
-                    .submit(tag, Request::Read { offset_bytes }, payload)
-                    .await,
+                queue.submit(Request::Read { offset_bytes }, payload).await,
                 Errno::EINVAL,
             )
         } else {
-            let payload = Payload::Write(Source::Memory(&memory));
+            let payload = Payload::Write(Source::memory(&memory));
             let request = Request::Write {
                 offset_bytes,
                 fua: false,
             };
-            (queue.submit(tag, request, payload).await, Errno::ENOSPC)
+            (queue.submit(request, payload).await, Errno::ENOSPC)
         };
         if result != Err(expected) && !self.may_fail.get() {
-            self.fail(format!("request {} beyond the end gives {result:?}", tag.0));
+            self.fail(format!("request {} beyond the end gives {result:?}", tag));
         }
     }
 }

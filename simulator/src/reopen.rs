@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gaur_block::{Device, Payload, Request, Tag, Target};
+use gaur_block::{Device, Payload, Request, Target};
 use gaur_engine::{Image, OpenOptions, Queue, VmStateReader};
 use gaur_sim::{Scheduler, SimFile, SimHost, Trace};
 
@@ -144,8 +144,8 @@ fn compare(
             let request = Request::Read {
                 offset_bytes: (number * step) as u64,
             };
-            let payload = Payload::Read(Target::Memory(part));
-            queue.submit(Tag(number as u32), request, payload).await?;
+            let payload = Payload::Read(Target::memory(part));
+            queue.submit(request, payload).await?;
         }
         Ok::<_, gaur_block::Errno>((memory, queue))
     };

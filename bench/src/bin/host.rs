@@ -99,7 +99,7 @@ fn fill(path: &str) -> Result<(), OpenError> {
     let block = vec![1; 1 << 20];
     gaur_reactor::block_on(async {
         for offset in (0..SIZE).step_by(block.len()) {
-            file.write_at(offset, Source::Memory(&block)).await?;
+            file.write_at(offset, Source::memory(&block)).await?;
         }
         file.flush().await
     })
@@ -130,9 +130,9 @@ async fn measure(
                     let offset = random % blocks * BLOCK as u64;
                     match operation {
                         Operation::Read => {
-                            file.read_at(offset, Target::Memory(&mut memory)).await?
+                            file.read_at(offset, Target::memory(&mut memory)).await?
                         }
-                        Operation::Write => file.write_at(offset, Source::Memory(&memory)).await?,
+                        Operation::Write => file.write_at(offset, Source::memory(&memory)).await?,
                     }
                     count += 1;
                     if count.is_multiple_of(64) {

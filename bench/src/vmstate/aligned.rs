@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::Poll;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use gaur_block::{Device, Errno, File, Payload, Request, Source, Tag};
+use gaur_block::{Device, Errno, File, Payload, Request, Source};
 use gaur_engine::Queue;
 
 use super::Guest;
@@ -52,8 +52,8 @@ impl<F: File> Buffers<'_, F> {
                 offset_bytes,
                 fua: false,
             };
-            let payload = Payload::Write(Source::Memory(&full[..BUFFER_BYTES]));
-            queue.submit(Tag(0), request, payload).await?;
+            let payload = Payload::Write(Source::memory(&full[..BUFFER_BYTES]));
+            queue.submit(request, payload).await?;
             Ok(full)
         }));
         self.offset += BUFFER_BYTES as u64;
@@ -112,6 +112,6 @@ pub(super) async fn save<F: File>(
     while let Some(written) = buffers.writing.next().await {
         written?;
     }
-    let flushed = queue.submit(Tag(0), Request::Flush, Payload::None).await;
+    let flushed = queue.submit(Request::Flush, Payload::None).await;
     flushed.map_err(|errno| format!("flush: {errno}").into())
 }

@@ -13,7 +13,7 @@ pub(super) async fn save<F: File>(file: &F, bytes: u64) -> Result<(), Failure> {
     memory.fill(0x5a);
     let memory = &memory;
     at_depth(bytes, |offset| {
-        file.write_at(offset, Source::Memory(memory))
+        file.write_at(offset, Source::memory(memory))
     })
     .await?;
     file.flush().await?;
@@ -23,7 +23,7 @@ pub(super) async fn save<F: File>(file: &F, bytes: u64) -> Result<(), Failure> {
 pub(super) async fn load<F: File>(file: &F, bytes: u64) -> Result<(), Failure> {
     at_depth(bytes, async |offset| {
         let mut memory = file.buffer(REQUEST_BYTES as usize);
-        file.read_at(offset, Target::Memory(&mut memory)).await
+        file.read_at(offset, Target::memory(&mut memory)).await
     })
     .await?;
     Ok(())

@@ -3,7 +3,7 @@
 //! synchronous request. The request begins and ends inside blocks, so the file layer copies it to
 //! aligned memory, together with what the blocks at its ends hold.
 
-use gaur_block::{Device, Errno, File, Payload, Request, Source, Tag, Target};
+use gaur_block::{Device, Errno, File, Payload, Request, Source, Target};
 use gaur_engine::Queue;
 
 use super::Guest;
@@ -85,7 +85,7 @@ pub(super) async fn save<F: File>(
             }
         }
     }
-    let flushed = queue.submit(Tag(0), Request::Flush, Payload::None).await;
+    let flushed = queue.submit(Request::Flush, Payload::None).await;
     flushed.map_err(|errno| format!("flush: {errno}").into())
 }
 
@@ -115,17 +115,15 @@ async fn write_padded<F: File>(
         let rest = &edge[kept..];
         memory[tail..tail + rest.len()].copy_from_slice(rest);
     }
-    let source = Source::Memory(&memory[..(end - start) as usize]);
+    let source = Source::memory(&memory[..(end - start) as usize]);
     let request = Request::Write {
         offset_bytes: start,
         fua: false,
     };
-    queue.submit(Tag(0), request, Payload::Write(source)).await
+    queue.submit(request, Payload::Write(source)).await
 }
 
 async fn read<F: File>(queue: &Queue<F>, offset_bytes: u64, out: &mut [u8]) -> Result<(), Errno> {
-    let payload = Payload::Read(Target::Memory(out));
-    queue
-        .submit(Tag(0), Request::Read { offset_bytes }, payload)
-        .await
+    let payload = Payload::Read(Target::memory(out));
+    queue.submit(Request::Read { offset_bytes }, payload).await
 }

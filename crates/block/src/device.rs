@@ -4,11 +4,6 @@ use core::future::Future;
 
 use crate::{Errno, Payload};
 
-/// Names a request within its queue, for tracing; an export's own number (NBD cookie slot, ublk
-/// tag). Two requests in flight on a queue have different tags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Tag(pub u32);
-
 /// A request of the guest. Offsets and lengths are bytes and need no alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -84,7 +79,6 @@ pub trait Device {
     /// requests are never cancelled.
     fn submit(
         &self,
-        tag: Tag,
         request: Request,
         payload: Payload<'_>,
     ) -> impl Future<Output = Result<(), Errno>>;

@@ -3,7 +3,6 @@
 use core::fmt;
 use core::future::Future;
 use core::ops::DerefMut;
-use std::io::IoSlice;
 use std::path::Path;
 
 use crate::{Errno, Source, Target};
@@ -11,10 +10,11 @@ use crate::{Errno, Source, Target};
 /// What a [`File`] can do, and how its requests must be shaped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileLimits {
-    /// Offsets and lengths of `read_at`, `write_at` and `write_vectored_at` are multiples of this
+    /// Offsets and lengths of `read_at` and `write_at` are multiples of this
     /// (a power of two in bytes; 1 for a cached file, 512 or 4096 with O_DIRECT).
     pub request_alignment: u32,
-    /// Addresses of memory handed over are multiples of this (a power of two in bytes, 1 or more).
+    /// Addresses of memory handed over are multiples of this (a power of two in bytes, 1 or more). The
+    /// pieces of memory in several are multiples of this, and of `request_alignment`, long.
     pub memory_alignment: u32,
     /// The longest single transfer, in bytes; a multiple of `request_alignment`.
     pub max_transfer: u32,
@@ -68,27 +68,18 @@ pub trait File {
     /// Length of the file in bytes.
     fn len(&self) -> impl Future<Output = Result<u64, Errno>>;
 
-    /// Fills `target` from `offset_bytes` on.
+    /// Fills `target` from `offset_bytes` on, as one request however many pieces it has.
     fn read_at(
         &self,
         offset_bytes: u64,
         target: Target<'_>,
     ) -> impl Future<Output = Result<(), Errno>>;
 
-    /// Stores `source` at `offset_bytes`. It may extend the file, but the engine avoids that.
+    /// Stores `source` at `offset_bytes`, as one request however many pieces it has. It may extend the file, but the engine avoids that.
     fn write_at(
         &self,
         offset_bytes: u64,
         source: Source<'_>,
-    ) -> impl Future<Output = Result<(), Errno>>;
-
-    /// Stores `parts`, one after the other, at `offset_bytes` as one request. The sum of the
-    /// lengths obeys `request_alignment`, every address and inner length `memory_alignment` and
-    /// `request_alignment`.
-    fn write_vectored_at(
-        &self,
-        offset_bytes: u64,
-        parts: &[IoSlice<'_>],
     ) -> impl Future<Output = Result<(), Errno>>;
 
     /// Makes a range read as zeros. With `may_unmap` the space may be given back. Any range is

@@ -5,14 +5,20 @@
 //! its requests. Both are one value per queue, and a queue belongs to one thread, so neither is
 //! `Send`. Nothing here does input or output, allocates, or knows a runtime.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod device;
 mod errno;
 mod file;
 mod payload;
+#[allow(
+    unsafe_code,
+    reason = "memory that others change is read and written by raw pointers"
+)]
+mod segments;
 
-pub use device::{Device, DeviceLimits, Request, Status, Tag};
+pub use device::{Device, DeviceLimits, Request, Status};
 pub use errno::Errno;
 pub use file::{Access, Extent, File, FileId, FileLimits, Host, OpenError};
 pub use payload::{Payload, Registered, Source, Target};
+pub use segments::{Segment, Segments, SegmentsMut};

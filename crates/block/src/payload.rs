@@ -1,8 +1,10 @@
-//! The bytes of a request: memory, or a buffer that only the kernel can see.
+//! The bytes of a request: memory in one or many pieces, or a buffer that only the kernel can see.
 //!
 //! A host may hand either kind to the kernel while a request is in flight. Memory therefore belongs
 //! to the queue (a pool, a connection), never to something that can vanish before the request ends;
 //! requests are never cancelled.
+
+use crate::{Segments, SegmentsMut};
 
 /// Part of a buffer registered with the host's ring (ublk zero copy). Nobody in user space looks
 /// inside.
@@ -33,15 +35,20 @@ impl Registered {
 }
 
 /// Where the bytes of a read go.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum Target<'a> {
     /// Memory the host may let the kernel write to until the request ends.
-    Memory(&'a mut [u8]),
+    Memory(SegmentsMut<'a>),
     /// A buffer registered with the ring.
     Registered(Registered),
 }
 
 impl<'a> Target<'a> {
+    /// Memory in one piece.
+    pub fn memory(bytes: &'a mut [u8]) -> Target<'a> {
+        Target::Memory(SegmentsMut::from(bytes))
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         match self {
@@ -59,7 +66,7 @@ impl<'a> Target<'a> {
     pub fn split_at(self, mid: usize) -> (Target<'a>, Target<'a>) {
         match self {
             Target::Memory(memory) => {
-                let (head, tail) = memory.split_at_mut(mid);
+                let (head, tail) = memory.split_at(mid);
                 (Target::Memory(head), Target::Memory(tail))
             }
             Target::Registered(registered) => {
@@ -68,26 +75,23 @@ impl<'a> Target<'a> {
             }
         }
     }
-
-    /// The same bytes for a shorter time.
-    pub fn reborrow(&mut self) -> Target<'_> {
-        match self {
-            Target::Memory(memory) => Target::Memory(memory),
-            Target::Registered(registered) => Target::Registered(*registered),
-        }
-    }
 }
 
 /// Where the bytes of a write come from.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// Memory the host may let the kernel read until the request ends.
-    Memory(&'a [u8]),
+    Memory(Segments<'a>),
     /// A buffer registered with the ring.
     Registered(Registered),
 }
 
 impl<'a> Source<'a> {
+    /// Memory in one piece.
+    pub fn memory(bytes: &'a [u8]) -> Source<'a> {
+        Source::Memory(Segments::from(bytes))
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         match self {
@@ -117,7 +121,7 @@ impl<'a> Source<'a> {
 }
 
 /// What travels with a [`crate::Request`].
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
     /// Nothing: write zeroes, discard, flush.
     None,

@@ -396,7 +396,7 @@ impl NewImage {
         while offset < self.size {
             interrupt::check(job)?;
             let len = (self.size - offset).min(zeros.len() as u64);
-            let part = gaur_block::Source::Memory(&zeros[..len as usize]);
+            let part = gaur_block::Source::memory(&zeros[..len as usize]);
             block_on(file.write_at(offset, part))
                 .map_err(|errno| Failure::system(&self.name, "cannot write zeros", errno))?;
             offset += len;

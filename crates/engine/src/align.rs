@@ -14,10 +14,9 @@
 //! * Memory registered with the host's ring cannot be looked into, so it can be split but not
 //!   realigned: [`Errno::EOPNOTSUPP`], and the export asks again with memory.
 
-use std::io::IoSlice;
 use std::ops::Range;
 
-use gaur_block::{Errno, File, FileLimits, Source, Target};
+use gaur_block::{Errno, File, FileLimits, Segments, SegmentsMut, Source, Target};
 
 use crate::pool::Pool;
 use crate::sector_locks::{Fast, Held, SectorLocks};
@@ -26,8 +25,6 @@ use crate::sector_locks::{Fast, Held, SectorLocks};
 const PIECE_BYTES: u64 = 1 << 20;
 /// Longest run of zeros written from memory at once, in bytes.
 const ZEROES_BYTES: u64 = 256 << 10;
-/// Linux takes at most this many parts in one vectored request (IOV_MAX).
-const MAX_PARTS: usize = 1024;
 
 /// Whether a run of bytes lies on block borders.
 fn on_blocks(limits: &FileLimits, offset_bytes: u64, len_bytes: u64) -> bool {
@@ -36,15 +33,12 @@ fn on_blocks(limits: &FileLimits, offset_bytes: u64, len_bytes: u64) -> bool {
 }
 
 /// Whether the kernel may touch this memory directly.
-fn memory_fits(limits: &FileLimits, memory: &[u8]) -> bool {
-    memory.as_ptr().addr() & (limits.memory_alignment as usize).saturating_sub(1) == 0
-}
-
-fn target_fits(limits: &FileLimits, target: &Target<'_>) -> bool {
-    match target {
-        Target::Memory(memory) => memory_fits(limits, memory),
-        Target::Registered(_) => true,
-    }
+fn memory_fits(limits: &FileLimits, memory: Segments<'_>) -> bool {
+    let address = limits.memory_alignment.max(1);
+    memory.is_aligned(
+        address as usize,
+        address.max(limits.request_alignment) as usize,
+    )
 }
 
 /// The blocks that cover a run of bytes.
@@ -74,7 +68,11 @@ pub(crate) async fn read<F: File>(
     if len_bytes == 0 {
         return Ok(());
     }
-    let direct = on_blocks(&limits, offset_bytes, len_bytes) && target_fits(&limits, &target);
+    let direct = on_blocks(&limits, offset_bytes, len_bytes)
+        && match target {
+            Target::Memory(memory) => memory_fits(&limits, *memory),
+            Target::Registered(_) => true,
+        };
     if direct && len_bytes <= u64::from(limits.max_transfer) {
         return file.read_at(offset_bytes, target).await;
     }
@@ -107,7 +105,7 @@ async fn read_detour<F: File>(
     file: &F,
     pool: &Pool<F>,
     mut offset_bytes: u64,
-    mut memory: &mut [u8],
+    mut memory: SegmentsMut<'_>,
 ) -> Result<(), Errno> {
     let limits = file.limits();
     let cover = cover(&limits, offset_bytes, memory.len() as u64)?;
@@ -116,12 +114,12 @@ async fn read_detour<F: File>(
     let mut start = cover.start;
     while start < cover.end {
         let len = most.min(cover.end - start) as usize;
-        file.read_at(start, Target::Memory(&mut buffer[..len]))
+        file.read_at(start, Target::memory(&mut buffer[..len]))
             .await?;
         let skip = (offset_bytes - start) as usize;
         let count = (len - skip).min(memory.len());
-        let (piece, rest) = memory.split_at_mut(count);
-        piece.copy_from_slice(&buffer[skip..skip + count]);
+        let (piece, rest) = memory.split_at(count);
+        piece.copy_from(&buffer[skip..skip + count]);
         memory = rest;
         offset_bytes += count as u64;
         start += len as u64;
@@ -182,42 +180,9 @@ pub(crate) async fn write<F: File>(
     offset_bytes.checked_add(len_bytes).ok_or(Errno::EFBIG)?;
     match source {
         _ if direct => write_split(file, offset_bytes, source).await,
-        Source::Memory(memory) => {
-            let parts = [IoSlice::new(memory)];
-            write_detour(file, pool, offset_bytes, Gather::new(&parts)).await
-        }
+        Source::Memory(memory) => write_detour(file, pool, offset_bytes, memory).await,
         Source::Registered(_) => Err(Errno::EOPNOTSUPP),
     }
-}
-
-/// Stores `parts`, one after the other, at `offset_bytes`; as one request when the file allows it.
-pub(crate) async fn write_vectored<F: File>(
-    file: &F,
-    pool: &Pool<F>,
-    locks: &SectorLocks,
-    offset_bytes: u64,
-    parts: &[IoSlice<'_>],
-) -> Result<(), Errno> {
-    let limits = file.limits();
-    let gather = Gather::new(parts);
-    let len_bytes = gather.len_bytes;
-    if len_bytes == 0 {
-        return Ok(());
-    }
-    let _leave = leave(&limits, locks, offset_bytes, len_bytes).await?;
-    let direct = on_blocks(&limits, offset_bytes, len_bytes)
-        && len_bytes <= u64::from(limits.max_transfer)
-        && parts.len() <= MAX_PARTS
-        && parts.iter().all(|part| {
-            memory_fits(&limits, part)
-                && on_blocks(&limits, 0, part.len() as u64)
-                && (part.len() as u64).is_multiple_of(u64::from(limits.memory_alignment.max(1)))
-        });
-    if direct {
-        return file.write_vectored_at(offset_bytes, parts).await;
-    }
-    offset_bytes.checked_add(len_bytes).ok_or(Errno::EFBIG)?;
-    write_detour(file, pool, offset_bytes, gather).await
 }
 
 async fn write_split<F: File>(
@@ -235,53 +200,16 @@ async fn write_split<F: File>(
     Ok(())
 }
 
-/// Bytes that lie in several places, taken out in order.
-struct Gather<'a> {
-    parts: &'a [IoSlice<'a>],
-    /// Bytes of the first part that are gone.
-    used: usize,
-    /// Bytes left over all parts.
-    len_bytes: u64,
-}
-
-impl<'a> Gather<'a> {
-    fn new(parts: &'a [IoSlice<'a>]) -> Gather<'a> {
-        let len_bytes = parts.iter().map(|part| part.len() as u64).sum();
-        Gather {
-            parts,
-            used: 0,
-            len_bytes,
-        }
-    }
-
-    /// Fills `memory`, which is at most as long as what is left.
-    fn take(&mut self, mut memory: &mut [u8]) {
-        self.len_bytes -= memory.len() as u64;
-        while let Some((first, later)) = self.parts.split_first() {
-            let left = &first[self.used..];
-            let count = left.len().min(memory.len());
-            let (piece, rest) = memory.split_at_mut(count);
-            piece.copy_from_slice(&left[..count]);
-            memory = rest;
-            if count < left.len() {
-                self.used += count;
-                return;
-            }
-            (self.parts, self.used) = (later, 0);
-        }
-    }
-}
-
 /// Writes through a buffer, block by whole block. The caller holds the blocks if it must.
 async fn write_detour<F: File>(
     file: &F,
     pool: &Pool<F>,
     offset_bytes: u64,
-    mut bytes: Gather<'_>,
+    mut data: Segments<'_>,
 ) -> Result<(), Errno> {
     let limits = file.limits();
-    let end = offset_bytes + bytes.len_bytes;
-    let cover = cover(&limits, offset_bytes, bytes.len_bytes)?;
+    let end = offset_bytes + data.len() as u64;
+    let cover = cover(&limits, offset_bytes, data.len() as u64)?;
     let most = piece_bytes(&limits, PIECE_BYTES);
     let mut buffer = pool.take(file, most.min(cover.end - cover.start) as usize);
     let mut start = cover.start;
@@ -291,8 +219,10 @@ async fn write_detour<F: File>(
         let memory = &mut buffer[..(piece.end - piece.start) as usize];
         read_edges(file, &limits, &piece, &wanted, memory).await?;
         let inside = (wanted.start - piece.start) as usize..(wanted.end - piece.start) as usize;
-        bytes.take(&mut memory[inside]);
-        file.write_at(piece.start, Source::Memory(memory)).await?;
+        let (now, later) = data.split_at(inside.len());
+        now.copy_to(&mut memory[inside]);
+        data = later;
+        file.write_at(piece.start, Source::memory(memory)).await?;
         start = piece.end;
     }
     Ok(())
@@ -310,16 +240,16 @@ async fn read_edges<F: File>(
     let head = wanted.start > piece.start;
     let tail = wanted.end < piece.end;
     if head && tail && memory.len() as u64 <= 2 * block {
-        return file.read_at(piece.start, Target::Memory(memory)).await;
+        return file.read_at(piece.start, Target::memory(memory)).await;
     }
     let block_len = block as usize;
     if head {
-        file.read_at(piece.start, Target::Memory(&mut memory[..block_len]))
+        file.read_at(piece.start, Target::memory(&mut memory[..block_len]))
             .await?;
     }
     if tail {
         let last = memory.len() - block_len;
-        file.read_at(piece.end - block, Target::Memory(&mut memory[last..]))
+        file.read_at(piece.end - block, Target::memory(&mut memory[last..]))
             .await?;
     }
     Ok(())
@@ -370,7 +300,7 @@ pub(crate) async fn write_zero_bytes<F: File>(
         // Pieces end on multiples of their length, so all but the first and last are whole blocks.
         let end = range.end.min((start - start % most).saturating_add(most));
         let piece = &zeros[..(end - start) as usize];
-        write(file, pool, locks, start, Source::Memory(piece)).await?;
+        write(file, pool, locks, start, Source::memory(piece)).await?;
         start = end;
     }
     Ok(())

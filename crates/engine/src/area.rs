@@ -165,7 +165,7 @@ impl<'q, F: File> Active<'q, F> {
                         .map_err(|_| Errno::EIO)?;
                 }
             }
-            let source = Source::Memory(&bytes);
+            let source = Source::memory(&bytes);
             align::write(file, &self.queue.pool, &self.image.locks, at, source).await?;
             at += bytes.len() as u64;
         }
@@ -234,7 +234,7 @@ impl<'q, F: File> Active<'q, F> {
             bytes.extend_from_slice(&entry.to_be_bytes());
         }
         let (file, locks) = (self.queue.top_file(), &self.image.locks);
-        let (at, source) = (place + first * 8, Source::Memory(&bytes));
+        let (at, source) = (place + first * 8, Source::memory(&bytes));
         let written = align::write(file, &self.queue.pool, locks, at, source).await;
         written.inspect_err(|errno| self.image.poison(*errno))
     }
@@ -276,7 +276,7 @@ impl<'q, F: File> Active<'q, F> {
             for (out, entry) in piece[..part as usize].chunks_exact_mut(8).zip(&mut entries) {
                 out.copy_from_slice(&entry.to_be_bytes());
             }
-            let source = Source::Memory(&piece[..part as usize]);
+            let source = Source::memory(&piece[..part as usize]);
             align::write(
                 file,
                 &self.queue.pool,

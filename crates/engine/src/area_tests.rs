@@ -1,6 +1,6 @@
 //! Areas where they are hard to find: on devices, behind the end of a short file, without counts.
 
-use gaur_block::{Device, FileLimits, Payload, Request, Source, Tag, Target};
+use gaur_block::{Device, FileLimits, Payload, Request, Source, Target};
 use gaur_format::plan::CreateOptions;
 use gaur_format::{Header, refcount};
 
@@ -25,14 +25,14 @@ fn write(queue: &Queue<TestFile>, offset_bytes: u64, bytes: &[u8]) {
         offset_bytes,
         fua: false,
     };
-    let payload = Payload::Write(Source::Memory(bytes));
-    block_on(queue.submit(Tag(0), request, payload)).unwrap();
+    let payload = Payload::Write(Source::memory(bytes));
+    block_on(queue.submit(request, payload)).unwrap();
 }
 
 fn read(queue: &Queue<TestFile>, offset_bytes: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0xee; len];
-    let payload = Payload::Read(Target::Memory(&mut bytes));
-    block_on(queue.submit(Tag(0), Request::Read { offset_bytes }, payload)).unwrap();
+    let payload = Payload::Read(Target::memory(&mut bytes));
+    block_on(queue.submit(Request::Read { offset_bytes }, payload)).unwrap();
     bytes
 }
 

@@ -92,7 +92,7 @@ impl<F: File> Active<'_, F> {
 
 #[cfg(test)]
 mod tests {
-    use gaur_block::{Device, Payload, Request, Source, Tag};
+    use gaur_block::{Device, Payload, Request, Source};
 
     use crate::chain::open;
     use crate::options::{Format, OpenOptions};
@@ -113,7 +113,7 @@ mod tests {
             offset_bytes: 5119,
             fua: false,
         };
-        block_on(queue.submit(Tag(0), write, Payload::Write(Source::Memory(&[9])))).unwrap();
+        block_on(queue.submit(write, Payload::Write(Source::memory(&[9])))).unwrap();
         assert_eq!(file.bytes().len(), 8192, "the reason for the trim");
         block_on(queue.close()).unwrap();
         let mut expected = vec![7; 5120];

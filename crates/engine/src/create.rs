@@ -139,7 +139,7 @@ impl<F: File> Creation<'_, F> {
             for (offset, bytes) in part {
                 self.step(0)?;
                 let range = offset.0..offset.0 + bytes.len() as u64;
-                let source = Source::Memory(bytes);
+                let source = Source::memory(bytes);
                 align::write(self.file, &self.pool, &self.locks, offset.0, source)
                     .await
                     .map_err(|errno| failed_write(errno, &range))?;

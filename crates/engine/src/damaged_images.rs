@@ -1,7 +1,7 @@
 //! Damaged images in use: whatever bytes their metadata holds, requests end with success or an
 //! error, and nothing panics, loops or takes memory without bound.
 
-use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
+use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 use gaur_format::plan::{CreateOptions, Preallocation};
 use gaur_format::{Header, Version};
 
@@ -58,11 +58,11 @@ async fn request(queue: &Queue<TestFile>, random: &mut Random, memory: &mut [u8]
     let (request, payload) = match random.below(8) {
         0..=2 => (
             Request::Read { offset_bytes },
-            Payload::Read(Target::Memory(part)),
+            Payload::Read(Target::memory(part)),
         ),
         3 | 4 => (
             Request::Write { offset_bytes, fua },
-            Payload::Write(Source::Memory(part)),
+            Payload::Write(Source::memory(part)),
         ),
         5 => (
             Request::WriteZeroes {
@@ -82,7 +82,7 @@ async fn request(queue: &Queue<TestFile>, random: &mut Random, memory: &mut [u8]
         ),
         _ => (Request::Flush, Payload::None),
     };
-    let _ = queue.submit(Tag(0), request, payload).await;
+    let _ = queue.submit(request, payload).await;
     if size > offset_bytes {
         let _ = queue.map(offset_bytes, len_bytes.max(1)).await;
     }
@@ -217,8 +217,8 @@ async fn write(queue: &Queue<TestFile>, offset_bytes: u64) -> Result<(), Errno> 
         offset_bytes,
         fua: false,
     };
-    let payload = Payload::Write(Source::Memory(&[7; 512]));
-    queue.submit(Tag(0), request, payload).await
+    let payload = Payload::Write(Source::memory(&[7; 512]));
+    queue.submit(request, payload).await
 }
 
 fn u64_at(bytes: &[u8], at: usize) -> usize {
@@ -240,9 +240,9 @@ fn a_bad_l2_entry_is_reported_with_structure_and_offset() {
         let mut memory = [0; 512];
         let result = match is_read {
             true => {
-                let payload = Payload::Read(Target::Memory(&mut memory));
+                let payload = Payload::Read(Target::memory(&mut memory));
                 let request = Request::Read { offset_bytes: 0 };
-                block_on(queue.submit(Tag(0), request, payload))
+                block_on(queue.submit(request, payload))
             }
             false => block_on(write(&queue, 0)),
         };

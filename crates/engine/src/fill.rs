@@ -1,15 +1,14 @@
 //! Copy-on-write: what goes beside the guest's bytes when subclusters get their first data. Nothing, zeros,
 //! or what the guest sees there now.
 //!
-//! Head, data and tail of a piece go out as one write: copied together when the data is short, as
-//! parts of a vectored write otherwise. Only memory registered with the host's ring, which the engine
-//! cannot look into, takes a write for each. And what is much longer than the data goes out in
+//! Head, data and tail of a piece go out as one write: copied together when the data is short or lies in
+//! several runs of memory, as parts of a vectored write otherwise. Only memory registered with the host's
+//! ring, which the engine cannot look into, takes a write for each. And what is much longer than the data goes out in
 //! chunks that fit the processor's cache, because a copy through memory costs twice as much.
 
-use std::io::IoSlice;
 use std::ops::Range;
 
-use gaur_block::{Errno, File, Source, Target};
+use gaur_block::{Errno, File, Segment, Segments, Source, Target};
 
 use crate::active::Active;
 use crate::align;
@@ -60,52 +59,45 @@ impl<F: File> Active<'_, F> {
         }
         let start = data_at - head_len as u64;
         match data {
-            Source::Memory(memory) if memory.len() <= COPIED_BYTES_MAX => {
-                let middle = head_len..head_len + memory.len();
-                if middle.end + tail_len > CHUNK_BYTES {
-                    let whole = middle.end + tail_len;
-                    return self.fill_in_chunks(piece, memory, middle, whole).await;
+            Source::Memory(memory) => match memory.single() {
+                Some(middle) if memory.len() > COPIED_BYTES_MAX => {
+                    let (head, tail) = self.fill_apart(piece, head_len, tail_len).await?;
+                    let parts = [Segment::from(&head[..]), middle, Segment::from(&tail[..])];
+                    let whole = Source::Memory(Segments::new(&parts));
+                    piece.started = true;
+                    align::write(file, pool, locks, start, whole).await
                 }
-                let mut whole = pool.take(file, middle.end + tail_len);
-                let at = piece.written.0 - head_len as u64;
-                self.fill_around(piece, at, &mut whole, middle.clone())
-                    .await?;
-                whole[middle].copy_from_slice(memory);
-                piece.started = true;
-                align::write(file, pool, locks, start, Source::Memory(&whole)).await
-            }
-            Source::Memory(memory) => {
-                let (head, tail) = self.fill_apart(piece, head_len, tail_len).await?;
-                let parts = [&head[..], memory, &tail[..]].map(IoSlice::new);
-                let some = usize::from(head_len == 0)..3 - usize::from(tail_len == 0);
-                piece.started = true;
-                align::write_vectored(file, pool, locks, start, &parts[some]).await
-            }
+                _ => {
+                    let middle = head_len..head_len + memory.len();
+                    let whole = middle.end + tail_len;
+                    self.fill_copied(piece, memory, middle, whole).await
+                }
+            },
             Source::Registered(_) => {
                 let (head, tail) = self.fill_apart(piece, head_len, tail_len).await?;
                 let data_end = data_at + data.len() as u64;
                 piece.started = true;
-                align::write(file, pool, locks, start, Source::Memory(&head)).await?;
+                align::write(file, pool, locks, start, Source::memory(&head)).await?;
                 align::write(file, pool, locks, data_at, data).await?;
-                align::write(file, pool, locks, data_end, Source::Memory(&tail)).await
+                align::write(file, pool, locks, data_end, Source::memory(&tail)).await
             }
         }
     }
 
-    /// Fills and writes a piece chunk by chunk. It is `whole` bytes long from where its head begins, and
-    /// `data` is its `middle`.
-    async fn fill_in_chunks(
+    /// Fills and writes a piece through a buffer, chunk by chunk. It is `whole` bytes long from where its
+    /// head begins, and `data` is its `middle`.
+    async fn fill_copied(
         &self,
         piece: &mut Piece<'_, F>,
-        data: &[u8],
+        data: Segments<'_>,
         middle: Range<usize>,
         whole: usize,
     ) -> Result<(), Errno> {
         let (file, pool, locks) = (self.queue.top_file(), &self.queue.pool, &self.image.locks);
         let guest = piece.written.0 - middle.start as u64;
         let host = piece.host + (guest - piece.region.0);
-        let mut buffer = pool.take(file, CHUNK_BYTES);
-        let mut start = 0;
+        let mut buffer = pool.take(file, whole.min(CHUNK_BYTES));
+        let (mut start, mut rest) = (0, data);
         while start < whole {
             let end = whole.min(start + CHUNK_BYTES);
             let chunk = &mut buffer[..end - start];
@@ -122,11 +114,13 @@ impl<F: File> Active<'_, F> {
                 self.fill_part(fill, at, chunk).await?;
             } else {
                 self.fill_around(piece, at, chunk, inside.clone()).await?;
-                chunk[inside].copy_from_slice(&data[from - middle.start..upto - middle.start]);
+                let (now, later) = rest.split_at(upto - from);
+                now.copy_to(&mut chunk[inside]);
+                rest = later;
             }
             piece.started = true;
             let to = host + start as u64;
-            align::write(file, pool, locks, to, Source::Memory(chunk)).await?;
+            align::write(file, pool, locks, to, Source::memory(chunk)).await?;
             start = end;
         }
         Ok(())
@@ -144,7 +138,7 @@ impl<F: File> Active<'_, F> {
         let both = 0 < middle.start && middle.end < whole.len();
         let old = [piece.head, piece.tail] == [Fill::Old; 2];
         if both && old && middle.len() <= GAP_BYTES_MAX {
-            return self.queue.read(at, Target::Memory(whole)).await;
+            return self.queue.read(at, Target::memory(whole)).await;
         }
         let (head, rest) = whole.split_at_mut(middle.start);
         let tail = &mut rest[middle.len()..];
@@ -175,7 +169,7 @@ impl<F: File> Active<'_, F> {
     /// Fills `part`, which goes to guest offset `at`.
     async fn fill_part(&self, fill: Fill, at: u64, part: &mut [u8]) -> Result<(), Errno> {
         match fill {
-            Fill::Old => self.queue.read(at, Target::Memory(part)).await,
+            Fill::Old => self.queue.read(at, Target::memory(part)).await,
             Fill::Zeros | Fill::Nothing => {
                 part.fill(0);
                 Ok(())

@@ -58,13 +58,13 @@ impl<'q, F: File> Active<'q, F> {
         let file = self.queue.top_file();
         let mut sector = self.queue.pool.take(file, SECTOR_BYTES as usize);
         let first = fields.first().map_or(0, |(at, _)| at & !(SECTOR_BYTES - 1));
-        align::read(file, &self.queue.pool, first, Target::Memory(&mut sector)).await?;
+        align::read(file, &self.queue.pool, first, Target::memory(&mut sector)).await?;
         for (at, bytes) in fields {
             let at = at.checked_sub(first).ok_or(Errno::EIO)? as usize;
             let slot = sector.get_mut(at..at + bytes.len());
             slot.ok_or(Errno::EIO)?.copy_from_slice(bytes);
         }
-        let (locks, source) = (&self.image.locks, Source::Memory(&sector));
+        let (locks, source) = (&self.image.locks, Source::memory(&sector));
         align::write(file, &self.queue.pool, locks, first, source).await
     }
 

@@ -226,7 +226,7 @@ impl<'a, F: File> LayerReader<'a, F> {
             let at = offset + done as u64;
             let piece = (len_bytes - done as u64).min(PIECE_BYTES) as usize;
             bytes.resize(done + piece, 0);
-            let target = Target::Memory(&mut bytes[done..]);
+            let target = Target::memory(&mut bytes[done..]);
             align::read(self.file, &self.pool, at, target)
                 .await
                 .map_err(|errno| {

@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, Status, Tag};
+use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, Status};
 
 use crate::active::Active;
 use crate::compress::Decompressor;
@@ -272,7 +272,7 @@ impl<F: File> Device for Queue<F> {
         }
     }
 
-    async fn submit(&self, _tag: Tag, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
+    async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         let result = self.serve(request, payload).await;
         if self.image.take_corrupt()
             && let Some(active) = self.active()

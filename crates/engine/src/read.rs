@@ -1,6 +1,6 @@
 //! Reading: find what a run of guest bytes is, layer by layer in a loop, and fetch it.
 
-use gaur_block::{Errno, File, Target};
+use gaur_block::{Errno, File, SegmentsMut, Target};
 use gaur_format::CompressedDescriptor;
 
 use crate::align;
@@ -82,7 +82,7 @@ impl<F: File> Queue<F> {
         while !rest.is_empty() {
             let found = self.find_from(1, at, rest.len() as u64).await?;
             let (part, after) = rest.split_at_mut(found.len as usize);
-            self.fetch(found, at, Target::Memory(part)).await?;
+            self.fetch(found, at, Target::memory(part)).await?;
             rest = after;
             at += found.len;
         }
@@ -180,7 +180,7 @@ impl<F: File> Queue<F> {
     async fn fetch(&self, found: Extent, at: u64, target: Target<'_>) -> Result<(), Errno> {
         match found.kind {
             Kind::Unallocated { .. } | Kind::Zero { .. } => {
-                memory_of(target)?.fill(0);
+                memory_of(target)?.fill_zeros();
                 Ok(())
             }
             Kind::Data { host, .. } => {
@@ -223,7 +223,7 @@ impl<F: File> MappedLayer<'_, F> {
             .fold(0_u128, |missing, number| missing | 1 << number);
         let (file, pool) = (self.file, &self.queue.pool);
         let mut buffer = pool.take(file, len as usize);
-        align::read(file, pool, start, Target::Memory(&mut buffer)).await?;
+        align::read(file, pool, start, Target::memory(&mut buffer)).await?;
         let mut packed = 0;
         for (number, bytes) in (0..count).zip(buffer.chunks_exact(slice_bytes as usize)) {
             if missing & 1 << number != 0 && nth(number) != slice {
@@ -252,14 +252,13 @@ impl<F: File> MappedLayer<'_, F> {
         &self,
         descriptor: CompressedDescriptor,
         at: u64,
-        out: &mut [u8],
+        out: SegmentsMut<'_>,
     ) -> Result<(), Errno> {
         let (queue, file) = (self.queue, self.file);
         let cluster_bytes = self.qcow2.geometry.cluster_size() as usize;
         let start = at as usize & (cluster_bytes - 1);
-        let mut copy = |bytes: &[u8]| {
-            let from = bytes.get(start..start + out.len()).ok_or(Errno::EIO)?;
-            out.copy_from_slice(from);
+        let copy = |bytes: &[u8]| {
+            out.copy_from(bytes.get(start..start + out.len()).ok_or(Errno::EIO)?);
             Ok(())
         };
         {
@@ -276,7 +275,7 @@ impl<F: File> MappedLayer<'_, F> {
             file,
             &queue.pool,
             descriptor.offset,
-            Target::Memory(&mut input),
+            Target::memory(&mut input),
         )
         .await?;
         let mut bytes = queue.pool.take(file, cluster_bytes);
@@ -299,7 +298,7 @@ impl<F: File> MappedLayer<'_, F> {
 
 /// The memory of `target`. A buffer that only the kernel sees cannot be filled here: the export
 /// asks again with memory.
-fn memory_of(target: Target<'_>) -> Result<&mut [u8], Errno> {
+fn memory_of(target: Target<'_>) -> Result<SegmentsMut<'_>, Errno> {
     match target {
         Target::Memory(memory) => Ok(memory),
         Target::Registered(_) => Err(Errno::EOPNOTSUPP),

@@ -4,7 +4,7 @@
 use std::pin::pin;
 use std::task::{Context, Waker};
 
-use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
+use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 use gaur_format::AllocationPolicy;
 use gaur_format::plan::CreateOptions;
 
@@ -82,8 +82,8 @@ impl Disk {
             offset_bytes,
             fua: false,
         };
-        let payload = Payload::Write(Source::Memory(&memory));
-        block_on(self.queue.submit(Tag(0), request, payload))
+        let payload = Payload::Write(Source::memory(&memory));
+        block_on(self.queue.submit(request, payload))
     }
 
     fn write(&self, offset_bytes: u64, len: u64, byte: u8) {
@@ -91,7 +91,7 @@ impl Disk {
     }
 
     fn submit(&self, request: Request) {
-        block_on(self.queue.submit(Tag(0), request, Payload::None)).unwrap();
+        block_on(self.queue.submit(request, Payload::None)).unwrap();
     }
 
     fn discard(&self, offset_bytes: u64, len_bytes: u64) {
@@ -125,9 +125,9 @@ impl Disk {
 
     fn read(&self, offset_bytes: u64, len: u64) -> Vec<u8> {
         let mut memory = vec![0xa5; len as usize];
-        let payload = Payload::Read(Target::Memory(&mut memory));
+        let payload = Payload::Read(Target::memory(&mut memory));
         let request = Request::Read { offset_bytes };
-        block_on(self.queue.submit(Tag(0), request, payload)).unwrap();
+        block_on(self.queue.submit(request, payload)).unwrap();
         memory
     }
 
@@ -395,10 +395,10 @@ fn space_is_given_back_when_nobody_uses_it_any_more() {
     let host = disk.host_of(0);
     let _ = disk.file.clone().with_jitter(1, 1000);
     let mut memory = vec![0; 4096];
-    let payload = Payload::Read(Target::Memory(&mut memory));
+    let payload = Payload::Read(Target::memory(&mut memory));
     let request = Request::Read { offset_bytes: 4096 };
     {
-        let mut reading = pin!(disk.queue.submit(Tag(1), request, payload));
+        let mut reading = pin!(disk.queue.submit(request, payload));
         let context = &mut Context::from_waker(Waker::noop());
         assert!(reading.as_mut().poll(context).is_pending());
         let _ = disk.file.clone().with_jitter(1, 0);

@@ -84,7 +84,7 @@ impl<'q, F: File> Active<'q, F> {
         let file = self.queue.top_file();
         let geometry = self.geometry();
         let mut table = self.queue.pool.take(file, geometry.cluster_size() as usize);
-        align::read(file, &self.queue.pool, from, Target::Memory(&mut table)).await?;
+        align::read(file, &self.queue.pool, from, Target::memory(&mut table)).await?;
         for entry in table.chunks_exact_mut(geometry.l2_entry_size() as usize) {
             if let Some(bytes) = entry.first_chunk_mut::<8>() {
                 let raw = u64::from_be_bytes(*bytes);
@@ -98,7 +98,7 @@ impl<'q, F: File> Active<'q, F> {
             &self.queue.pool,
             &self.image.locks,
             to,
-            Source::Memory(&table),
+            Source::memory(&table),
         )
         .await
     }
@@ -154,7 +154,7 @@ impl<'q, F: File> Active<'q, F> {
         };
         let file = self.queue.top_file();
         let mut buffer = self.queue.pool.take(file, bytes);
-        align::read(file, &self.queue.pool, slice, Target::Memory(&mut buffer)).await?;
+        align::read(file, &self.queue.pool, slice, Target::memory(&mut buffer)).await?;
         self.writer.alloc.lock().blocks.insert(slice, &buffer);
         Ok(())
     }
@@ -243,7 +243,7 @@ impl<'q, F: File> Active<'q, F> {
             &self.queue.pool,
             locks,
             start * size,
-            Source::Memory(&bytes),
+            Source::memory(&bytes),
         )
         .await?;
         self.queue.barrier().await?;
@@ -252,7 +252,7 @@ impl<'q, F: File> Active<'q, F> {
         for (step, out) in entries.chunks_exact_mut(8).take(count as usize).enumerate() {
             out.copy_from_slice(&((start + step as u64) * size).to_be_bytes());
         }
-        let entries = Source::Memory(&entries[..count as usize * 8]);
+        let entries = Source::memory(&entries[..count as usize * 8]);
         let at = table_offset + index * 8;
         let written = align::write(file, &self.queue.pool, locks, at, entries).await;
         written.inspect_err(|errno| self.image.poison(*errno))?;

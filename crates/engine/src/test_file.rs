@@ -6,7 +6,6 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::io::IoSlice;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::pin::{Pin, pin};
@@ -14,7 +13,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use gaur_block::{
-    Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Source, Target,
+    Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Segments, Source, Target,
 };
 use gaur_format::check::{Check, Report, Step};
 
@@ -232,10 +231,11 @@ impl TestFile {
         assert!(len > 0, "an empty request reached the file");
     }
 
-    fn check_memory(&self, memory: &[u8]) {
-        let alignment = self.limits().memory_alignment as usize;
+    fn check_memory(&self, memory: Segments<'_>) {
+        let limits = self.limits();
+        let (address, len) = (limits.memory_alignment, limits.request_alignment);
         assert!(
-            memory.as_ptr().addr().is_multiple_of(alignment),
+            memory.is_aligned(address as usize, address.max(len) as usize),
             "memory is not aligned"
         );
     }
@@ -340,20 +340,16 @@ impl File for TestFile {
         let Target::Memory(memory) = target else {
             return Ok(());
         };
-        self.check_memory(memory);
-        self.request(
-            Event::Read {
-                offset,
-                len: memory.len(),
-            },
-            |state| {
-                memory.fill(0);
-                let start = usize::try_from(offset).unwrap().min(state.bytes.len());
-                let len = memory.len().min(state.bytes.len() - start);
-                memory[..len].copy_from_slice(&state.bytes[start..start + len]);
-                Ok(())
-            },
-        )
+        self.check_memory(*memory);
+        let len = memory.len();
+        self.request(Event::Read { offset, len }, |state| {
+            let start = usize::try_from(offset).unwrap().min(state.bytes.len());
+            let there = len.min(state.bytes.len() - start);
+            let (data, beyond) = memory.split_at(there);
+            data.copy_from(&state.bytes[start..start + there]);
+            beyond.fill_zeros();
+            Ok(())
+        })
         .await
     }
 
@@ -366,29 +362,15 @@ impl File for TestFile {
         match source {
             Source::Memory(memory) => {
                 self.check_memory(memory);
-                self.request(event, |state| state.store(offset, memory))
-                    .await
+                self.request(event, |state| {
+                    let mut bytes = vec![0; memory.len()];
+                    memory.copy_to(&mut bytes);
+                    state.store(offset, &bytes)
+                })
+                .await
             }
             Source::Registered(_) => self.request(event, |_| Ok(())).await,
         }
-    }
-
-    async fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
-        self.check_shape(offset, parts.iter().map(|part| part.len()).sum());
-        for part in parts {
-            self.check_memory(part);
-            assert!(
-                part.len()
-                    .is_multiple_of(self.limits().request_alignment as usize)
-            );
-        }
-        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
-        let event = Event::Write {
-            offset,
-            len: bytes.len(),
-        };
-        self.request(event, |state| state.store(offset, &bytes))
-            .await
     }
 
     async fn write_zeroes_at(&self, offset: u64, len: u64, _unmap: bool) -> Result<(), Errno> {

@@ -93,7 +93,7 @@ impl<F: File> Staging<F> {
     }
 
     fn source(&self, write: StagedWrite) -> Source<'_> {
-        Source::Memory(&self.buffers[write.buffer][write.start..write.start + write.len])
+        Source::memory(&self.buffers[write.buffer][write.start..write.start + write.len])
     }
 }
 

@@ -205,7 +205,7 @@ impl<F: File> Active<'_, F> {
             let step = (end - at).min(ZEROS_BYTES);
             let mut zeros = self.queue.pool.take(self.queue.top_file(), step as usize);
             zeros.fill(0);
-            self.write(at, Source::Memory(&zeros)).await?;
+            self.write(at, Source::memory(&zeros)).await?;
             at += step;
         }
         Ok(())

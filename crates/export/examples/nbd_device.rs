@@ -2,7 +2,7 @@
 //!
 //! `nbd_device null|memory|PATH SIZE_BYTES SOCKET [THREADS] [blocking]`
 
-use gaur_block::{Access, Device, DeviceLimits, Errno, File, Payload, Request, Status, Tag};
+use gaur_block::{Access, Device, DeviceLimits, Errno, File, Payload, Request, Status};
 use gaur_export::device::{Memory, Null};
 use gaur_export::nbd::{self, Export, Listen, Listener, Options, Stop};
 use gaur_reactor::{BlockingFile, OpenFile, ReactorFile};
@@ -28,7 +28,7 @@ impl<F: File> Device for Plain<F> {
         }
     }
 
-    async fn submit(&self, _: Tag, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
+    async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         match (request, payload) {
             (Request::Read { offset_bytes }, Payload::Read(target)) => {
                 self.file.read_at(offset_bytes, target).await

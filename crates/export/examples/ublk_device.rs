@@ -10,7 +10,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gaur_block::{Access, Device, DeviceLimits, Errno, File, Payload, Request, Status, Tag};
+use gaur_block::{Access, Device, DeviceLimits, Errno, File, Payload, Request, Status};
 use gaur_export::Front;
 use gaur_export::device::{Memory, Null};
 use gaur_export::ublk::{self, Options, Server, ZeroCopy};
@@ -37,7 +37,7 @@ impl Device for Plain {
         }
     }
 
-    async fn submit(&self, _: Tag, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
+    async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         match (request, payload) {
             (Request::Read { offset_bytes }, Payload::Read(target)) => {
                 self.file.read_at(offset_bytes, target).await

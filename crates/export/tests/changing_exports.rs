@@ -376,11 +376,10 @@ impl Device for Counted {
 
     async fn submit(
         &self,
-        tag: gaur_block::Tag,
         request: gaur_block::Request,
         payload: gaur_block::Payload<'_>,
     ) -> Result<(), Errno> {
-        self.inner.submit(tag, request, payload).await
+        self.inner.submit(request, payload).await
     }
 
     async fn status(&self, offset: u64, len: u64) -> Result<gaur_block::Status, Errno> {

@@ -8,7 +8,7 @@ mod harness;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use gaur_block::{Device, Payload, Request, Source, Tag, Target};
+use gaur_block::{Device, Payload, Request, Source, Target};
 use gaur_export::device::Memory;
 use gaur_export::nbd::Export;
 use harness::gate::Gated;
@@ -21,14 +21,14 @@ fn put(memory: &Memory, offset_bytes: u64, data: &[u8]) {
         offset_bytes,
         fua: false,
     };
-    let payload = Payload::Write(Source::Memory(data));
-    gaur_reactor::block_on(memory.submit(Tag(0), request, payload)).unwrap();
+    let payload = Payload::Write(Source::memory(data));
+    gaur_reactor::block_on(memory.submit(request, payload)).unwrap();
 }
 
 fn get(memory: &Memory, offset_bytes: u64, len: usize) -> Vec<u8> {
     let mut data = vec![0; len];
-    let payload = Payload::Read(Target::Memory(&mut data));
-    gaur_reactor::block_on(memory.submit(Tag(0), Request::Read { offset_bytes }, payload)).unwrap();
+    let payload = Payload::Read(Target::memory(&mut data));
+    gaur_reactor::block_on(memory.submit(Request::Read { offset_bytes }, payload)).unwrap();
     data
 }
 

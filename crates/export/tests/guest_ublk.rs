@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status, Tag};
+use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status};
 use gaur_export::Front;
 use gaur_export::device::{Memory, Null};
 use gaur_export::ublk::{self, Deletion, Options, Server, State};
@@ -50,14 +50,14 @@ impl Device for Odd {
         self.memory.limits()
     }
 
-    async fn submit(&self, tag: Tag, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
+    async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         if let Request::Read { offset_bytes } = request {
             assert!(
                 offset_bytes < self.panics_from,
                 "this device was told to panic"
             );
         }
-        self.memory.submit(tag, request, payload).await
+        self.memory.submit(request, payload).await
     }
 
     async fn status(&self, offset_bytes: u64, len_bytes: u64) -> Result<Status, Errno> {

@@ -5,7 +5,6 @@
 //! io_uring is not allowed.
 
 use std::future::Future;
-use std::io::IoSlice;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::pin::pin;
@@ -14,7 +13,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use gaur_block::{
-    Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Registered, Source, Target,
+    Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Registered, Segments,
+    SegmentsMut, Source, Target,
 };
 
 use crate::context;
@@ -82,14 +82,6 @@ impl File for BlockingFile {
         whole::write_at(&self.inline, offset_bytes, source).await
     }
 
-    async fn write_vectored_at(
-        &self,
-        offset_bytes: u64,
-        parts: &[IoSlice<'_>],
-    ) -> Result<(), Errno> {
-        whole::write_vectored_at(&self.inline, offset_bytes, parts).await
-    }
-
     async fn write_zeroes_at(
         &self,
         offset_bytes: u64,
@@ -131,8 +123,8 @@ impl Raw for Inline {
         &self.file
     }
 
-    async fn read(&self, offset_bytes: u64, memory: &mut [u8]) -> Result<usize, Errno> {
-        syscall::pread(self.file.as_fd(), offset_bytes, memory)
+    async fn read(&self, offset_bytes: u64, into: SegmentsMut<'_>) -> Result<usize, Errno> {
+        syscall::read(self.file.as_fd(), offset_bytes, into, 0)
     }
 
     async fn read_registered(&self, _: u64, _: Registered) -> Result<usize, Errno> {
@@ -143,16 +135,12 @@ impl Raw for Inline {
         Err(Errno::EOPNOTSUPP)
     }
 
-    async fn write(&self, offset_bytes: u64, memory: &[u8]) -> Result<usize, Errno> {
-        syscall::pwrite(self.file.as_fd(), offset_bytes, memory)
+    async fn write(&self, offset_bytes: u64, from: Segments<'_>) -> Result<usize, Errno> {
+        syscall::write(self.file.as_fd(), offset_bytes, from, 0)
     }
 
     async fn write_registered(&self, _: u64, _: Registered) -> Result<usize, Errno> {
         Err(Errno::EOPNOTSUPP)
-    }
-
-    async fn write_parts(&self, offset_bytes: u64, parts: &[IoSlice<'_>]) -> Result<usize, Errno> {
-        syscall::pwritev(self.file.as_fd(), offset_bytes, parts, 0)
     }
 
     async fn fallocate(&self, mode: libc::c_int, offset: u64, len: u64) -> Result<(), Errno> {

@@ -5,18 +5,19 @@
 //! a ring would hand them to a worker thread (tmpfs, Linux 6.18); their transfers are done at once by
 //! this thread. So are small transfers of other files' page cache, see `crate::page_cache`.
 
-use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::rc::Rc;
 
 use gaur_block::{
-    Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Registered, Source, Target,
+    Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Registered, Segments,
+    SegmentsMut, Source, Target,
 };
 use io_uring::{opcode, squeue, types};
 
 use crate::blocking::Inline;
 use crate::context;
+use crate::iovecs::Iovecs;
 use crate::memory::Buffer;
 use crate::op::Op;
 use crate::open::OpenFile;
@@ -82,23 +83,35 @@ impl ReactorFile {
     }
 
     /// Reads from the page cache now, unless that is left to the ring.
-    fn read_cached(&self, offset: u64, memory: &mut [u8]) -> Option<Result<usize, Errno>> {
+    fn read_cached(&self, offset: u64, into: SegmentsMut<'_>) -> Option<Result<usize, Errno>> {
         let (reads, _) = self.cached.as_ref()?;
         let crowded = self.core.joins_crowd();
         let fd = self.open_file().as_fd();
-        reads.attempt(memory.len(), crowded, |flags| {
-            syscall::preadv2(fd, offset, memory, flags)
+        reads.attempt(into.len(), crowded, |flags| {
+            syscall::read(fd, offset, into, flags)
         })
     }
 
     /// Writes to the page cache now, unless that is left to the ring.
-    fn write_cached(&self, offset: u64, parts: &[IoSlice<'_>]) -> Option<Result<usize, Errno>> {
+    fn write_cached(&self, offset: u64, from: Segments<'_>) -> Option<Result<usize, Errno>> {
         let (_, writes) = self.cached.as_ref()?;
         let crowded = self.core.joins_crowd();
         let fd = self.open_file().as_fd();
-        writes.attempt(total_len(parts), crowded, |flags| {
-            syscall::pwritev(fd, offset, parts, flags)
+        writes.attempt(from.len(), crowded, |flags| {
+            syscall::write(fd, offset, from, flags)
         })
+    }
+
+    /// How an operation of `ring` names this memory.
+    fn memory_of(&self, ring: &Ring, memory: Segments<'_>) -> Memory<'_> {
+        let Some(piece) = memory.single() else {
+            return Memory::List(self.core.iovecs().list(memory));
+        };
+        let (start, len) = (piece.start(), length(piece.len()));
+        match ring.buffer_of(start, piece.len()) {
+            Some(index) => Memory::Fixed(start, len, index),
+            None => Memory::Plain(start, len),
+        }
     }
 
     /// Runs operations on `ring` until one ends other than by interruption.
@@ -143,6 +156,14 @@ fn add_flags(entry: squeue::Entry, slot: Option<u32>, flags: squeue::Flags) -> s
     entry.flags(flags | fixed)
 }
 
+/// Memory as an operation of the ring names it.
+enum Memory<'a> {
+    /// Inside the registered buffer of that number.
+    Fixed(*mut u8, u32, u16),
+    Plain(*mut u8, u32),
+    List(Iovecs<'a>),
+}
+
 #[derive(Clone, Copy)]
 enum Descriptor {
     Fixed(types::Fixed),
@@ -163,11 +184,6 @@ macro_rules! entry {
     };
 }
 
-/// Bytes of all parts, which are in memory and so no more than a number can say.
-fn total_len(parts: &[IoSlice<'_>]) -> usize {
-    parts.iter().map(|part| part.len()).sum()
-}
-
 /// A length as the ring wants it; callers keep below `syscall::RW_MAX`.
 fn length(len: usize) -> u32 {
     u32::try_from(len).expect("one operation moves less than 2 GiB")
@@ -178,22 +194,29 @@ impl Raw for ReactorFile {
         self.open_file()
     }
 
-    async fn read(&self, offset_bytes: u64, memory: &mut [u8]) -> Result<usize, Errno> {
+    async fn read(&self, offset_bytes: u64, into: SegmentsMut<'_>) -> Result<usize, Errno> {
         let Some(ring) = self.ring() else {
-            self.core.take_turn(memory.len()).await;
-            return self.inline.read(offset_bytes, memory).await;
+            self.core.take_turn(into.len()).await;
+            return self.inline.read(offset_bytes, into).await;
         };
-        if let Some(result) = self.read_cached(offset_bytes, memory) {
-            self.core.take_turn(memory.len()).await;
+        if let Some(result) = self.read_cached(offset_bytes, into) {
+            self.core.take_turn(into.len()).await;
             return result;
         }
-        let (start, len) = (memory.as_mut_ptr(), length(memory.len()));
-        let buffer = ring.buffer_of(start, memory.len());
-        // SAFETY: the memory is borrowed while this future exists.
+        let memory = self.memory_of(ring, *into);
+        // SAFETY: the memory may be written to while this future exists, and so long the list lives.
         let count = unsafe {
-            self.run(ring, |fd| match buffer {
-                Some(index) => entry!(ReadFixed, fd, [start, len, index], offset(offset_bytes)),
-                None => entry!(Read, fd, [start, len], offset(offset_bytes)),
+            self.run(ring, |fd| match &memory {
+                Memory::Fixed(start, len, index) => {
+                    entry!(ReadFixed, fd, [*start, *len, *index], offset(offset_bytes))
+                }
+                Memory::Plain(start, len) => {
+                    entry!(Read, fd, [*start, *len], offset(offset_bytes))
+                }
+                Memory::List(list) => {
+                    let (start, count) = (list.as_ptr(), list.len() as u32);
+                    entry!(Readv, fd, [start, count], offset(offset_bytes))
+                }
             })
         };
         Ok(count.await? as usize)
@@ -237,22 +260,29 @@ impl Raw for ReactorFile {
         Ok(())
     }
 
-    async fn write(&self, offset_bytes: u64, memory: &[u8]) -> Result<usize, Errno> {
+    async fn write(&self, offset_bytes: u64, from: Segments<'_>) -> Result<usize, Errno> {
         let Some(ring) = self.ring() else {
-            self.core.take_turn(memory.len()).await;
-            return self.inline.write(offset_bytes, memory).await;
+            self.core.take_turn(from.len()).await;
+            return self.inline.write(offset_bytes, from).await;
         };
-        if let Some(result) = self.write_cached(offset_bytes, &[IoSlice::new(memory)]) {
-            self.core.take_turn(memory.len()).await;
+        if let Some(result) = self.write_cached(offset_bytes, from) {
+            self.core.take_turn(from.len()).await;
             return result;
         }
-        let (start, len) = (memory.as_ptr(), length(memory.len()));
-        let buffer = ring.buffer_of(start, memory.len());
-        // SAFETY: the memory is borrowed while this future exists.
+        let memory = self.memory_of(ring, from);
+        // SAFETY: the memory may be read while this future exists, and so long the list lives.
         let count = unsafe {
-            self.run(ring, |fd| match buffer {
-                Some(index) => entry!(WriteFixed, fd, [start, len, index], offset(offset_bytes)),
-                None => entry!(Write, fd, [start, len], offset(offset_bytes)),
+            self.run(ring, |fd| match &memory {
+                Memory::Fixed(start, len, index) => {
+                    entry!(WriteFixed, fd, [*start, *len, *index], offset(offset_bytes))
+                }
+                Memory::Plain(start, len) => {
+                    entry!(Write, fd, [*start, *len], offset(offset_bytes))
+                }
+                Memory::List(list) => {
+                    let (start, count) = (list.as_ptr(), list.len() as u32);
+                    entry!(Writev, fd, [start, count], offset(offset_bytes))
+                }
             })
         };
         Ok(count.await? as usize)
@@ -271,27 +301,6 @@ impl Raw for ReactorFile {
                     [start, len, from.index],
                     offset(offset_bytes)
                 )
-            })
-        };
-        Ok(count.await? as usize)
-    }
-
-    async fn write_parts(&self, offset_bytes: u64, parts: &[IoSlice<'_>]) -> Result<usize, Errno> {
-        let Some(ring) = self.ring() else {
-            self.core.take_turn(total_len(parts)).await;
-            return self.inline.write_parts(offset_bytes, parts).await;
-        };
-        if let Some(result) = self.write_cached(offset_bytes, parts) {
-            self.core.take_turn(total_len(parts)).await;
-            return result;
-        }
-        let count = parts.len().min(syscall::IOV_MAX) as u32;
-        // `IoSlice` has the layout of `iovec`.
-        let start = parts.as_ptr().cast::<libc::iovec>();
-        // SAFETY: the parts and their memory are borrowed while this future exists.
-        let count = unsafe {
-            self.run(ring, |fd| {
-                entry!(Writev, fd, [start, count], offset(offset_bytes))
             })
         };
         Ok(count.await? as usize)
@@ -384,14 +393,6 @@ impl File for ReactorFile {
 
     async fn write_at(&self, offset_bytes: u64, source: Source<'_>) -> Result<(), Errno> {
         whole::write_at(self, offset_bytes, source).await
-    }
-
-    async fn write_vectored_at(
-        &self,
-        offset_bytes: u64,
-        parts: &[IoSlice<'_>],
-    ) -> Result<(), Errno> {
-        whole::write_vectored_at(self, offset_bytes, parts).await
     }
 
     async fn write_zeroes_at(

@@ -21,6 +21,7 @@ mod descriptor;
 mod event;
 mod file;
 mod inbox;
+mod iovecs;
 pub mod local;
 mod lock;
 mod memory;

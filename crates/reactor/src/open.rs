@@ -321,7 +321,7 @@ fn direct_alignment(fd: BorrowedFd<'_>, sector_bytes: u32) -> DirectAlignment {
     let mut memory = Buffer::from_system(PAGE);
     let accepted = |unit: usize, memory: &mut [u8]| {
         let aligned = memory.get_mut(..unit);
-        aligned.is_some_and(|aligned| syscall::pread(fd, unit as u64, aligned).is_ok())
+        aligned.is_some_and(|aligned| syscall::read(fd, unit as u64, aligned.into(), 0).is_ok())
     };
     let unit = [512, 1024, 2048]
         .into_iter()

@@ -16,6 +16,7 @@ use gaur_block::{Errno, Registered};
 
 use crate::context;
 use crate::inbox::{Inbox, Message};
+use crate::iovecs::IovecPool;
 use crate::memory::{Buffer, Pool};
 use crate::race::yield_now;
 use crate::readiness::Readiness;
@@ -102,6 +103,7 @@ pub(crate) struct Core {
     messages: RefCell<VecDeque<Message>>,
     /// Called when memory is to be given back; `false` when there is nothing left to give.
     trims: RefCell<Vec<Box<dyn Fn() -> bool>>>,
+    iovecs: IovecPool,
 }
 
 impl Core {
@@ -126,6 +128,7 @@ impl Core {
             zeros: OnceCell::new(),
             messages: RefCell::default(),
             trims: RefCell::default(),
+            iovecs: IovecPool::default(),
         })
     }
 
@@ -172,8 +175,13 @@ impl Core {
     /// Gives back what was not used since the last call.
     pub(crate) fn trim(&self) {
         self.trims.borrow_mut().retain(|trim| trim());
+        self.iovecs.trim();
         let unregister = |index| self.ring().is_none_or(|ring| ring.unregister_chunk(index));
         self.pool.trim(unregister);
+    }
+
+    pub(crate) fn iovecs(&self) -> &IovecPool {
+        &self.iovecs
     }
 
     /// Counts a transfer that is done inline, a long one for several, and steps aside when there were

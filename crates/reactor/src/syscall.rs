@@ -4,11 +4,12 @@
 //! transfers are the caller's business (`crate::whole`).
 
 use std::ffi::{CStr, CString};
-use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use gaur_block::Errno;
+use gaur_block::{Errno, Segments, SegmentsMut};
+
+use crate::iovecs::iovec_of;
 
 /// The most parts one vectored call takes (`IOV_MAX`).
 pub(crate) const IOV_MAX: usize = 1024;
@@ -106,40 +107,60 @@ pub(crate) fn path(name: &[u8]) -> Result<CString, Errno> {
     CString::new(name).map_err(|_| Errno::EINVAL)
 }
 
-/// Reads once; the count may be short, 0 is the end of the file.
-pub(crate) fn pread(
+/// Calls `call` with the list of `memory`, of which at most [`IOV_MAX`] pieces are looked at.
+fn with_iovecs<T>(
+    memory: Segments<'_>,
+    call: impl FnOnce(*const libc::iovec, libc::c_int) -> T,
+) -> T {
+    if let Some(piece) = memory.single() {
+        let one = iovec_of(piece);
+        return call(&raw const one, 1);
+    }
+    let mut list = [const { MaybeUninit::<libc::iovec>::uninit() }; IOV_MAX];
+    let mut count = 0;
+    for (place, piece) in list.iter_mut().zip(memory.pieces()) {
+        place.write(iovec_of(piece));
+        count += 1;
+    }
+    call(list.as_ptr().cast(), count)
+}
+
+/// Reads once; the count may be short, 0 is the end of the file. `flags` are those of `preadv2(2)`, or 0.
+pub(crate) fn read(
     fd: BorrowedFd<'_>,
     offset_bytes: u64,
-    memory: &mut [u8],
+    into: SegmentsMut<'_>,
+    flags: libc::c_int,
 ) -> Result<usize, Errno> {
     let at = offset(offset_bytes)?;
-    // SAFETY: the pointer and length are those of a slice that we may write to.
-    retry(|| unsafe { libc::pread(fd.as_raw_fd(), memory.as_mut_ptr().cast(), memory.len(), at) })
+    with_iovecs(*into, |list, count| {
+        // SAFETY: the list has that many entries, and their memory may be written to.
+        retry(|| unsafe {
+            match flags {
+                0 => libc::preadv(fd.as_raw_fd(), list, count, at),
+                flags => with_flags(libc::SYS_preadv2, fd, list, count, at, flags),
+            }
+        })
+    })
 }
 
-/// Reads once if the page cache has it; the count may be short, 0 is the end of the file. `flags` are
-/// those of `preadv2(2)`.
-pub(crate) fn preadv2(
+/// Writes once; the count may be short. `flags` are those of `pwritev2(2)`, or 0.
+pub(crate) fn write(
     fd: BorrowedFd<'_>,
     offset_bytes: u64,
-    memory: &mut [u8],
+    from: Segments<'_>,
     flags: libc::c_int,
 ) -> Result<usize, Errno> {
-    read_with(fd, offset(offset_bytes)?, memory, flags)
-}
-
-fn read_with(
-    fd: BorrowedFd<'_>,
-    at: libc::off_t,
-    memory: &mut [u8],
-    flags: libc::c_int,
-) -> Result<usize, Errno> {
-    let part = libc::iovec {
-        iov_base: memory.as_mut_ptr().cast(),
-        iov_len: memory.len(),
-    };
-    // SAFETY: the part is a slice that we may write to.
-    retry(|| unsafe { with_flags(libc::SYS_preadv2, fd, &raw const part, 1, at, flags) })
+    let at = offset(offset_bytes)?;
+    with_iovecs(from, |list, count| {
+        // SAFETY: the list has that many entries, and their memory may be read.
+        retry(|| unsafe {
+            match flags {
+                0 => libc::pwritev(fd.as_raw_fd(), list, count, at),
+                flags => with_flags(libc::SYS_pwritev2, fd, list, count, at, flags),
+            }
+        })
+    })
 }
 
 /// `preadv2(2)` or `pwritev2(2)` by its number: musl has the functions since 1.2.5 only.
@@ -171,8 +192,15 @@ pub(crate) fn is_refusal(errno: Errno) -> bool {
 /// readable, and does not wait even if it is not any more (where the kernel knows how, Linux 5.8).
 pub(crate) fn read_now(fd: BorrowedFd<'_>, memory: &mut [u8]) -> Result<usize, Errno> {
     const NO_POSITION: libc::off_t = -1;
-    match read_with(fd, NO_POSITION, memory, libc::RWF_NOWAIT) {
-        Err(errno) if is_refusal(errno) => read_with(fd, NO_POSITION, memory, 0),
+    let memory = SegmentsMut::from(memory);
+    let read = |flags| {
+        with_iovecs(*memory, |list, count| {
+            // SAFETY: the list has that many entries, and their memory may be written to.
+            retry(|| unsafe { with_flags(libc::SYS_preadv2, fd, list, count, NO_POSITION, flags) })
+        })
+    };
+    match read(libc::RWF_NOWAIT) {
+        Err(errno) if is_refusal(errno) => read(0),
         read => read,
     }
 }
@@ -190,34 +218,6 @@ pub(crate) fn waits_of_thread() -> u64 {
         reason = "the type differs between architectures"
     )]
     u64::try_from(usage.ru_nvcsw as i64).unwrap_or(0)
-}
-
-/// Writes once; the count may be short.
-pub(crate) fn pwrite(fd: BorrowedFd<'_>, offset_bytes: u64, memory: &[u8]) -> Result<usize, Errno> {
-    let at = offset(offset_bytes)?;
-    // SAFETY: the pointer and length are those of a slice.
-    retry(|| unsafe { libc::pwrite(fd.as_raw_fd(), memory.as_ptr().cast(), memory.len(), at) })
-}
-
-/// Writes parts once; the count may be short. At most [`IOV_MAX`] parts are looked at. `flags` are
-/// those of `pwritev2(2)`, or 0.
-pub(crate) fn pwritev(
-    fd: BorrowedFd<'_>,
-    offset_bytes: u64,
-    parts: &[IoSlice<'_>],
-    flags: libc::c_int,
-) -> Result<usize, Errno> {
-    let at = offset(offset_bytes)?;
-    let count = parts.len().min(IOV_MAX) as libc::c_int;
-    // `IoSlice` has the layout of `iovec`.
-    let start = parts.as_ptr().cast::<libc::iovec>();
-    // SAFETY: the count is not larger than the slice.
-    retry(|| unsafe {
-        match flags {
-            0 => libc::pwritev(fd.as_raw_fd(), start, count, at),
-            flags => with_flags(libc::SYS_pwritev2, fd, start, count, at, flags),
-        }
-    })
 }
 
 /// `fallocate(2)`.

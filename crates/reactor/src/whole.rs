@@ -4,9 +4,7 @@
 //! [`Raw`] is one system call each, done by a ring or by the thread itself; everything that has to
 //! be said about partial transfers, file ends and sectors is said here, once for both.
 
-use std::io::IoSlice;
-
-use gaur_block::{Errno, Registered, Source, Target};
+use gaur_block::{Errno, Registered, Segments, SegmentsMut, Source, Target};
 
 use crate::memory::Buffer;
 use crate::open::OpenFile;
@@ -19,14 +17,14 @@ const ALLOCATE: libc::c_int = libc::FALLOC_FL_KEEP_SIZE;
 /// Single operations on a file. Counts may be short; `EINTR` and `EAGAIN` do not come out.
 pub(crate) trait Raw {
     fn file(&self) -> &OpenFile;
-    async fn read(&self, offset_bytes: u64, memory: &mut [u8]) -> Result<usize, Errno>;
+    /// At most [`IOV_MAX`] pieces.
+    async fn read(&self, offset_bytes: u64, into: SegmentsMut<'_>) -> Result<usize, Errno>;
     async fn read_registered(&self, offset_bytes: u64, to: Registered) -> Result<usize, Errno>;
     /// Fills part of a registered buffer with zeros.
     async fn zero_registered(&self, to: Registered) -> Result<(), Errno>;
-    async fn write(&self, offset_bytes: u64, memory: &[u8]) -> Result<usize, Errno>;
+    /// At most [`IOV_MAX`] pieces.
+    async fn write(&self, offset_bytes: u64, from: Segments<'_>) -> Result<usize, Errno>;
     async fn write_registered(&self, offset_bytes: u64, from: Registered) -> Result<usize, Errno>;
-    /// At most [`IOV_MAX`] parts.
-    async fn write_parts(&self, offset_bytes: u64, parts: &[IoSlice<'_>]) -> Result<usize, Errno>;
     async fn fallocate(&self, mode: libc::c_int, offset: u64, len: u64) -> Result<(), Errno>;
     async fn fdatasync(&self) -> Result<(), Errno>;
     async fn ftruncate(&self, len_bytes: u64) -> Result<(), Errno>;
@@ -67,16 +65,20 @@ pub(crate) async fn read_at<R: Raw>(
     }
 }
 
-async fn read_memory<R: Raw>(raw: &R, offset_bytes: u64, memory: &mut [u8]) -> Result<(), Errno> {
-    let mut done = 0;
-    while done < memory.len() {
-        let end = memory.len().min(done + RW_MAX);
-        let rest = &mut memory[done..end];
-        let asked = rest.len();
-        let count = raw.read(offset_bytes + done as u64, rest).await?;
-        done += count;
-        if count < asked && is_end(raw.file(), count) {
-            memory[done..].fill(0);
+async fn read_memory<R: Raw>(
+    raw: &R,
+    offset_bytes: u64,
+    into: SegmentsMut<'_>,
+) -> Result<(), Errno> {
+    let (mut at, mut rest) = (offset_bytes, into);
+    while !rest.is_empty() {
+        let asked = rest.split_at(rest.len().min(RW_MAX)).0;
+        let asked = asked.first_pieces(IOV_MAX);
+        let count = raw.read(at, asked).await?;
+        at += count as u64;
+        rest = rest.split_at(count).1;
+        if count < asked.len() && is_end(raw.file(), count) {
+            rest.fill_zeros();
             return Ok(());
         }
     }
@@ -131,14 +133,13 @@ pub(crate) async fn write_at<R: Raw>(
     }
 }
 
-async fn write_memory<R: Raw>(raw: &R, offset_bytes: u64, memory: &[u8]) -> Result<(), Errno> {
-    let mut done = 0;
-    while done < memory.len() {
-        let end = memory.len().min(done + RW_MAX);
-        done += some(
-            raw.write(offset_bytes + done as u64, &memory[done..end])
-                .await,
-        )?;
+async fn write_memory<R: Raw>(raw: &R, offset_bytes: u64, from: Segments<'_>) -> Result<(), Errno> {
+    let (mut at, mut rest) = (offset_bytes, from);
+    while !rest.is_empty() {
+        let asked = rest.split_at(rest.len().min(RW_MAX)).0;
+        let count = some(raw.write(at, asked.first_pieces(IOV_MAX)).await)?;
+        at += count as u64;
+        rest = rest.split_at(count).1;
     }
     Ok(())
 }
@@ -149,45 +150,6 @@ fn some(count: Result<usize, Errno>) -> Result<usize, Errno> {
         Ok(0) => Err(Errno::EIO),
         count => count,
     }
-}
-
-pub(crate) async fn write_vectored_at<R: Raw>(
-    raw: &R,
-    offset_bytes: u64,
-    parts: &[IoSlice<'_>],
-) -> Result<(), Errno> {
-    check_writable(raw.file())?;
-    let total = parts
-        .iter()
-        .try_fold(0_u64, |sum, part| sum.checked_add(part.len() as u64));
-    check_range(offset_bytes, total.ok_or(Errno::EINVAL)?)?;
-    if let [part] = parts {
-        return write_memory(raw, offset_bytes, part).await;
-    }
-    let mut at = offset_bytes;
-    let mut rest = parts;
-    while !rest.is_empty() {
-        // Empty parts in front would make an empty write, which looks like one that got stuck.
-        if rest[0].is_empty() {
-            rest = &rest[1..];
-            continue;
-        }
-        let group = &rest[..rest.len().min(IOV_MAX)];
-        let mut count = some(raw.write_parts(at, group).await)?;
-        at += count as u64;
-        while let Some(part) = rest.first().filter(|part| part.len() <= count) {
-            count -= part.len();
-            rest = &rest[1..];
-        }
-        if count > 0 {
-            // The call stopped inside a part: the remainder of it goes alone.
-            let remainder = &rest[0][count..];
-            write_memory(raw, at, remainder).await?;
-            at += remainder.len() as u64;
-            rest = &rest[1..];
-        }
-    }
-    Ok(())
 }
 
 pub(crate) async fn write_zeroes_at<R: Raw>(
@@ -294,12 +256,13 @@ async fn zero_edge<R: Raw>(raw: &R, edge: Range) -> Result<(), Errno> {
     let sector_start = edge.offset - edge.offset % sector;
     let mut memory = Buffer::from_system(sector as usize);
     if !raw.file().is_direct() {
-        return write_memory(raw, edge.offset, &memory[..edge.len as usize]).await;
+        let zeros = Segments::from(&memory[..edge.len as usize]);
+        return write_memory(raw, edge.offset, zeros).await;
     }
-    read_memory(raw, sector_start, &mut memory).await?;
+    read_memory(raw, sector_start, SegmentsMut::from(&mut memory[..])).await?;
     let from = (edge.offset - sector_start) as usize;
     memory[from..from + edge.len as usize].fill(0);
-    write_memory(raw, sector_start, &memory).await
+    write_memory(raw, sector_start, Segments::from(&memory[..])).await
 }
 
 /// A run of bytes of a file.

@@ -100,10 +100,13 @@ fn a_read_only_file_refuses_every_change() {
     assert!(file.limits().read_only);
     block_on(async {
         assert_eq!(
-            file.write_at(0, Source::Memory(&[2])).await,
+            file.write_at(0, Source::memory(&[2])).await,
             Err(Errno::EROFS)
         );
-        assert_eq!(file.write_vectored_at(0, &[]).await, Err(Errno::EROFS));
+        assert_eq!(
+            file.write_at(0, Source::memory(&[])).await,
+            Err(Errno::EROFS)
+        );
         assert_eq!(file.write_zeroes_at(0, 1, true).await, Err(Errno::EROFS));
         assert_eq!(file.discard_at(0, 1).await, Err(Errno::EROFS));
         assert_eq!(file.allocate_at(0, 1).await, Err(Errno::EROFS));

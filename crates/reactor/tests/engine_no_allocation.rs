@@ -8,7 +8,7 @@ mod counting;
 mod scratch;
 
 use counting::{Counting, allocations};
-use gaur_block::{Access, Device, Host, Payload, Request, Source, Tag, Target};
+use gaur_block::{Access, Device, Host, Payload, Request, Source, Target};
 use gaur_engine::{CacheOptions, OpenOptions, create, open};
 use gaur_format::plan::CreateOptions;
 use gaur_reactor::{
@@ -27,17 +27,14 @@ async fn write(device: &impl Device, offset_bytes: u64, bytes: &[u8]) {
         offset_bytes,
         fua: false,
     };
-    let payload = Payload::Write(Source::Memory(bytes));
-    device
-        .submit(Tag(0), request, payload)
-        .await
-        .expect("write");
+    let payload = Payload::Write(Source::memory(bytes));
+    device.submit(request, payload).await.expect("write");
 }
 
 async fn read(device: &impl Device, offset_bytes: u64, bytes: &mut [u8]) {
-    let payload = Payload::Read(Target::Memory(bytes));
+    let payload = Payload::Read(Target::memory(bytes));
     device
-        .submit(Tag(0), Request::Read { offset_bytes }, payload)
+        .submit(Request::Read { offset_bytes }, payload)
         .await
         .expect("read");
 }

@@ -7,11 +7,11 @@ mod counting;
 mod scratch;
 
 use std::cell::Cell;
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::rc::Rc;
 
 use counting::{Counting, allocations};
-use gaur_block::{Access, File, Host, Source, Target};
+use gaur_block::{Access, File, Host, Segments, SegmentsMut, Source, Target};
 use gaur_reactor::local::{Mutex, Notify};
 use gaur_reactor::{Config, Driver, Reactor, ReactorFile, ReactorHost, Stream, buffer, spawn};
 use scratch::Scratch;
@@ -42,21 +42,26 @@ async fn file_operations(file: &ReactorFile, what: &str) {
     let mut memory = file.buffer(16384);
     let mut plain = vec![0; 16384];
     settles(what, async || {
-        file.write_at(0, Source::Memory(&memory)).await.unwrap();
-        file.read_at(4096, Target::Memory(&mut memory))
+        file.write_at(0, Source::memory(&memory)).await.unwrap();
+        file.read_at(4096, Target::memory(&mut memory))
             .await
             .unwrap();
         let (first, second) = memory.split_at(4096);
         let parts = [IoSlice::new(first), IoSlice::new(second)];
-        file.write_vectored_at(0, &parts).await.unwrap();
+        let source = Source::Memory(Segments::from(&parts[..]));
+        file.write_at(0, source).await.unwrap();
+        let (first, second) = memory.split_at_mut(4096);
+        let mut parts = [second, first].map(IoSliceMut::new);
+        let target = Target::Memory(SegmentsMut::from(&mut parts[..]));
+        file.read_at(0, target).await.unwrap();
         file.write_zeroes_at(65536, 4096, true).await.unwrap();
         file.flush().await.unwrap();
         file.len().await.unwrap();
         file.extent_at(0).await.unwrap();
         drop(file.buffer(65536));
         if !file.open_file().is_direct() {
-            file.write_at(100, Source::Memory(&plain)).await.unwrap();
-            file.read_at(1 << 19, Target::Memory(&mut plain))
+            file.write_at(100, Source::memory(&plain)).await.unwrap();
+            file.read_at(1 << 19, Target::memory(&mut plain))
                 .await
                 .unwrap();
         }
@@ -110,7 +115,7 @@ fn many_tasks_at_once_allocate_nothing() {
             let _detached = spawn(async move {
                 loop {
                     go.notified().await;
-                    file.read_at(index * 4096, Target::Memory(&mut memory))
+                    file.read_at(index * 4096, Target::memory(&mut memory))
                         .await
                         .unwrap();
                     *turns.lock().await += 1;

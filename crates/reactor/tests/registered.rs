@@ -134,7 +134,7 @@ fn a_buffer_of_another_thread_is_plain_memory() {
     with_file(Driver::Ring, &Scratch::on_disk(), WRITE, async |file| {
         assert!(buffer.registered().is_none());
         buffer.fill(3);
-        file.write_at(0, Source::Memory(&buffer)).await.unwrap();
+        file.write_at(0, Source::memory(&buffer)).await.unwrap();
         assert_eq!(contract::read(&file, 0, 4096).await, [3; 4096]);
     });
 }
@@ -146,7 +146,7 @@ fn a_dropped_read_lets_go_of_its_memory() {
         for round in 0..200_usize {
             let mut memory = file.buffer(1 << 18);
             {
-                let mut read = pin!(file.read_at(0, Target::Memory(&mut memory)));
+                let mut read = pin!(file.read_at(0, Target::memory(&mut memory)));
                 // Started, and for every other round handed to the kernel, but not waited for.
                 poll_fn(|context| {
                     assert!(read.as_mut().poll(context).is_pending());

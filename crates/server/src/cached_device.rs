@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status, Tag};
+use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status};
 
 use crate::health::{Asked, Health};
 
@@ -92,7 +92,7 @@ impl<D: Device> Device for CachedDevice<D> {
         self.device.limits()
     }
 
-    async fn submit(&self, tag: Tag, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
+    async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         let Some(request) = self.policy.apply(request) else {
             return Ok(());
         };
@@ -101,7 +101,7 @@ impl<D: Device> Device for CachedDevice<D> {
             Payload::Read(target) => target.len() as u64,
             Payload::Write(source) => source.len() as u64,
         };
-        let outcome = self.device.submit(tag, request, payload).await;
+        let outcome = self.device.submit(request, payload).await;
         self.note(|| Asked::new(Some(&request), 0, len_bytes), outcome)
     }
 

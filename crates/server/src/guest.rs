@@ -1,14 +1,11 @@
 //! Blocking access to the guest's view of an image.
 
-use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
+use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 use gaur_engine::{Image, ImageError, Job, MapExtent, Queue};
 use gaur_reactor::{BlockingFile, block_on};
 
 /// An open image for one thread.
 pub struct Guest(Queue<BlockingFile>);
-
-/// Requests follow each other, so one tag is enough.
-const TAG: Tag = Tag(0);
 
 impl Guest {
     /// Around a queue of the image.
@@ -23,8 +20,8 @@ impl Guest {
 
     /// Fills `buffer` from guest offset `offset_bytes`.
     pub fn read(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), Errno> {
-        let payload = Payload::Read(Target::Memory(buffer));
-        block_on(self.0.submit(TAG, Request::Read { offset_bytes }, payload))
+        let payload = Payload::Read(Target::memory(buffer));
+        block_on(self.0.submit(Request::Read { offset_bytes }, payload))
     }
 
     /// Stores `bytes` at guest offset `offset_bytes`.
@@ -33,8 +30,8 @@ impl Guest {
             offset_bytes,
             fua: false,
         };
-        let payload = Payload::Write(Source::Memory(bytes));
-        block_on(self.0.submit(TAG, request, payload))
+        let payload = Payload::Write(Source::memory(bytes));
+        block_on(self.0.submit(request, payload))
     }
 
     /// Makes a range read as zeros; its space may be given back.
@@ -45,7 +42,7 @@ impl Guest {
             fua: false,
             may_unmap: true,
         };
-        block_on(self.0.submit(TAG, request, Payload::None))
+        block_on(self.0.submit(request, Payload::None))
     }
 
     /// What is at guest offset `offset_bytes`, at most `len_bytes` of it.
@@ -55,7 +52,7 @@ impl Guest {
 
     /// Makes everything written so far durable.
     pub fn flush(&self) -> Result<(), Errno> {
-        block_on(self.0.submit(TAG, Request::Flush, Payload::None))
+        block_on(self.0.submit(Request::Flush, Payload::None))
     }
 
     /// Changes the size the guest sees, unless the job is cancelled.

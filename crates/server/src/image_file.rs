@@ -108,7 +108,7 @@ pub fn read_bytes(file: &BlockingFile, offset: u64, len: u64) -> Result<Vec<u8>,
     let start = offset - offset % block;
     let skip = (offset - start) as usize;
     let mut buffer = file.buffer((skip + len).next_multiple_of(block as usize));
-    block_on(file.read_at(start, Target::Memory(&mut buffer)))?;
+    block_on(file.read_at(start, Target::memory(&mut buffer)))?;
     let bytes = buffer.get(skip..skip + len);
     bytes.map(<[u8]>::to_vec).ok_or(Errno::EIO)
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use gaur_block::{Errno, FileId};
+use gaur_block::{Errno, FileId, Segments};
 
 use crate::fault::{FaultKind, Faults};
 use crate::host::DiskProfile;
@@ -262,30 +262,22 @@ impl Disk {
     ///
     /// # Panics
     /// When the caller broke one; that is a bug of the engine under test.
-    pub(crate) fn assert_transfer(&self, what: &str, offset_bytes: u64, memory: &[u8]) {
+    pub(crate) fn assert_transfer(&self, what: &str, offset_bytes: u64, memory: Segments<'_>) {
         let request = u64::from(self.profile.request_alignment);
         let alignment = self.profile.memory_alignment as usize;
-        let len = memory.len() as u64;
+        let (len, max) = (memory.len() as u64, u64::from(self.profile.max_transfer));
         assert!(
             offset_bytes.is_multiple_of(request) && len.is_multiple_of(request),
             "{what} of {len} bytes at {offset_bytes} of {} is not aligned to {request}",
             self.name
         );
         assert!(
-            (memory.as_ptr() as usize).is_multiple_of(alignment),
-            "{what} at {offset_bytes} of {} uses memory that is not aligned to {alignment}",
+            memory.is_aligned(alignment, alignment.max(request as usize)),
+            "{what} at {offset_bytes} of {} uses memory that is not aligned to {alignment}: {memory:?}",
             self.name
         );
-    }
-
-    /// Checks the length of a whole transfer.
-    ///
-    /// # Panics
-    /// When it is longer than the disk takes.
-    pub(crate) fn assert_len(&self, what: &str, len: usize) {
-        let max = self.profile.max_transfer;
         assert!(
-            len <= max as usize,
+            len <= max,
             "{what} of {len} bytes of {} exceeds {max}",
             self.name
         );

@@ -1,7 +1,6 @@
 //! A handle on a simulated disk.
 
 use std::cell::RefCell;
-use std::io::IoSlice;
 use std::rc::Rc;
 
 use gaur_block::{Errno, Extent, File, FileId, FileLimits, Source, Target};
@@ -99,15 +98,12 @@ impl File for SimFile {
         let end = offset_bytes
             .checked_add(memory.len() as u64)
             .ok_or(Errno::EINVAL)?;
-        let operation = {
-            let disk = self.disk.borrow();
-            disk.assert_transfer("read", offset_bytes, memory);
-            disk.assert_len("read", memory.len());
-            drop(disk);
-            Operation::read(&self.disk, offset_bytes..end)
-        };
+        self.disk
+            .borrow()
+            .assert_transfer("read", offset_bytes, *memory);
+        let operation = Operation::read(&self.disk, offset_bytes..end);
         let bytes = operation.run(&self.handle).await?;
-        memory.copy_from_slice(&bytes);
+        memory.copy_from(&bytes);
         Ok(())
     }
 
@@ -115,28 +111,19 @@ impl File for SimFile {
         let Source::Memory(memory) = source else {
             return Err(Errno::EOPNOTSUPP);
         };
-        self.write_vectored_at(offset_bytes, &[IoSlice::new(memory)])
-            .await
-    }
-
-    async fn write_vectored_at(
-        &self,
-        offset_bytes: u64,
-        parts: &[IoSlice<'_>],
-    ) -> Result<(), Errno> {
-        let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
-        let mut at = offset_bytes;
-        for part in parts {
-            self.disk.borrow().assert_transfer("write", at, part);
-            bytes.extend_from_slice(part);
-            at = at.checked_add(part.len() as u64).ok_or(Errno::EINVAL)?;
-        }
-        self.disk.borrow().assert_len("write", bytes.len());
-        self.check_write(at)?;
-        if self.disk.borrow().is_full_at(at) {
+        self.disk
+            .borrow()
+            .assert_transfer("write", offset_bytes, memory);
+        let end = offset_bytes
+            .checked_add(memory.len() as u64)
+            .ok_or(Errno::EINVAL)?;
+        self.check_write(end)?;
+        if self.disk.borrow().is_full_at(end) {
             return Err(Errno::ENOSPC);
         }
-        self.change(offset_bytes..at, Fill::Data(bytes)).await
+        let mut bytes = vec![0; memory.len()];
+        memory.copy_to(&mut bytes);
+        self.change(offset_bytes..end, Fill::Data(bytes)).await
     }
 
     async fn write_zeroes_at(

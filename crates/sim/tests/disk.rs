@@ -31,7 +31,7 @@ async fn open(host: &SimHost) -> SimFile {
 }
 
 async fn write(file: &SimFile, offset: u64, byte: u8, len: usize) -> Result<(), Errno> {
-    file.write_at(offset, Source::Memory(&vec![byte; len]))
+    file.write_at(offset, Source::memory(&vec![byte; len]))
         .await
 }
 
@@ -240,7 +240,7 @@ fn a_direct_disk_refuses_an_unaligned_request() {
     let _ = scheduler.block_on("test", 1000, async move {
         let file = open(&inner).await;
         let mut buffer = file.buffer(100);
-        file.read_at(0, Target::Memory(&mut buffer)).await
+        file.read_at(0, Target::memory(&mut buffer)).await
     });
 }
 

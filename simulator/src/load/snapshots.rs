@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use gaur_block::{Device, Tag};
+use gaur_block::Device;
 use gaur_engine::{ErrorKind, ImageError, Job, NewSnapshot, Queue, Snapshot};
 use gaur_sim::{Random, SimFile};
 
@@ -50,7 +50,7 @@ pub(super) enum Outcome {
 
 /// An operation that has begun.
 pub(super) struct RunningOperation {
-    tag: Tag,
+    tag: u32,
     what: String,
     /// The image refused writes already.
     poisoned: bool,
@@ -103,7 +103,7 @@ impl Load {
         cancel_per_mille: u32,
     ) -> RunningOperation {
         let tag = self.tag();
-        let what = format!("{what} tag {}", tag.0);
+        let what = format!("{what} tag {}", tag);
         self.begin(tag, what.clone());
         let cancelled = random.chance(cancel_per_mille);
         let job = self.impatient_job(cancelled, random);
@@ -125,7 +125,7 @@ impl Load {
         excuse: bool,
     ) -> Outcome {
         let code = u64::from(result.is_ok());
-        let (tag, what) = (begun.tag.0, &begun.what);
+        let (tag, what) = (begun.tag, &begun.what);
         self.handle
             .trace()
             .record(&[6, u64::from(tag), code], || match result {
@@ -356,7 +356,7 @@ impl Load {
 
     async fn list(&self, queue: &Queue<SimFile>) {
         let tag = self.tag();
-        self.begin(tag, format!("list tag {}", tag.0));
+        self.begin(tag, format!("list tag {}", tag));
         let expected = |load: &Load| {
             let model = load.model.borrow();
             let seen = model.saved().iter().map(|saved| saved.seen.clone());
@@ -367,11 +367,11 @@ impl Load {
         let after = expected(self);
         match result {
             Err(error) if !self.may_fail.get() => {
-                self.fail(format!("list {} fails: {error:#}", tag.0));
+                self.fail(format!("list {} fails: {error:#}", tag));
             }
             Ok(list) if before.is_some() && before == after => {
                 if let Err(what) = check_list(&list, &after.unwrap_or_default()) {
-                    self.fail(format!("list {}: {what}", tag.0));
+                    self.fail(format!("list {}: {what}", tag));
                 }
             }
             _ => {}
@@ -396,12 +396,12 @@ impl Load {
         let tag = self.tag();
         let (what, result) = match random.below(3) {
             0 if id != other.seen.id => {
-                self.begin(tag, format!("rename to {name} again tag {}", tag.0));
+                self.begin(tag, format!("rename to {name} again tag {}", tag));
                 let result = queue.rename_snapshot(&other.seen.id, &name).await;
                 ("rename to a name twice", result)
             }
             1 => {
-                self.begin(tag, format!("create with id {id} again tag {}", tag.0));
+                self.begin(tag, format!("create with id {id} again tag {}", tag));
                 let new = NewSnapshot {
                     id: Some(id),
                     ..new
@@ -410,7 +410,7 @@ impl Load {
                 ("create of an id twice", result)
             }
             _ => {
-                self.begin(tag, format!("create {name} again tag {}", tag.0));
+                self.begin(tag, format!("create {name} again tag {}", tag));
                 let new = NewSnapshot { name, ..new };
                 let result = queue.create_snapshot(&new, &job).await;
                 ("create of a name twice", result)
@@ -419,7 +419,7 @@ impl Load {
         held.iter()
             .for_each(|id| self.model.borrow_mut().release(id));
         if result.is_ok() {
-            self.fail(format!("{what} {} goes well", tag.0));
+            self.fail(format!("{what} {} goes well", tag));
         }
     }
 
@@ -427,7 +427,7 @@ impl Load {
         let job = Job::default();
         let tag = self.tag();
         let what = random.below(4);
-        self.begin(tag, format!("ask for nothing ({what}) tag {}", tag.0));
+        self.begin(tag, format!("ask for nothing ({what}) tag {}", tag));
         let (what, result) = match what {
             0 => ("delete", queue.delete_snapshot("none", &job).await),
             1 => ("apply", queue.apply_snapshot("none", &job).await),
@@ -441,7 +441,7 @@ impl Load {
             }
         };
         if result.is_ok() {
-            self.fail(format!("{what} {} of nothing goes well", tag.0));
+            self.fail(format!("{what} {} of nothing goes well", tag));
         }
     }
 }

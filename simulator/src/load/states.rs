@@ -129,7 +129,7 @@ impl Load {
             tag,
             format!(
                 "state of {len} bytes in {pieces} pieces by {count} tag {}",
-                tag.0
+                tag
             ),
         );
         for number in 0..count {
@@ -207,7 +207,7 @@ impl Load {
         let id = saved.seen.id.clone();
         self.model.borrow_mut().hold(&id);
         let tag = self.tag();
-        self.begin(tag, format!("read the state of {id} tag {}", tag.0));
+        self.begin(tag, format!("read the state of {id} tag {}", tag));
         let reading = async {
             let mut reader = VmStateReader::open(queue, &id).await?;
             let seed = random.fork();
@@ -219,14 +219,14 @@ impl Load {
                     .as_ref()
                     .is_err_and(|error| error.kind() == ErrorKind::Locked);
                 if !locked && !self.may_fail.get() {
-                    self.fail(format!("delete during a read {} gives {deleted:?}", tag.0));
+                    self.fail(format!("delete during a read {} gives {deleted:?}", tag));
                 }
             }
             Ok::<_, ImageError>(wrong)
         };
         match reading.await {
             Ok(None) => {}
-            Ok(Some(wrong)) => self.fail(format!("read {}: {wrong}", tag.0)),
+            Ok(Some(wrong)) => self.fail(format!("read {}: {wrong}", tag)),
             Err(error) => self.refused("read of a state", queue, &error, false),
         }
         self.model.borrow_mut().release(&id);

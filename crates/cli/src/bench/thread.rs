@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
+use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 use gaur_reactor::local::Notify;
 use gaur_reactor::{Buffer, buffer, spawn, yield_now};
 
@@ -172,13 +172,13 @@ impl RequestBuffers {
                     offset_bytes,
                     fua: false,
                 };
-                let payload = Payload::Write(Source::Memory(memory));
-                device.submit(Tag(0), request, payload).await
+                let payload = Payload::Write(Source::memory(memory));
+                device.submit(request, payload).await
             }
             (Some(memory), _) => {
-                let payload = Payload::Read(Target::Memory(memory));
+                let payload = Payload::Read(Target::memory(memory));
                 let request = Request::Read { offset_bytes };
-                device.submit(Tag(0), request, payload).await
+                device.submit(request, payload).await
             }
             _ => Err(Errno::EINVAL),
         }
@@ -266,7 +266,7 @@ impl<D: Device + 'static> BenchThread<D> {
     }
 
     async fn flush(&self) {
-        let flushed = self.device.submit(Tag(0), Request::Flush, Payload::None);
+        let flushed = self.device.submit(Request::Flush, Payload::None);
         match flushed.await {
             Ok(()) => self.tally.borrow_mut().flushes += 1,
             Err(errno) => self.fail(RequestError {

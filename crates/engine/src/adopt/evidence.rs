@@ -212,7 +212,7 @@ impl<F: File> Active<'_, F> {
 
     /// Nothing was changed yet, so what the file says counts.
     async fn read_evidence(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ImageError> {
-        let target = Target::Memory(bytes);
+        let target = Target::memory(bytes);
         let read = align::read(self.queue.top_file(), &self.queue.pool, offset, target).await;
         read.map_err(|errno| ImageError::io(errno, format!("cannot read the table at {offset}")))
     }

@@ -1,7 +1,7 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use gaur_block::Registered;
+use gaur_block::{Registered, Segment};
 
 use super::*;
 use crate::test_file::{
@@ -54,19 +54,15 @@ fn a_request_that_obeys_the_limits_reaches_the_file_as_it_is() {
     let (pool, locks) = (Pool::new(), SectorLocks::default());
     let mut buffer = file.buffer(4096);
     block_on(async {
-        read(&file, &pool, 512, Target::Memory(&mut buffer))
+        read(&file, &pool, 512, Target::memory(&mut buffer))
             .await
             .unwrap();
-        write(&file, &pool, &locks, 1024, Source::Memory(&buffer))
+        write(&file, &pool, &locks, 1024, Source::memory(&buffer))
             .await
             .unwrap();
-        let parts = [
-            IoSlice::new(&buffer[..512]),
-            IoSlice::new(&buffer[512..2048]),
-        ];
-        write_vectored(&file, &pool, &locks, 8192, &parts)
-            .await
-            .unwrap();
+        let parts = [&buffer[2048..2560], &buffer[512..2048]].map(Segment::from);
+        let source = Source::Memory(Segments::new(&parts));
+        write(&file, &pool, &locks, 8192, source).await.unwrap();
     });
     let expected = [
         Event::Read {
@@ -101,7 +97,7 @@ fn any_read_gives_the_bytes_of_the_file_and_zeros_past_its_end() {
                 &file,
                 &pool,
                 offset,
-                Target::Memory(&mut memory[skew..]),
+                Target::memory(&mut memory[skew..]),
             ))
             .unwrap();
             let expected: Vec<u8> = (offset as usize..offset as usize + len)
@@ -133,12 +129,13 @@ fn any_write_stores_its_bytes_and_leaves_all_others() {
             let data = &memory[skew..];
             model[from..to].copy_from_slice(data);
             let result = match round % 4 {
-                0 | 1 => block_on(write(&file, &pool, &locks, offset, Source::Memory(data))),
+                0 | 1 => block_on(write(&file, &pool, &locks, offset, Source::memory(data))),
                 2 => {
                     let (head, rest) = data.split_at(random.below(len + 1) as usize);
                     let (middle, tail) = rest.split_at(rest.len() / 3);
-                    let parts = [IoSlice::new(head), IoSlice::new(middle), IoSlice::new(tail)];
-                    block_on(write_vectored(&file, &pool, &locks, offset, &parts))
+                    let parts = [head, middle, tail].map(Segment::from);
+                    let source = Source::Memory(Segments::new(&parts));
+                    block_on(write(&file, &pool, &locks, offset, source))
                 }
                 _ => {
                     model[from..to].fill(0);
@@ -173,7 +170,7 @@ fn writer<'a>(
                 let mut buffer = file.buffer(len + 1);
                 buffer.fill(value);
                 let skew = usize::from(!aligned_memory);
-                let source = Source::Memory(&buffer[skew..skew + len]);
+                let source = Source::memory(&buffer[skew..skew + len]);
                 write(file, pool, locks, range.start, source).await
             }
         };
@@ -238,7 +235,7 @@ fn a_failed_read_of_an_edge_fails_the_write_and_frees_its_blocks() {
     let file = TestFile::new(pattern(8192), direct_limits(4096));
     let (pool, locks) = (Pool::new(), SectorLocks::default());
     file.fail_from(0, Errno::EIO);
-    let result = block_on(write(&file, &pool, &locks, 10, Source::Memory(&[1; 10])));
+    let result = block_on(write(&file, &pool, &locks, 10, Source::memory(&[1; 10])));
     assert_eq!(result, Err(Errno::EIO));
     assert_eq!(
         file.events(),
@@ -290,13 +287,14 @@ fn empty_requests_do_nothing_and_ranges_past_the_end_of_numbers_are_refused() {
         let file = TestFile::new(Vec::new(), limits);
         let (pool, locks) = (Pool::new(), SectorLocks::default());
         block_on(async {
-            read(&file, &pool, 3, Target::Memory(&mut []))
+            read(&file, &pool, 3, Target::memory(&mut []))
                 .await
                 .unwrap();
-            write(&file, &pool, &locks, 3, Source::Memory(&[]))
+            write(&file, &pool, &locks, 3, Source::memory(&[]))
                 .await
                 .unwrap();
-            write_vectored(&file, &pool, &locks, 3, &[]).await.unwrap();
+            let nothing = Source::Memory(Segments::new(&[]));
+            write(&file, &pool, &locks, 3, nothing).await.unwrap();
             write_zeroes(&file, &pool, &locks, 3..3, true)
                 .await
                 .unwrap();
@@ -305,7 +303,7 @@ fn empty_requests_do_nothing_and_ranges_past_the_end_of_numbers_are_refused() {
         assert_eq!(file.events(), []);
         let data = vec![1; 4096];
         let last = u64::MAX - 5;
-        let result = block_on(write(&file, &pool, &locks, last, Source::Memory(&data)));
+        let result = block_on(write(&file, &pool, &locks, last, Source::memory(&data)));
         assert_eq!(result, Err(Errno::EFBIG));
     }
 }
@@ -317,10 +315,10 @@ fn after_warm_up_nothing_is_allocated() {
     let mut data = vec![5; 30_000];
     for _ in 0..20 {
         block_on(async {
-            write(&file, &pool, &locks, 1000, Source::Memory(&data))
+            write(&file, &pool, &locks, 1000, Source::memory(&data))
                 .await
                 .unwrap();
-            read(&file, &pool, 2000, Target::Memory(&mut data))
+            read(&file, &pool, 2000, Target::memory(&mut data))
                 .await
                 .unwrap();
         });

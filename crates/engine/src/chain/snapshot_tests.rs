@@ -1,6 +1,6 @@
 //! A snapshot as the disk: alone, and below an overlay.
 
-use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
+use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 
 use super::tests::*;
 use super::*;
@@ -65,8 +65,8 @@ fn showing(which: &str) -> OpenOptions {
 fn read(opened: &Opened<TestFile>, offset_bytes: u64) -> Result<u8, Errno> {
     let queue = opened.image.queue(opened.files.clone());
     let mut bytes = [0xee; CLUSTER];
-    let payload = Payload::Read(Target::Memory(&mut bytes));
-    block_on(queue.submit(Tag(0), Request::Read { offset_bytes }, payload))?;
+    let payload = Payload::Read(Target::memory(&mut bytes));
+    block_on(queue.submit(Request::Read { offset_bytes }, payload))?;
     assert!(bytes.iter().all(|byte| *byte == bytes[0]));
     Ok(bytes[0])
 }
@@ -137,8 +137,8 @@ fn an_overlay_over_a_snapshot_is_written_to_and_the_image_is_not() {
         offset_bytes: 0,
         fua: false,
     };
-    let payload = Payload::Write(Source::Memory(&[0x66; CLUSTER]));
-    block_on(queue.submit(Tag(0), request, payload)).unwrap();
+    let payload = Payload::Write(Source::memory(&[0x66; CLUSTER]));
+    block_on(queue.submit(request, payload)).unwrap();
     assert_eq!(read(&opened, 0), Ok(0x66));
     assert_eq!(read(&opened, TABLE_SPAN), Ok(0x33));
     // Beyond the end of the snapshot's disk there is nothing, whatever the image has today.

@@ -46,7 +46,7 @@ impl<F: File> Active<'_, F> {
         let start = taken.free.start;
         bytes.resize((clusters * size) as usize, 0);
         let (file, locks) = (self.queue.top_file(), &self.image.locks);
-        let source = Source::Memory(&bytes);
+        let source = Source::memory(&bytes);
         align::write(file, &self.queue.pool, locks, start * size, source).await?;
         // The table and its count are durable before the header leads to it.
         self.flush_all().await?;

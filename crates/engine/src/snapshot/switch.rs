@@ -178,7 +178,7 @@ impl<'a, F: File> Switch<'a, F> {
             let count = in_a_row(&places[at..], size);
             let (part, after) = rest.split_at_mut(count * size as usize);
             rest = after;
-            reads.push(align::read(file, pool, places[at], Target::Memory(part)));
+            reads.push(align::read(file, pool, places[at], Target::memory(part)));
             at += count;
         }
         try_join_all(reads).await?;
@@ -244,7 +244,7 @@ impl<'a, F: File> Switch<'a, F> {
             &self.active.queue.pool,
             locks,
             offset,
-            Source::Memory(bytes),
+            Source::memory(bytes),
         )
         .await
     }
@@ -257,7 +257,7 @@ impl<'a, F: File> Switch<'a, F> {
             file,
             &self.active.queue.pool,
             offset,
-            Target::Memory(&mut bytes),
+            Target::memory(&mut bytes),
         )
         .await?;
         Ok(bytes)

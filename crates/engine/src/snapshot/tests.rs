@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use gaur_block::{Device, Errno, Payload, Request, Source, Tag, Target};
+use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 use gaur_format::Version;
 use gaur_format::plan::CreateOptions;
 
@@ -142,15 +142,15 @@ async fn write(queue: &Queue<TestFile>, offset: u64, len: u64, byte: u8) -> Resu
         offset_bytes: offset,
         fua: false,
     };
-    let payload = Payload::Write(Source::Memory(&memory));
-    queue.submit(Tag(0), request, payload).await
+    let payload = Payload::Write(Source::memory(&memory));
+    queue.submit(request, payload).await
 }
 
 fn read_all(queue: &Queue<TestFile>) -> Vec<u8> {
     let mut memory = vec![0xee; queue.size_bytes() as usize];
     let request = Request::Read { offset_bytes: 0 };
-    let payload = Payload::Read(Target::Memory(&mut memory));
-    block_on(queue.submit(Tag(0), request, payload)).unwrap();
+    let payload = Payload::Read(Target::memory(&mut memory));
+    block_on(queue.submit(request, payload)).unwrap();
     memory
 }
 
@@ -185,7 +185,7 @@ fn when_the_last_snapshot_is_gone_the_image_owns_its_clusters_again() {
         bench.create("a");
         bench.write(SIZE / 4, SIZE / 2, 2);
         bench.delete("a");
-        block_on(bench.queue.submit(Tag(0), Request::Flush, Payload::None)).unwrap();
+        block_on(bench.queue.submit(Request::Flush, Payload::None)).unwrap();
         check_only_leaks(&bench.file);
         bench.close();
     }

@@ -145,7 +145,7 @@ impl VmStateSave {
             let at = offset + cluster * self.cluster_bytes;
             qcow2.maps.slices.invalidate(at, self.cluster_bytes);
         }
-        let (locks, source) = (&self.image.locks, Source::Memory(&bytes));
+        let (locks, source) = (&self.image.locks, Source::memory(&bytes));
         let written = align::write(file, &queue.pool, locks, offset, source).await;
         written.map_err(|errno| failed(queue, errno))
     }

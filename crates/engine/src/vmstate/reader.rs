@@ -197,7 +197,7 @@ async fn read_l1<F: File>(
         return Err(ImageError::new(ErrorKind::Corrupt, text));
     }
     let mut bytes = vec![0; (entries * 8) as usize];
-    let read = align::read(file, &queue.pool, offset, Target::Memory(&mut bytes)).await;
+    let read = align::read(file, &queue.pool, offset, Target::memory(&mut bytes)).await;
     read.map_err(fail)?;
     let words = bytes.as_chunks::<8>().0.iter();
     Ok(words.map(|word| u64::from_be_bytes(*word)).collect())
@@ -276,10 +276,12 @@ impl State {
     ) -> Result<(), ImageError> {
         let fetched = match extent.kind {
             Kind::Data { host, .. } => {
-                align::read(queue.top_file(), &queue.pool, host, Target::Memory(out)).await
+                align::read(queue.top_file(), &queue.pool, host, Target::memory(out)).await
             }
             Kind::Compressed { descriptor } => {
-                self.layer(queue).decompress(descriptor, at, out).await
+                self.layer(queue)
+                    .decompress(descriptor, at, out.into())
+                    .await
             }
             Kind::Unallocated { .. } if self.shows_backing(queue, &extent, at) => {
                 let at = self.start_bytes.saturating_add(at);

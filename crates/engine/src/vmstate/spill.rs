@@ -65,7 +65,7 @@ impl Spill {
             for piece in &self.pieces {
                 for gap in chunk.dirty.gaps(&piece.range) {
                     let host = piece.host_bytes + (gap.start - piece.range.start) as u64;
-                    let target = Target::Memory(&mut chunk.memory[gap]);
+                    let target = Target::memory(&mut chunk.memory[gap]);
                     let read = align::read(queue.top_file(), &queue.pool, host, target).await;
                     let text = "cannot read back the state of the machine";
                     read.map_err(|errno| queue.image.explain(errno, text))?;
@@ -108,12 +108,12 @@ async fn write_clusters<F: File>(
     let whole = (host_bytes | bytes.len() as u64).is_multiple_of(block)
         && bytes.as_ptr().addr().is_multiple_of(memory);
     if !whole {
-        let (locks, source) = (&queue.image.locks, Source::Memory(bytes));
+        let (locks, source) = (&queue.image.locks, Source::memory(bytes));
         return align::write(file, &queue.pool, locks, host_bytes, source).await;
     }
     let mut at = host_bytes;
     for part in bytes.chunks((limits.max_transfer as usize).max(1)) {
-        file.write_at(at, Source::Memory(part)).await?;
+        file.write_at(at, Source::memory(part)).await?;
         at += part.len() as u64;
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! States against a model: what is read back, what the checker says, what is left behind.
 
-use gaur_block::{Device, Payload, Request, Source, Tag, Target};
+use gaur_block::{Device, Payload, Request, Source, Target};
 use gaur_format::Version;
 use gaur_format::plan::CreateOptions;
 
@@ -165,15 +165,15 @@ impl Bench {
             offset_bytes,
             fua: false,
         };
-        let payload = Payload::Write(Source::Memory(&memory));
-        block_on(self.queue.submit(Tag(0), request, payload)).unwrap();
+        let payload = Payload::Write(Source::memory(&memory));
+        block_on(self.queue.submit(request, payload)).unwrap();
     }
 
     fn disk(&self) -> Vec<u8> {
         let mut memory = vec![0xee; self.queue.size_bytes() as usize];
         let request = Request::Read { offset_bytes: 0 };
-        let payload = Payload::Read(Target::Memory(&mut memory));
-        block_on(self.queue.submit(Tag(0), request, payload)).unwrap();
+        let payload = Payload::Read(Target::memory(&mut memory));
+        block_on(self.queue.submit(request, payload)).unwrap();
         memory
     }
 

@@ -7,7 +7,9 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Source, Status, Tag, Target};
+use gaur_block::{
+    Device, DeviceLimits, Errno, Payload, Request, Segments, SegmentsMut, Source, Status, Target,
+};
 
 use super::range;
 
@@ -28,8 +30,6 @@ struct Part {
     chunk: usize,
     /// Within the chunk.
     bytes: Range<usize>,
-    /// Within the payload.
-    at: usize,
 }
 
 impl Memory {
@@ -49,22 +49,24 @@ impl Memory {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn read(&self, offset_bytes: u64, target: &mut [u8]) {
+    fn read(&self, offset_bytes: u64, mut target: SegmentsMut<'_>) {
         for part in parts(offset_bytes, target.len() as u64) {
-            let into = &mut target[part.at..][..part.bytes.len()];
+            let (into, rest) = target.split_at(part.bytes.len());
             match &*self.lock(part.chunk) {
-                Some(bytes) => into.copy_from_slice(&bytes[part.bytes]),
-                None => into.fill(0),
+                Some(bytes) => into.copy_from(&bytes[part.bytes]),
+                None => into.fill_zeros(),
             }
+            target = rest;
         }
     }
 
-    fn write(&self, offset_bytes: u64, source: &[u8]) {
+    fn write(&self, offset_bytes: u64, mut source: Segments<'_>) {
         for part in parts(offset_bytes, source.len() as u64) {
-            let from = &source[part.at..][..part.bytes.len()];
+            let (from, rest) = source.split_at(part.bytes.len());
             let mut chunk = self.lock(part.chunk);
             let bytes = chunk.get_or_insert_with(|| vec![0; CHUNK_BYTES].into_boxed_slice());
-            bytes[part.bytes].copy_from_slice(from);
+            from.copy_to(&mut bytes[part.bytes]);
+            source = rest;
         }
     }
 
@@ -96,7 +98,7 @@ impl Device for Memory {
         }
     }
 
-    async fn submit(&self, _: Tag, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
+    async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         range::check(self.size_bytes, request, &payload)?;
         match (request, payload) {
             (Request::Read { offset_bytes }, Payload::Read(Target::Memory(memory))) => {
@@ -165,7 +167,6 @@ fn parts(offset_bytes: u64, len_bytes: u64) -> impl Iterator<Item = Part> {
         let part = Part {
             chunk,
             bytes: start..start + len,
-            at: (next - offset_bytes) as usize,
         };
         next += len as u64;
         Some(part)

@@ -1,6 +1,6 @@
 //! A device that forgets: reads are zeros, writes vanish.
 
-use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status, Tag, Target};
+use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status, Target};
 
 use super::range;
 
@@ -31,10 +31,10 @@ impl Device for Null {
         }
     }
 
-    async fn submit(&self, _: Tag, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
+    async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         range::check(self.size_bytes, request, &payload)?;
         match payload {
-            Payload::Read(Target::Memory(memory)) => memory.fill(0),
+            Payload::Read(Target::Memory(memory)) => memory.fill_zeros(),
             // Memory that only the kernel sees cannot be zeroed from here.
             Payload::Read(Target::Registered(_)) => return Err(Errno::EOPNOTSUPP),
             Payload::Write(_) | Payload::None => {}

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
-use gaur_block::{Device, Errno, Payload, Request, Tag};
+use gaur_block::{Device, Errno, Payload, Request};
 use gaur_reactor::{command, local::Notify};
 
 use super::channel::{Channel, Descriptors};
@@ -68,7 +68,7 @@ impl<D: Device + 'static> Worker<D> {
         if worker.device.limits().read_only {
             return Ok(());
         }
-        let flush = worker.device.submit(Tag(0), Request::Flush, Payload::None);
+        let flush = worker.device.submit(Request::Flush, Payload::None);
         flush.await
     }
 

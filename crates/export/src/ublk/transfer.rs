@@ -11,7 +11,7 @@
 
 use std::rc::Rc;
 
-use gaur_block::{Device, Errno, Payload, Registered, Request, Source, Tag, Target};
+use gaur_block::{Device, Errno, Payload, Registered, Request, Source, Target};
 use gaur_reactor::{Buffer, uring};
 
 use super::channel::{Channel, Descriptor};
@@ -123,12 +123,8 @@ impl<D: Device> Job<'_, D> {
     }
 
     async fn submit(&self, request: Request) -> Result<usize, Errno> {
-        let done = self.device.submit(self.tag(), request, Payload::None);
+        let done = self.device.submit(request, Payload::None);
         done.await.map(|()| 0)
-    }
-
-    fn tag(&self) -> Tag {
-        Tag(u32::from(self.place.local))
     }
 
     /// Length of a read or write in bytes; a driver that sends more than there is memory for is not
@@ -181,16 +177,16 @@ impl<D: Device> Job<'_, D> {
         }
         if let Some(registered) = self.registered(at, len).filter(|_| there == len) {
             let payload = Payload::Read(Target::Registered(registered));
-            match self.device.submit(self.tag(), request, payload).await {
+            match self.device.submit(request, payload).await {
                 Err(Errno::EOPNOTSUPP) => {}
                 result => return result,
             }
         }
-        let (tag, offset) = (self.tag(), self.copy_offset(at));
+        let offset = self.copy_offset(at);
         let piece = &mut self.memory.bytes()[at..at + len];
         if there > 0 {
-            let payload = Payload::Read(Target::Memory(&mut piece[..there]));
-            self.device.submit(tag, request, payload).await?;
+            let payload = Payload::Read(Target::memory(&mut piece[..there]));
+            self.device.submit(request, payload).await?;
         }
         piece[there..].fill(0);
         if self.manner.zero_copy {
@@ -217,17 +213,17 @@ impl<D: Device> Job<'_, D> {
         };
         if let Some(registered) = self.registered(at, len) {
             let payload = Payload::Write(Source::Registered(registered));
-            match self.device.submit(self.tag(), request, payload).await {
+            match self.device.submit(request, payload).await {
                 Err(Errno::EOPNOTSUPP) => {}
                 result => return result,
             }
         }
-        let (tag, offset) = (self.tag(), self.copy_offset(at));
+        let offset = self.copy_offset(at);
         let piece = &mut self.memory.bytes()[at..at + len];
         if self.manner.zero_copy {
             self.channel.fetch(offset, piece)?;
         }
-        let payload = Payload::Write(Source::Memory(piece));
-        self.device.submit(tag, request, payload).await
+        let payload = Payload::Write(Source::memory(piece));
+        self.device.submit(request, payload).await
     }
 }

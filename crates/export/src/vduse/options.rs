@@ -25,8 +25,6 @@ pub struct Options {
     pub read_only: bool,
     /// The disk's serial number, at most 20 bytes.
     pub serial: String,
-    /// Most memory per thread for requests whose own memory is in pieces, in bytes, at least 1 MiB.
-    pub bounce_bytes: usize,
     /// Folder for the log of requests in flight. It should be in memory and must survive the server.
     pub state_folder: PathBuf,
     /// Where lines about the device go.
@@ -45,7 +43,6 @@ impl Options {
             reactor: gaur_reactor::Config::default(),
             read_only: false,
             serial: "gaur".to_owned(),
-            bounce_bytes: 16 << 20,
             state_folder: PathBuf::from("/dev/shm"),
             log: None,
         }

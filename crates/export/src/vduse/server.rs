@@ -142,7 +142,6 @@ fn crew_options(options: &Options, left: Option<&Device>) -> CrewOptions {
         reactor: options.reactor,
         read_only: options.read_only,
         serial: options.serial.clone(),
-        bounce_bytes: options.bounce_bytes,
         log: options.log.clone(),
     }
 }

@@ -20,8 +20,6 @@ pub struct Options {
     pub read_only: bool,
     /// What the guest sees as the disk's serial number, at most 20 bytes.
     pub serial: String,
-    /// Most memory per thread for requests whose own memory is in pieces, in bytes, at least 1 MiB.
-    pub bounce_bytes: usize,
     /// Where the log of requests in flight lies, instead of in memory without a name. Its client keeps a
     /// lock on the file for as long as it lives ([`is_held`](super::is_held)). A file that is there is
     /// replaced; the server removes its own at the end. The folder should be in memory, and nobody
@@ -41,7 +39,6 @@ impl Options {
             reactor: gaur_reactor::Config::default(),
             read_only: false,
             serial: "gaur".to_owned(),
-            bounce_bytes: 16 << 20,
             inflight_file: None,
             log: None,
         }

@@ -75,7 +75,6 @@ impl Server {
                 reactor: options.reactor,
                 read_only: options.read_only,
                 serial: options.serial.clone(),
-                bounce_bytes: options.bounce_bytes,
                 log: options.log.clone(),
             },
             devices,

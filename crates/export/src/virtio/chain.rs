@@ -1,35 +1,32 @@
 //! The memory of one request: what the device reads, and what it writes.
 
-use super::memory::{Access, GuestMemory, Run};
+use gaur_block::{Segment, Segments, SegmentsMut};
+
+use super::memory::{Access, GuestMemory};
 use super::ring::{Descriptor, Ring};
 use super::violation::Violation;
 use super::wire::{DESCRIPTORS_MAX, HEADER_BYTES, descriptor};
 
-/// Room for the runs of an ordinary request, so that only unusual ones make it grow.
-const RUNS_AT_START: usize = 130;
+/// Room for the memory of an ordinary request, so that only unusual ones make it grow.
+const SEGMENTS_AT_START: usize = 130;
 
-/// A request's memory as runs. Neighbours are joined.
+/// A request's memory, a guest's that stays mapped until the request is done. Neighbours are joined.
 pub(super) struct Chain {
-    /// What the device reads, without the header.
-    pub(super) readable: Vec<Run>,
-    /// What it writes, without the status.
-    pub(super) writable: Vec<Run>,
+    /// What the device reads: the header, and data behind it.
+    readable: Vec<Segment<'static>>,
+    /// What it writes: data, and the status behind it.
+    writable: Vec<Segment<'static>>,
     /// Guest addresses of what it writes, for whoever keeps a log of that.
     pub(super) ranges: Vec<(u64, u32)>,
-    pub(super) header: [u8; HEADER_BYTES],
-    /// The status byte.
-    pub(super) status: Option<Run>,
     descriptors: usize,
 }
 
 impl Chain {
     pub(super) fn new() -> Chain {
         Chain {
-            readable: Vec::with_capacity(RUNS_AT_START),
-            writable: Vec::with_capacity(RUNS_AT_START),
-            ranges: Vec::with_capacity(RUNS_AT_START),
-            header: [0; HEADER_BYTES],
-            status: None,
+            readable: Vec::with_capacity(SEGMENTS_AT_START),
+            writable: Vec::with_capacity(SEGMENTS_AT_START),
+            ranges: Vec::with_capacity(SEGMENTS_AT_START),
             descriptors: 0,
         }
     }
@@ -65,7 +62,7 @@ impl Chain {
             }
             index = part.next;
         }
-        self.take_ends()
+        self.check_ends()
     }
 
     /// Follows a table of descriptors elsewhere in memory.
@@ -110,7 +107,7 @@ impl Chain {
         if !writes && !self.writable.is_empty() {
             return Err(Violation::Order);
         }
-        let (access, runs) = if writes {
+        let (access, segments) = if writes {
             self.ranges.push((part.address, part.len));
             (Access::Write, &mut self.writable)
         } else {
@@ -126,59 +123,58 @@ impl Chain {
             left -= run.len;
             // It cannot wrap: the run is there, and it ends where the next begins.
             at = at.wrapping_add(run.len as u64);
-            match runs.last_mut() {
-                Some(last) if last.continues_in(run) => last.len += run.len,
-                _ => runs.push(run),
+            let (mut start, mut len) = (run.start.as_ptr(), run.len);
+            if let Some(last) =
+                segments.pop_if(|last| last.start().wrapping_add(last.len()) == start)
+            {
+                (start, len) = (last.start(), last.len() + len);
             }
+            // SAFETY: guest memory stays mapped until the ring has come to rest, and nobody in this
+            // process has a reference to it.
+            segments.push(unsafe { Segment::from_raw(start, len) });
         }
         Ok(())
     }
 
-    /// Takes the header off the front and the status off the end.
-    fn take_ends(&mut self) -> Result<(), Violation> {
-        let len: u64 = self.readable.iter().map(|run| run.len as u64).sum();
-        if len < HEADER_BYTES as u64 {
-            return Err(Violation::Header { len });
+    /// Looks for the header at the front and the status at the end.
+    fn check_ends(&self) -> Result<(), Violation> {
+        let len = Segments::new(&self.readable).len();
+        if len < HEADER_BYTES {
+            return Err(Violation::Header { len: len as u64 });
         }
+        match self.all_writable().is_empty() {
+            true => Err(Violation::Status),
+            false => Ok(()),
+        }
+    }
+
+    fn all_writable(&self) -> SegmentsMut<'_> {
+        // SAFETY: the guest has the device write there, and `GuestMemory` has mapped it for that.
+        unsafe { SegmentsMut::new(Segments::new(&self.writable)) }
+    }
+
+    pub(super) fn header(&self) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
-        take_front(&mut self.readable, &mut header);
-        self.header = header;
-        let last = self.writable.last_mut().ok_or(Violation::Status)?;
-        self.status = Some(last.skip(last.len - 1));
-        last.len -= 1;
-        if last.len == 0 {
-            self.writable.pop();
-        }
-        Ok(())
+        let first = Segments::new(&self.readable).split_at(HEADER_BYTES).0;
+        first.copy_to(&mut header);
+        header
     }
 
-    /// Bytes to read behind the header.
-    pub(super) fn readable_bytes(&self) -> u64 {
-        self.readable.iter().map(|run| run.len as u64).sum()
+    /// What to read behind the header.
+    pub(super) fn source(&self) -> Segments<'_> {
+        Segments::new(&self.readable).split_at(HEADER_BYTES).1
     }
 
-    /// Bytes to write before the status.
-    pub(super) fn writable_bytes(&self) -> u64 {
-        self.writable.iter().map(|run| run.len as u64).sum()
+    /// Where to write, without the status.
+    pub(super) fn target(&self) -> SegmentsMut<'_> {
+        let all = self.all_writable();
+        all.split_at(all.len() - 1).0
     }
-}
 
-/// Copies the first bytes of `runs`, which have as many, and takes them off.
-pub(super) fn take_front(runs: &mut Vec<Run>, into: &mut [u8]) {
-    let mut at = 0;
-    let mut whole = 0;
-    while at < into.len() {
-        let run = runs[whole];
-        let count = run.len.min(into.len() - at);
-        run.copy_to(&mut into[at..at + count]);
-        at += count;
-        if count == run.len {
-            whole += 1;
-        } else {
-            runs[whole] = run.skip(count);
-        }
+    pub(super) fn set_status(&self, code: u8) {
+        let all = self.all_writable();
+        all.split_at(all.len() - 1).1.copy_from(&[code]);
     }
-    runs.drain(..whole);
 }
 
 fn copy_out(memory: &dyn GuestMemory, address: u64, into: &mut [u8]) -> Result<(), Violation> {

@@ -22,8 +22,6 @@ pub(crate) struct CrewOptions {
     pub(crate) reactor: Config,
     pub(crate) read_only: bool,
     pub(crate) serial: String,
-    /// For requests whose memory is in pieces, of each thread.
-    pub(crate) bounce_bytes: usize,
     pub(crate) log: Option<Log>,
 }
 
@@ -110,14 +108,8 @@ fn settle<D: Device + 'static>(
         device,
         options.read_only,
         &options.serial,
-        options.bounce_bytes,
         options.log.clone(),
     ));
-    let trimmed = Rc::downgrade(&station);
-    gaur_reactor::keep_trimmed(move || {
-        let station = trimmed.upgrade();
-        station.map(|station| station.bounce.trim()).is_some()
-    });
     for (ring, orders) in rings {
         gaur_reactor::spawn(queue::run(station.clone(), ring, orders));
     }

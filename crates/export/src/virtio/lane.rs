@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gaur_block::{Device, Tag};
+use gaur_block::Device;
 use gaur_reactor::local::Notify;
 use gaur_reactor::{Descriptor, Either, race};
 
@@ -191,7 +191,7 @@ impl<D: Device + 'static> Lane<D> {
 
     async fn work(self: Rc<Self>, desk: Rc<Desk>) {
         loop {
-            let Some(mut slot) = desk.slot.take() else {
+            let Some(slot) = desk.slot.take() else {
                 if self.closing.get() {
                     return;
                 }
@@ -200,12 +200,11 @@ impl<D: Device + 'static> Lane<D> {
             };
             let lost = Lost(&self);
             let terms = Terms {
-                tag: Tag(u32::from(self.index) << 16 | u32::from(slot.head)),
                 read_only: self.station.read_only,
                 write_through: self.features & feature::FLUSH == 0
                     || self.write_through.load(Ordering::Relaxed),
             };
-            let written = execute::execute(&self.station, terms, &mut slot.chain).await;
+            let written = execute::execute(&self.station, terms, &slot.chain).await;
             std::mem::forget(lost);
             self.complete(slot, written);
             self.idle.borrow_mut().push(desk.clone());

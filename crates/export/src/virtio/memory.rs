@@ -27,27 +27,6 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// The run without its first `count` bytes, at most its length.
-    pub(crate) fn skip(self, count: usize) -> Run {
-        assert!(count <= self.len, "a run is cut inside its length");
-        Run {
-            // SAFETY: `count` is within the run, which is one mapping.
-            start: unsafe { self.start.add(count) },
-            len: self.len - count,
-        }
-    }
-
-    /// The first `count` bytes, at most its length.
-    pub(crate) fn first(self, count: usize) -> Run {
-        assert!(count <= self.len, "a run is cut inside its length");
-        Run { len: count, ..self }
-    }
-
-    /// Whether `next` begins where this one ends.
-    pub(crate) fn continues_in(self, next: Run) -> bool {
-        self.start.as_ptr() as usize + self.len == next.start.as_ptr() as usize
-    }
-
     /// Copies the first bytes out.
     pub(crate) fn copy_to(self, into: &mut [u8]) {
         assert!(into.len() <= self.len, "a copy ends inside its run");
@@ -59,6 +38,7 @@ impl Run {
     }
 
     /// Copies bytes in.
+    #[cfg(test)]
     pub(crate) fn copy_from(self, from: &[u8]) {
         assert!(from.len() <= self.len, "a copy ends inside its run");
         // SAFETY: as above, the other way round.

@@ -7,7 +7,6 @@
 //! once, checked, and used from then on. What a ring must not say ends that ring with a
 //! [`violation::Violation`]; what a request must not say fails that request.
 
-mod bounce;
 mod chain;
 pub(crate) mod config;
 pub(crate) mod crew;

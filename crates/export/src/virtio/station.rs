@@ -1,17 +1,15 @@
 //! What the rings of one thread share.
 
-use gaur_block::{Device, Errno, Payload, Request, Tag};
+use gaur_block::{Device, Errno, Payload, Request};
 
 use super::Log;
-use super::bounce::{Bounce, PIECE_MAX};
 use super::wire::ID_BYTES;
 
-/// The device of a thread, and the memory its requests may use.
+/// The device of a thread, and what is said of it.
 pub(super) struct Station<D> {
     pub(super) device: D,
-    pub(super) bounce: Bounce,
     /// Longest transfer that goes to the device at once, in bytes.
-    pub(super) piece_max: usize,
+    pub(super) transfer_max: usize,
     /// What `GET_ID` answers.
     pub(super) serial: [u8; ID_BYTES],
     pub(super) read_only: bool,
@@ -19,21 +17,14 @@ pub(super) struct Station<D> {
 }
 
 impl<D: Device> Station<D> {
-    pub(super) fn new(
-        device: D,
-        read_only: bool,
-        serial: &str,
-        bounce_bytes: usize,
-        log: Option<Log>,
-    ) -> Station<D> {
+    pub(super) fn new(device: D, read_only: bool, serial: &str, log: Option<Log>) -> Station<D> {
         let limits = device.limits();
         let mut name = [0; ID_BYTES];
         for (to, from) in name.iter_mut().zip(serial.bytes()) {
             *to = from;
         }
         Station {
-            bounce: Bounce::new(bounce_bytes),
-            piece_max: (limits.max_transfer as usize).clamp(512, 1 << 30) & !511,
+            transfer_max: (limits.max_transfer as usize).clamp(512, 1 << 30) & !511,
             serial: name,
             read_only: read_only || limits.read_only,
             device,
@@ -45,9 +36,7 @@ impl<D: Device> Station<D> {
         if self.read_only {
             return Ok(());
         }
-        // No ring has this tag.
-        let tag = Tag(u32::MAX);
-        self.device.submit(tag, Request::Flush, Payload::None).await
+        self.device.submit(Request::Flush, Payload::None).await
     }
 
     pub(super) fn say(&self, line: &str) {
@@ -56,5 +45,3 @@ impl<D: Device> Station<D> {
         }
     }
 }
-
-const _: () = assert!(PIECE_MAX >= 512, "a piece holds a sector");

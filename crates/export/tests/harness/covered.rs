@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status, Tag};
+use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status};
 use gaur_export::device::Memory;
 use gaur_export::fuse::{Options, Server};
 use gaur_export::{Front, ServeError};
@@ -148,8 +148,8 @@ impl Device for Elastic {
         self.memory.limits()
     }
 
-    async fn submit(&self, tag: Tag, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
-        self.memory.submit(tag, request, payload).await
+    async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
+        self.memory.submit(request, payload).await
     }
 
     async fn status(&self, offset_bytes: u64, len_bytes: u64) -> Result<Status, Errno> {

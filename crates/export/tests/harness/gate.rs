@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
-use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status, Tag};
+use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status};
 use gaur_export::device::Memory;
 
 /// A memory device behind a gate.
@@ -101,7 +101,7 @@ impl Device for Gated {
         }
     }
 
-    async fn submit(&self, tag: Tag, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
+    async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         let len = match &payload {
             Payload::Read(target) => target.len(),
             Payload::Write(source) => source.len(),
@@ -128,7 +128,7 @@ impl Device for Gated {
         let fail = self.gate.state.lock().unwrap().fail;
         match fail {
             Some(errno) => Err(errno),
-            None => self.inner.submit(tag, request, payload).await,
+            None => self.inner.submit(request, payload).await,
         }
     }
 

@@ -2,9 +2,9 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use std::io::IoSlice;
+use std::io::IoSliceMut;
 
-use gaur_block::{Errno, File, Source, Target};
+use gaur_block::{Errno, File, Segment, Segments, SegmentsMut, Source, Target};
 
 /// A pattern in which every byte tells its place.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
@@ -22,7 +22,7 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
 pub async fn read<F: File>(file: &F, offset: u64, len: usize) -> Vec<u8> {
     let mut buffer = file.buffer(len);
     buffer.fill(0xee);
-    file.read_at(offset, Target::Memory(&mut buffer))
+    file.read_at(offset, Target::memory(&mut buffer))
         .await
         .expect("the read succeeds");
     buffer.to_vec()
@@ -32,7 +32,7 @@ pub async fn read<F: File>(file: &F, offset: u64, len: usize) -> Vec<u8> {
 pub async fn write<F: File>(file: &F, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
     let mut buffer = file.buffer(bytes.len());
     buffer.copy_from_slice(bytes);
-    file.write_at(offset, Source::Memory(&buffer)).await
+    file.write_at(offset, Source::memory(&buffer)).await
 }
 
 /// What a writable file of at least 1 MiB owes. `unit` divides every offset and length used.
@@ -60,24 +60,53 @@ pub async fn transfers<F: File>(file: &F, unit: usize) {
     let mut second = file.buffer(3 * unit);
     first.copy_from_slice(&pattern(2, unit));
     second.copy_from_slice(&pattern(3, 3 * unit));
-    let parts = [
-        IoSlice::new(&first),
-        IoSlice::new(&second),
-        IoSlice::new(&first),
-    ];
-    file.write_vectored_at(2 * unit as u64, &parts)
-        .await
-        .unwrap();
+    let parts = [&first[..], &second[..], &first[..]].map(Segment::from);
+    let source = Source::Memory(Segments::new(&parts));
+    file.write_at(2 * unit as u64, source).await.unwrap();
     let expected = [&first[..], &second[..], &first[..]].concat();
     assert_eq!(read(file, 2 * unit as u64, 5 * unit).await, expected);
 
-    let many: Vec<IoSlice<'_>> = (0..1500).map(|_| IoSlice::new(&first)).collect();
-    file.write_vectored_at(0, &many).await.unwrap();
-    let last = 1499 * unit as u64;
+    // More pieces than the kernel takes at once, of which the second call takes a part.
+    let many: Vec<_> = (0..1500).map(|_| Segment::from(&first[..])).collect();
+    let source = Segments::new(&many).split_at(1400 * unit).0;
+    file.write_at(0, Source::Memory(source)).await.unwrap();
+    let last = 1399 * unit as u64;
     assert_eq!(read(file, last, unit).await, first[..]);
-    assert_eq!(file.write_vectored_at(0, &[]).await, Ok(()));
-
+    let nothing = Source::Memory(Segments::new(&[]));
+    assert_eq!(file.write_at(0, nothing).await, Ok(()));
+    scattered_reads(file, unit).await;
     assert_eq!(write(file, u64::MAX - 10, &bytes).await, Err(Errno::EINVAL));
+}
+
+/// Reads into many pieces of memory, the last of which the file ends in.
+async fn scattered_reads<F: File>(file: &F, unit: usize) {
+    if !file.limits().resizable {
+        return;
+    }
+    let bytes = pattern(5, 1500 * unit);
+    write(file, 0, &bytes).await.unwrap();
+    file.set_len(bytes.len() as u64).await.unwrap();
+    let mut buffers: Vec<_> = (0..1500).map(|_| file.buffer(2 * unit)).collect();
+    for buffer in &mut buffers {
+        buffer.fill(0xee);
+    }
+    let pieces = buffers
+        .iter_mut()
+        .map(|one| IoSliceMut::new(&mut one[..unit]));
+    let mut list: Vec<_> = pieces.collect();
+    let target = Target::Memory(SegmentsMut::from(&mut list[..]));
+    file.read_at(2 * unit as u64, target).await.unwrap();
+    let found: Vec<u8> = list
+        .iter()
+        .flat_map(|piece| piece.iter().copied())
+        .collect();
+    assert_eq!(found[..1498 * unit], bytes[2 * unit..]);
+    assert!(found[1498 * unit..].iter().all(|byte| *byte == 0));
+    assert!(
+        buffers
+            .iter()
+            .all(|one| one[unit..].iter().all(|byte| *byte == 0xee))
+    );
 }
 
 /// Zeroing and discarding of ranges that end anywhere, against a model of the content.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use gaur_block::{Device, Payload, Request, Source, Tag};
+use gaur_block::{Device, Payload, Request, Source};
 use gaur_format::plan::CreateOptions;
 
 use crate::chain::open;
@@ -63,8 +63,8 @@ fn write(queue: &Queue<TestFile>, cluster: u64, byte: u8) {
         offset_bytes: cluster * CLUSTER,
         fua: false,
     };
-    let payload = Payload::Write(Source::Memory(&memory));
-    block_on(queue.submit(Tag(0), request, payload)).unwrap();
+    let payload = Payload::Write(Source::memory(&memory));
+    block_on(queue.submit(request, payload)).unwrap();
 }
 
 impl Killed {
@@ -89,7 +89,7 @@ impl Killed {
         }
         write(&queue, 8, 9);
         write(&queue, 0, 1);
-        block_on(queue.submit(Tag(0), Request::Flush, Payload::None)).unwrap();
+        block_on(queue.submit(Request::Flush, Payload::None)).unwrap();
         write(&queue, 1, 2);
         write(&queue, 2, 3);
         std::mem::forget(queue);

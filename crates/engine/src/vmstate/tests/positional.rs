@@ -250,8 +250,8 @@ fn snapshots_come_and_go_beside_a_state_that_is_being_written() {
                             offset_bytes: at * 70_000,
                             fua: at % 5 == 0,
                         };
-                        let payload = Payload::Write(Source::Memory(&[9; 3000]));
-                        two.submit(Tag(0), request, payload).await.unwrap();
+                        let payload = Payload::Write(Source::memory(&[9; 3000]));
+                        two.submit(request, payload).await.unwrap();
                     }
                 }),
             ];

@@ -169,7 +169,7 @@ fn beneath_holes_the_backing_file_does_not_show() {
 fn nothing_on_the_disk_refers_to_a_state_before_it_is_finished() {
     let bench = Bench::new(&shapes()[0]);
     bench.write(0, 100_000, 1);
-    let flush = bench.queue.submit(Tag(0), Request::Flush, Payload::None);
+    let flush = bench.queue.submit(Request::Flush, Payload::None);
     block_on(flush).unwrap();
     let header = bench.file.bytes()[..104].to_vec();
     let save = bench.begin();

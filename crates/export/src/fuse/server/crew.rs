@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gaur_block::{Device, DeviceLimits, Payload, Request, Tag};
+use gaur_block::{Device, DeviceLimits, Payload, Request};
 use gaur_reactor::{Either, JoinHandle, Stop, Threads, ThreadsConfig, block_on, race};
 
 use super::file::File;
@@ -195,7 +195,7 @@ async fn serve<D: Device + 'static>(
     let flushed = if read_only {
         Ok(())
     } else {
-        device.submit(Tag(0), Request::Flush, Payload::None).await
+        device.submit(Request::Flush, Payload::None).await
     };
     let flushed =
         flushed.map_err(|errno| ServeError::because("the last flush of the disk failed", errno));

@@ -1,6 +1,6 @@
 //! One request against the disk, up to its answer.
 
-use gaur_block::{Device, Errno, Payload, Request as Ask, Source, Tag, Target};
+use gaur_block::{Device, Errno, Payload, Request as Ask, Source, Target};
 use gaur_reactor::yield_now;
 
 use super::post::Post;
@@ -24,11 +24,10 @@ pub(super) enum Answer {
 /// Serves a request whose bytes lie in the slot, where the payload of the answer goes too.
 pub(super) async fn run<D: Device + 'static>(
     post: &Post<D>,
-    tag: Tag,
     slot: &mut Slot,
     request: &Request,
 ) -> Answer {
-    let worker = Worker { post, tag };
+    let worker = Worker { post };
     match worker.run(slot, request).await {
         Ok(answer) => answer,
         Err(errno) => Answer::Reply(Reply::error(&request.head, errno)),
@@ -37,7 +36,6 @@ pub(super) async fn run<D: Device + 'static>(
 
 struct Worker<'a, D> {
     post: &'a Post<D>,
-    tag: Tag,
 }
 
 impl<D: Device + 'static> Worker<'_, D> {
@@ -100,10 +98,7 @@ impl<D: Device + 'static> Worker<'_, D> {
     }
 
     async fn ask(&self, request: Ask) -> Result<(), Errno> {
-        self.post
-            .device
-            .submit(self.tag, request, Payload::None)
-            .await
+        self.post.device.submit(request, Payload::None).await
     }
 
     fn writable(&self) -> Result<(), Errno> {
@@ -140,10 +135,10 @@ impl<D: Device + 'static> Worker<'_, D> {
         let mut offset_bytes = offset_bytes;
         for piece in slot.payload()[..len].chunks_mut(self.post.max_transfer) {
             let len_bytes = piece.len() as u64;
-            let payload = Payload::Read(Target::Memory(piece));
+            let payload = Payload::Read(Target::memory(piece));
             self.post
                 .device
-                .submit(self.tag, Ask::Read { offset_bytes }, payload)
+                .submit(Ask::Read { offset_bytes }, payload)
                 .await?;
             offset_bytes += len_bytes;
         }
@@ -169,8 +164,8 @@ impl<D: Device + 'static> Worker<'_, D> {
                 offset_bytes,
                 fua: fua && !split,
             };
-            let payload = Payload::Write(Source::Memory(piece));
-            self.post.device.submit(self.tag, request, payload).await?;
+            let payload = Payload::Write(Source::memory(piece));
+            self.post.device.submit(request, payload).await?;
             offset_bytes += piece.len() as u64;
         }
         if fua && split {

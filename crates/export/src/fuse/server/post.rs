@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use gaur_block::{Device, Errno, Tag};
+use gaur_block::{Device, Errno};
 use gaur_reactor::local::Notify;
 use gaur_reactor::{Descriptor, Either, race, yield_now};
 
@@ -118,7 +118,7 @@ impl<D: Device + 'static> Post<D> {
         for (number, slot) in slots?.into_iter().enumerate() {
             self.workers.set(self.workers.get() + 1);
             let leads = number == 0;
-            gaur_reactor::spawn(self.clone().work(Tag(number as u32), slot, leads));
+            gaur_reactor::spawn(self.clone().work(slot, leads));
         }
         while self.workers.get() > 0 {
             self.gone.notified().await;
@@ -126,7 +126,7 @@ impl<D: Device + 'static> Post<D> {
         self.failure.get().map_or(Ok(()), Err)
     }
 
-    async fn work(self: Rc<Self>, tag: Tag, mut slot: Slot, leads: bool) {
+    async fn work(self: Rc<Self>, mut slot: Slot, leads: bool) {
         let _present = Present(&self);
         let desk = Rc::new(Desk {
             bell: Notify::new(),
@@ -144,7 +144,7 @@ impl<D: Device + 'static> Post<D> {
             let Some(request) = self.next(&mut slot, &mut row).await else {
                 return;
             };
-            let mut served = pin!(self.serve(tag, &mut slot, &request));
+            let mut served = pin!(self.serve(&mut slot, &request));
             let at_once = poll_fn(|context| Poll::Ready(served.as_mut().poll(context))).await;
             if at_once.is_pending() {
                 leads = false;
@@ -219,8 +219,8 @@ impl<D: Device + 'static> Post<D> {
         }
     }
 
-    async fn serve(&self, tag: Tag, slot: &mut Slot, request: &Request) {
-        match execute::run(self, tag, slot, request).await {
+    async fn serve(&self, slot: &mut Slot, request: &Request) {
+        match execute::run(self, slot, request).await {
             Answer::Reply(reply) => self.send(reply.bytes()),
             Answer::Data(reply, len) => self.send(slot.answer(reply.bytes(), len)),
         }

@@ -63,7 +63,7 @@ pub(super) async fn run<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) ->
         Kind::BlockStatus { one } => return block_status(hub, job, one).await,
         Kind::Cache => cache(hub, job).await?,
         Kind::Write => write(hub, job).await?,
-        Kind::Flush => submit(hub, job, Request::Flush).await?,
+        Kind::Flush => submit(hub, Request::Flush).await?,
         Kind::WriteZeroes { .. } | Kind::Trim if len_bytes == 0 => {}
         Kind::WriteZeroes { may_unmap } => {
             let request = Request::WriteZeroes {
@@ -72,7 +72,7 @@ pub(super) async fn run<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) ->
                 fua,
                 may_unmap,
             };
-            submit(hub, job, request).await?;
+            submit(hub, request).await?;
         }
         Kind::Trim => trim(hub, job).await?,
     }
@@ -82,13 +82,9 @@ pub(super) async fn run<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) ->
 
 pub(super) async fn submit<D: Device + 'static>(
     hub: &Rc<Hub<D>>,
-    job: &Job,
     request: Request,
 ) -> Result<(), Errno> {
-    hub.stand
-        .device
-        .submit(job.tag, request, Payload::None)
-        .await
+    hub.stand.device.submit(request, Payload::None).await
 }
 
 async fn trim<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &Job) -> Result<(), Errno> {
@@ -100,7 +96,6 @@ async fn trim<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &Job) -> Result<(), Er
     } = job.command;
     match submit(
         hub,
-        job,
         Request::Discard {
             offset_bytes,
             len_bytes,
@@ -113,7 +108,7 @@ async fn trim<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &Job) -> Result<(), Er
         Err(errno) => return Err(errno),
     }
     if fua {
-        submit(hub, job, Request::Flush).await?;
+        submit(hub, Request::Flush).await?;
     }
     Ok(())
 }
@@ -124,14 +119,13 @@ async fn read<D: Device + 'static>(
     job: &mut Job,
     range: Range<usize>,
 ) -> Result<(), Errno> {
-    let (tag, base) = (job.tag, job.command.offset_bytes);
-    let mut offset_bytes = base + range.start as u64;
+    let mut offset_bytes = job.command.offset_bytes + range.start as u64;
     for piece in job.payload()[range].chunks_mut(hub.max_transfer) {
         let len_bytes = piece.len() as u64;
-        let payload = Payload::Read(Target::Memory(piece));
+        let payload = Payload::Read(Target::memory(piece));
         hub.stand
             .device
-            .submit(tag, Request::Read { offset_bytes }, payload)
+            .submit(Request::Read { offset_bytes }, payload)
             .await?;
         offset_bytes += len_bytes;
     }
@@ -146,7 +140,6 @@ async fn write<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(
         ..
     } = job.command;
     let len_bytes = len_bytes as usize;
-    let tag = job.tag;
     // In several pieces one flush at the end is cheaper than each piece being durable by itself.
     let split = len_bytes > hub.max_transfer;
     for piece in job.payload()[..len_bytes].chunks(hub.max_transfer) {
@@ -156,12 +149,12 @@ async fn write<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(
         };
         hub.stand
             .device
-            .submit(tag, request, Payload::Write(Source::Memory(piece)))
+            .submit(request, Payload::Write(Source::memory(piece)))
             .await?;
         offset_bytes += piece.len() as u64;
     }
     if fua && split {
-        submit(hub, job, Request::Flush).await?;
+        submit(hub, Request::Flush).await?;
     }
     Ok(())
 }
@@ -177,11 +170,10 @@ async fn cache<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(
     let piece_bytes = job.payload().len().min(hub.max_transfer) as u64;
     while offset_bytes < end && !hub.draining() {
         let len = piece_bytes.min(end - offset_bytes);
-        let tag = job.tag;
-        let payload = Payload::Read(Target::Memory(&mut job.payload()[..len as usize]));
+        let payload = Payload::Read(Target::memory(&mut job.payload()[..len as usize]));
         hub.stand
             .device
-            .submit(tag, Request::Read { offset_bytes }, payload)
+            .submit(Request::Read { offset_bytes }, payload)
             .await?;
         offset_bytes += len;
     }

@@ -155,7 +155,7 @@ impl<D: Device + 'static> Hub<D> {
             return None;
         }
         self.jobs.set(self.jobs.get() + 1);
-        Some(Box::new(Job::new(self.shelf.tags().take())))
+        Some(Box::new(Job::new()))
     }
 
     /// Gives a job back that was not put to work.
@@ -319,9 +319,7 @@ impl<D: Device + 'static> Hub<D> {
             desk.bell.notify_one();
         }
         self.idle.take();
-        for job in self.free.take() {
-            self.shelf.tags().give(job.tag);
-        }
+        self.free.take();
     }
 }
 

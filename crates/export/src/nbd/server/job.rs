@@ -6,7 +6,7 @@
 use std::io::IoSlice;
 use std::ops::Range;
 
-use gaur_block::{Errno, Tag};
+use gaur_block::Errno;
 use gaur_reactor::Buffer;
 
 use crate::nbd::proto::reply::{self, Asked};
@@ -27,7 +27,6 @@ pub(super) const PARTS_MAX: usize = 64;
 const HEAD_BYTES: usize = 4096;
 
 pub(super) struct Job {
-    pub(super) tag: Tag,
     pub(super) command: Command,
     /// What the reply says of the request.
     pub(super) asked: Asked,
@@ -40,7 +39,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(tag: Tag) -> Job {
+    pub(super) fn new() -> Job {
         let kind = Kind::Flush;
         let command = Command {
             cookie: 0,
@@ -50,7 +49,6 @@ impl Job {
             fua: false,
         };
         Job {
-            tag,
             command,
             asked: Asked {
                 style: Style::Simple,

@@ -45,7 +45,6 @@ impl<D: Device + 'static> Reader<'_, D> {
             fua,
             ..
         } = job.command;
-        let tag = job.tag;
         let mut done = Ok(());
         let end = offset_bytes + len_bytes;
         while offset_bytes < end {
@@ -54,16 +53,16 @@ impl<D: Device + 'static> Reader<'_, D> {
             self.receive(piece).await?;
             // After an error the rest is received and forgotten.
             if done.is_ok() {
-                let payload = Payload::Write(Source::Memory(piece));
+                let payload = Payload::Write(Source::memory(piece));
                 let fua = false;
                 let request = Request::Write { offset_bytes, fua };
                 let device = &self.hub.stand.device;
-                done = device.submit(tag, request, payload).await;
+                done = device.submit(request, payload).await;
             }
             offset_bytes += len;
         }
         if fua && done.is_ok() {
-            done = execute::submit(self.hub, job, Request::Flush).await;
+            done = execute::submit(self.hub, Request::Flush).await;
         }
         match done {
             Ok(()) => job.succeed(),
@@ -116,11 +115,10 @@ impl<D: Device + 'static> Reader<'_, D> {
     }
 
     async fn read_piece(&self, job: &mut Job, offset_bytes: u64, len: usize) -> Result<(), Errno> {
-        let tag = job.tag;
-        let payload = Payload::Read(Target::Memory(&mut job.payload()[..len]));
+        let payload = Payload::Read(Target::memory(&mut job.payload()[..len]));
         let device = &self.hub.stand.device;
         let request = Request::Read { offset_bytes };
-        device.submit(tag, request, payload).await
+        device.submit(request, payload).await
     }
 
     fn piece_bytes(&self, job: &mut Job) -> u64 {

@@ -1,11 +1,11 @@
 //! The devices of one thread.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use gaur_block::{Device, Payload, Request, Tag};
+use gaur_block::{Device, Payload, Request};
 
 use super::client::Client;
 use super::exports::{Exports, GONE, Stand};
@@ -14,7 +14,7 @@ use super::pool::Budget;
 use crate::error::ServeError;
 use crate::nbd::proto::{self, ExportInfo};
 
-/// What one thread serves, and the tags in use on it.
+/// What one thread serves.
 pub(super) struct Shelf<D> {
     pub(super) options: Arc<Options>,
     pub(super) exports: Exports<D>,
@@ -22,7 +22,6 @@ pub(super) struct Shelf<D> {
     thread: usize,
     /// The devices that connections of this thread use, by the number of their export.
     devices: RefCell<HashMap<usize, Weak<Stand<D>>>>,
-    tags: Tags,
 }
 
 impl<D: Device> Shelf<D> {
@@ -38,7 +37,6 @@ impl<D: Device> Shelf<D> {
             budget,
             thread,
             devices: RefCell::default(),
-            tags: Tags::default(),
         }
     }
 
@@ -79,11 +77,8 @@ impl<D: Device> Shelf<D> {
     pub(super) async fn leave(&self, visit: Visit<D>) {
         let stand = &visit.stand;
         if stand.users.get() == 1 && stand.written.replace(false) {
-            let tag = self.tags.take();
-            let flushed = stand.device.submit(tag, Request::Flush, Payload::None);
-            let flushed = flushed.await;
-            self.tags.give(tag);
-            if let Err(errno) = flushed {
+            let flushed = stand.device.submit(Request::Flush, Payload::None);
+            if let Err(errno) = flushed.await {
                 let name = &stand.entry().export.name;
                 let what = format_args!("flush of export {name:?} failed").to_string();
                 let error = ServeError::because(what, errno);
@@ -93,10 +88,6 @@ impl<D: Device> Shelf<D> {
         drop(visit);
         let mut devices = self.devices.borrow_mut();
         devices.retain(|_, stand| stand.strong_count() > 0);
-    }
-
-    pub(super) fn tags(&self) -> &Tags {
-        &self.tags
     }
 }
 
@@ -144,27 +135,5 @@ impl<D: Device> proto::Exports for Shelf<D> {
             multi_conn: read_only || self.options.shared != 1,
             preferred_block: limits.preferred_block.max(4096),
         })
-    }
-}
-
-/// Tags of one thread: no two requests in flight on it have the same, whatever connection they
-/// came by.
-#[derive(Default)]
-pub(super) struct Tags {
-    free: RefCell<Vec<u32>>,
-    next: Cell<u32>,
-}
-
-impl Tags {
-    pub(super) fn take(&self) -> Tag {
-        Tag(self.free.borrow_mut().pop().unwrap_or_else(|| {
-            let next = self.next.get();
-            self.next.set(next + 1);
-            next
-        }))
-    }
-
-    pub(super) fn give(&self, tag: Tag) {
-        self.free.borrow_mut().push(tag.0);
     }
 }

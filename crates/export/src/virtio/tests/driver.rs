@@ -123,7 +123,6 @@ impl Machine {
                 reactor: Config::default(),
                 read_only: false,
                 serial: "a serial number".to_owned(),
-                bounce_bytes: 0,
                 log: Some(Arc::new(log)),
             },
             move |_| Ok(device.clone()),

@@ -1,0 +1,295 @@
+//! Scatter-gather lists: the memory of a request, which a guest or a client may be changing meanwhile.
+//!
+//! A segment is an address and a length, laid out as the kernel's `struct iovec`. Nothing here, and
+//! nobody who holds a segment, makes a Rust reference to such memory: bytes are copied in and out through
+//! raw pointers, and a guest that writes at the same time gets a mixture in its own data. That is also
+//! why lists may be copied freely, like a `&Cell<[u8]>`.
+//!
+//! This is the only module of the crate with unsafe code. Memory that comes as a Rust borrow needs none
+//! of its callers; for a guest's memory the caller vouches.
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::ops::Deref;
+use core::ptr;
+use std::io::{IoSlice, IoSliceMut};
+
+/// One run of memory.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Segment<'a> {
+    start: *mut u8,
+    len: usize,
+    memory: PhantomData<&'a [u8]>,
+}
+
+impl<'a> Segment<'a> {
+    /// Memory that no Rust value owns, for example a guest's.
+    ///
+    /// # Safety
+    /// While this value, a copy of it, or anything made from them is used, the memory is mapped and
+    /// readable, no Rust reference to it exists, and its addresses do not wrap. Its bytes may change at
+    /// any time.
+    pub const unsafe fn from_raw(start: *mut u8, len: usize) -> Segment<'a> {
+        Segment {
+            start,
+            len,
+            memory: PhantomData,
+        }
+    }
+
+    /// Address of the first byte.
+    pub const fn start(self) -> *mut u8 {
+        self.start
+    }
+
+    /// Length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    pub const fn len(self) -> usize {
+        self.len
+    }
+
+    /// The segment without its first `count` bytes, at most its length.
+    fn skip(self, count: usize) -> Segment<'a> {
+        assert!(count <= self.len, "a segment is cut inside its length");
+        Segment {
+            // SAFETY: at most one past the end of the memory.
+            start: unsafe { self.start.add(count) },
+            len: self.len - count,
+            ..self
+        }
+    }
+
+    fn first(self, count: usize) -> Segment<'a> {
+        assert!(count <= self.len, "a segment is cut inside its length");
+        Segment { len: count, ..self }
+    }
+}
+
+impl fmt::Debug for Segment<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:?}+{}", self.start, self.len)
+    }
+}
+
+impl<'a> From<&'a [u8]> for Segment<'a> {
+    fn from(bytes: &'a [u8]) -> Segment<'a> {
+        // Only `SegmentsMut` writes, and none is made from this.
+        let start = bytes.as_ptr().cast_mut();
+        // SAFETY: the memory is borrowed for 'a, and shared references only read it.
+        unsafe { Segment::from_raw(start, bytes.len()) }
+    }
+}
+
+/// Memory to read from: one segment, or a window over a list of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Segments<'a> {
+    /// Not empty unless all of it is.
+    first: Segment<'a>,
+    /// What follows, and possibly more than belongs to the window.
+    rest: &'a [Segment<'a>],
+    /// Bytes from the start of `first` on.
+    len: usize,
+}
+
+impl<'a> Segments<'a> {
+    /// All of `list`, one segment after the other.
+    ///
+    /// # Panics
+    /// When the sum of the lengths does not fit a `usize`.
+    pub fn new(list: &'a [Segment<'a>]) -> Segments<'a> {
+        let sum = list
+            .iter()
+            .try_fold(0, |sum: usize, one| sum.checked_add(one.len));
+        Segments {
+            first: Segment::from(&[][..]),
+            rest: list,
+            len: sum.expect("a list of memory has a length"),
+        }
+        .skip(0)
+    }
+
+    /// Length in bytes.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes at all.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Splits in two at `mid` bytes (0 to `len`).
+    pub fn split_at(self, mid: usize) -> (Segments<'a>, Segments<'a>) {
+        assert!(mid <= self.len, "a payload is split inside its length");
+        (Segments { len: mid, ..self }, self.skip(mid))
+    }
+
+    /// Without the first `count` bytes, at most the length.
+    fn skip(mut self, count: usize) -> Segments<'a> {
+        self.len -= count;
+        let mut left = count;
+        while left >= self.first.len {
+            left -= self.first.len;
+            let Some((first, rest)) = self.rest.split_first() else {
+                self.first = self.first.skip(self.first.len);
+                return self;
+            };
+            (self.first, self.rest) = (*first, rest);
+        }
+        self.first = self.first.skip(left);
+        self
+    }
+
+    /// The runs of memory in order, none of them empty.
+    pub fn pieces(self) -> impl Iterator<Item = Segment<'a>> {
+        let mut left = self;
+        core::iter::from_fn(move || {
+            let piece = left.first.first(left.first.len.min(left.len));
+            left = left.skip(piece.len);
+            (piece.len > 0).then_some(piece)
+        })
+    }
+
+    /// The one run of memory that it is, if it is one.
+    pub fn single(self) -> Option<Segment<'a>> {
+        (self.len <= self.first.len).then(|| self.first.first(self.len))
+    }
+
+    /// As much as the first `count` runs of memory hold.
+    pub fn first_pieces(self, count: usize) -> Segments<'a> {
+        if self.rest.len() < count {
+            return self;
+        }
+        let len = self.pieces().take(count).map(Segment::len).sum();
+        Segments { len, ..self }
+    }
+
+    /// Whether every run of memory starts at a multiple of `address` and, where there are several, is
+    /// a multiple of `len` long (both powers of two).
+    pub fn is_aligned(self, address: usize, len: usize) -> bool {
+        let fits = |piece: Segment<'_>, len: usize| {
+            piece.start.addr() & (address - 1) == 0 && piece.len & (len - 1) == 0
+        };
+        match self.single() {
+            Some(piece) => fits(piece, 1),
+            None => (address | len) == 1 || self.pieces().all(|piece| fits(piece, len)),
+        }
+    }
+
+    /// Copies all of it to `into`, which is as long.
+    pub fn copy_to(self, into: &mut [u8]) {
+        assert_eq!(self.len, into.len(), "a copy has one length");
+        let mut rest = into;
+        for piece in self.pieces() {
+            let (now, later) = rest.split_at_mut(piece.len);
+            // SAFETY: the memory is readable for `now.len()` bytes, and `now` is borrowed exclusively,
+            // so it is not part of it.
+            unsafe { ptr::copy_nonoverlapping(piece.start, now.as_mut_ptr(), now.len()) };
+            rest = later;
+        }
+    }
+}
+
+impl<'a> From<Segment<'a>> for Segments<'a> {
+    fn from(first: Segment<'a>) -> Segments<'a> {
+        Segments {
+            first,
+            rest: &[],
+            len: first.len,
+        }
+    }
+}
+
+impl<'a> From<&'a [u8]> for Segments<'a> {
+    fn from(bytes: &'a [u8]) -> Segments<'a> {
+        Segments::from(Segment::from(bytes))
+    }
+}
+
+#[cfg(unix)]
+impl<'a> From<&'a [IoSlice<'a>]> for Segments<'a> {
+    fn from(list: &'a [IoSlice<'a>]) -> Segments<'a> {
+        const { assert!(size_of::<IoSlice<'_>>() == size_of::<Segment<'_>>()) };
+        // SAFETY: on Unix both have the layout of `struct iovec`, and an `IoSlice` is memory that is
+        // borrowed for 'a.
+        let list = unsafe { &*(ptr::from_ref(list) as *const [Segment<'a>]) };
+        Segments::new(list)
+    }
+}
+
+/// Memory to write to, which may be read as well.
+#[derive(Clone, Copy, Debug)]
+pub struct SegmentsMut<'a>(Segments<'a>);
+
+impl<'a> SegmentsMut<'a> {
+    /// Says that the memory may be written to.
+    ///
+    /// # Safety
+    /// What [`Segment::from_raw`] asks holds for writing too, so none of it was borrowed as shared.
+    pub const unsafe fn new(segments: Segments<'a>) -> SegmentsMut<'a> {
+        SegmentsMut(segments)
+    }
+
+    /// Splits in two at `mid` bytes (0 to `len`).
+    pub fn split_at(self, mid: usize) -> (SegmentsMut<'a>, SegmentsMut<'a>) {
+        let (head, tail) = self.0.split_at(mid);
+        (SegmentsMut(head), SegmentsMut(tail))
+    }
+
+    /// As much as the first `count` runs of memory hold.
+    pub fn first_pieces(self, count: usize) -> SegmentsMut<'a> {
+        SegmentsMut(self.0.first_pieces(count))
+    }
+
+    /// Fills all of it from `from`, which is as long.
+    pub fn copy_from(self, from: &[u8]) {
+        assert_eq!(self.0.len, from.len(), "a copy has one length");
+        let mut rest = from;
+        for piece in self.0.pieces() {
+            let (now, later) = rest.split_at(piece.len);
+            // SAFETY: the memory is writable for `now.len()` bytes, and no reference to it exists, so
+            // `now` is not part of it.
+            unsafe { ptr::copy_nonoverlapping(now.as_ptr(), piece.start, now.len()) };
+            rest = later;
+        }
+    }
+
+    /// Fills all of it with zeros.
+    pub fn fill_zeros(self) {
+        for piece in self.0.pieces() {
+            // SAFETY: the memory is writable for that many bytes.
+            unsafe { ptr::write_bytes(piece.start, 0, piece.len) };
+        }
+    }
+}
+
+impl<'a> Deref for SegmentsMut<'a> {
+    type Target = Segments<'a>;
+
+    fn deref(&self) -> &Segments<'a> {
+        &self.0
+    }
+}
+
+impl<'a> From<&'a mut [u8]> for SegmentsMut<'a> {
+    fn from(bytes: &'a mut [u8]) -> SegmentsMut<'a> {
+        // SAFETY: the memory is borrowed exclusively for 'a, so nobody else has a reference to it.
+        let segment = unsafe { Segment::from_raw(bytes.as_mut_ptr(), bytes.len()) };
+        SegmentsMut(Segments::from(segment))
+    }
+}
+
+#[cfg(unix)]
+impl<'a, 'b: 'a> From<&'a mut [IoSliceMut<'b>]> for SegmentsMut<'a> {
+    fn from(list: &'a mut [IoSliceMut<'b>]) -> SegmentsMut<'a> {
+        const { assert!(size_of::<IoSliceMut<'_>>() == size_of::<Segment<'_>>()) };
+        // SAFETY: on Unix both have the layout of `struct iovec`, and the memory of an `IoSliceMut` is
+        // borrowed exclusively for as long as the list is.
+        let list = unsafe { &*(ptr::from_mut(list) as *const [Segment<'a>]) };
+        SegmentsMut(Segments::new(list))
+    }
+}
+
+#[cfg(test)]
+mod tests;
