@@ -71,7 +71,7 @@ mod tests {
     use std::fmt::{Debug, Write};
     use std::sync::{Arc, Mutex};
 
-    use gaur_block::{Device, Payload, Request, Source, Tag};
+    use gaur_block::{Device, Payload, Request, Source};
     use gaur_format::plan::CreateOptions;
     use tracing::field::{Field, Visit};
     use tracing::span::{Attributes, Id, Record};
@@ -142,12 +142,12 @@ mod tests {
             offset_bytes,
             fua: false,
         };
-        let payload = Payload::Write(Source::Memory(&[7; 512]));
-        block_on(queue.submit(Tag(0), request, payload))
+        let payload = Payload::Write(Source::memory(&[7; 512]));
+        block_on(queue.submit(request, payload))
     }
 
     fn flush(queue: &Queue<TestFile>) -> Result<(), Errno> {
-        block_on(queue.submit(Tag(0), Request::Flush, Payload::None))
+        block_on(queue.submit(Request::Flush, Payload::None))
     }
 
     #[test]
