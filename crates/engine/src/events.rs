@@ -12,7 +12,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// among the others.
 const SUCCESSES: u32 = 64;
 
-/// What has been told of an image.
+/// Which events an image has had.
 #[derive(Debug, Default)]
 pub(crate) struct RequestEvents {
     failed: AtomicBool,

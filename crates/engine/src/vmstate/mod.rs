@@ -7,12 +7,12 @@
 //! ```text
 //! save.rs      what the threads that write one state share; begin, abort
 //! chunk.rs     a piece of the state in memory; memory.rs, ranges.rs
-//! places.rs    which clusters of the state are in which host clusters
+//! state_map.rs which clusters of the state are in which host clusters
 //! spill.rs     a chunk goes to the file: clusters are taken, bytes written
 //! writer.rs    one thread's handle: write, write_vectored, write_at, flush
 //! finish.rs    L2 tables, and the snapshot that refers to them
 //! reader.rs    read, read_at; ahead.rs: several large reads on their way
-//! adapter.rs   std::io::Write, Read and Seek for whoever can wait for a future
+//! adapter.rs   std::io::Write, Read and Seek for a thread that can wait for a future
 //! ```
 //!
 //! **How bytes get to the disk.** A stream of machine state is a header of 8 bytes, a page, a header, a
@@ -75,11 +75,11 @@ mod ahead;
 mod chunk;
 mod finish;
 mod memory;
-mod places;
 mod ranges;
 mod reader;
 mod save;
 mod spill;
+mod state_map;
 #[cfg(test)]
 mod tests;
 mod writer;

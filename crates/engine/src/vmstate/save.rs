@@ -9,8 +9,8 @@ use gaur_format::limit;
 
 use super::chunk::Chunk;
 use super::memory::Memory;
-use super::places::Places;
 use super::spill::Spill;
+use super::state_map::StateMap;
 use super::writer::VmStateWriter;
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
@@ -48,7 +48,7 @@ pub(super) struct Shared {
     chunks: BTreeMap<u64, Chunk>,
     /// Chunks on their way to the file.
     writing: BTreeSet<u64>,
-    pub(super) places: Places,
+    pub(super) map: StateMap,
     spare: Vec<Memory>,
     /// Writes to its clusters under way, and sets of its tables.
     pub(super) in_flight: usize,
@@ -94,7 +94,7 @@ impl VmStateSave {
                 phase: Phase::Open,
                 chunks: BTreeMap::new(),
                 writing: BTreeSet::new(),
-                places: Places::default(),
+                map: StateMap::default(),
                 spare: Vec::new(),
                 in_flight: 0,
                 clock: 0,
@@ -198,7 +198,7 @@ impl VmStateSave {
         })
     }
 
-    /// Makes bytes of chunk `index` zeros that nobody wrote.
+    /// Makes bytes of chunk `index` zeros that were not written.
     pub(super) fn store_zeros(&self, index: u64, range: std::ops::Range<usize>) {
         let mut shared = self.shared.lock();
         shared.chunk(index, self.chunk_bytes).zero_gaps(range);
@@ -262,7 +262,7 @@ impl VmStateSave {
         }
         shared.chunks.clear();
         shared.spare.clear();
-        let places = shared.places.take();
+        let places = shared.map.take();
         self.release(places.iter().map(|place| Free {
             start: place.host,
             len: place.len,
