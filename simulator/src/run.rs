@@ -4,14 +4,14 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use gaur_engine::{CacheOptions, CommitLog, Format, Image, OpenOptions, Queue};
+use gaur_engine::{CacheOptions, Format, Image, OpenOptions, Queue};
 use gaur_sim::{
     FaultKind, Faults, FileImage, Random, Scheduler, SimFile, SimHost, Stop, Survivors, Trace,
 };
 
 use crate::config::{Config, FaultPlan};
 use crate::content::{Value, ValueEncoding};
-use crate::handover::{KeptLog, Marks, StaleLog};
+use crate::handover::{KeptLog, Marks, StaleLog, empty_memory, until_killed};
 use crate::judge::{Expectations, Verdict};
 use crate::load::Load;
 use crate::machine::{Machine, TOP};
@@ -34,6 +34,7 @@ pub enum Rule {
     O4,
     O5,
     O7,
+    Log,
 }
 
 /// How seeds are run.
@@ -87,12 +88,12 @@ enum EpochEnd {
     /// The process is killed; the host's cache survives.
     Kill,
     /// The image is closed.
-    SnapshotWatch,
+    Close,
 }
 
 pub(crate) struct Run<'a> {
     config: Config,
-    options: &'a Options,
+    pub(crate) options: &'a Options,
     pub(crate) random: Random,
     trace: Trace,
     expectations: Expectations,
@@ -110,6 +111,8 @@ pub(crate) struct Run<'a> {
     pub(crate) stale: Option<StaleLog>,
     /// What becomes of logs, without a part in what else a seed does.
     pub(crate) aside: Random,
+    /// Where processes are killed while they store to their logs.
+    pub(crate) torn: Random,
     /// What the header said when the epoch began.
     opened_with: Marks,
     pub(crate) stats: Stats,
@@ -166,6 +169,7 @@ impl<'a> Run<'a> {
             log: None,
             stale: None,
             aside: Random::new(seed ^ 0x2f80_d6b5_914c_37ea),
+            torn: Random::new(seed ^ 0x61d3_0a7e_c852_f49b),
             opened_with: Marks::default(),
             stats,
         })
@@ -236,13 +240,14 @@ impl<'a> Run<'a> {
             allocation: self.config.allocation,
             drop_bitmaps: true,
             #[cfg(feature = "broken-order")]
-            broken: self.options.broken.map(|rule| match rule {
-                Rule::O1 => gaur_engine::BrokenRule::O1,
-                Rule::O2 => gaur_engine::BrokenRule::O2,
-                Rule::O3 => gaur_engine::BrokenRule::O3,
-                Rule::O4 => gaur_engine::BrokenRule::O4,
-                Rule::O5 => gaur_engine::BrokenRule::O5,
-                Rule::O7 => gaur_engine::BrokenRule::O7,
+            broken: self.options.broken.and_then(|rule| match rule {
+                Rule::O1 => Some(gaur_engine::BrokenRule::O1),
+                Rule::O2 => Some(gaur_engine::BrokenRule::O2),
+                Rule::O3 => Some(gaur_engine::BrokenRule::O3),
+                Rule::O4 => Some(gaur_engine::BrokenRule::O4),
+                Rule::O5 => Some(gaur_engine::BrokenRule::O5),
+                Rule::O7 => Some(gaur_engine::BrokenRule::O7),
+                Rule::Log => None,
             }),
             ..OpenOptions::default()
         }
@@ -263,7 +268,13 @@ impl<'a> Run<'a> {
         self.opened_with = marks.unwrap_or_default();
         let keeps_log = self.config.keeps_log && (self.stale.is_none() || self.aside.chance(500));
         let number = 1 + self.aside.below((1 << 48) - 1);
-        self.log = keeps_log.then(|| Arc::new(KeptLog::new(number)));
+        self.log = None;
+        if keeps_log {
+            let kill_at = self.torn.chance(200).then(|| 1 + self.torn.below(3000));
+            let log = self.log(&empty_memory(), number, kill_at)?;
+            log.begin();
+            self.log = Some(log);
+        }
         let opened = open(&mut scheduler, &self.host, self.load_options())?;
         let outcome = match opened {
             Ok((image, files)) => self.loaded(&mut scheduler, image, files, mishaps),
@@ -376,13 +387,15 @@ impl<'a> Run<'a> {
                 scheduler.handle().spawn(&name, work);
             }
         }
-        let end = self.drive(scheduler, &load);
+        let end = until_killed(|| self.drive(scheduler, &load)).unwrap_or(Ok(EpochEnd::Kill));
         self.model = load.model.borrow().clone();
         self.next_value = load.next_value.get();
         self.stats += *load.stats.borrow();
         self.stats.holes += image.holes().holes;
         match end? {
-            EpochEnd::SnapshotWatch => close(scheduler, queues, mishaps),
+            EpochEnd::Close => {
+                until_killed(|| close(scheduler, queues, mishaps)).unwrap_or(Ok(EpochEnd::Kill))
+            }
             end => Ok(end),
         }
     }
@@ -437,7 +450,7 @@ impl<'a> Run<'a> {
         Ok(match self.random.below(6) {
             0 => EpochEnd::PowerCut,
             1 => EpochEnd::Kill,
-            _ => EpochEnd::SnapshotWatch,
+            _ => EpochEnd::Close,
         })
     }
 
@@ -479,11 +492,11 @@ impl<'a> Run<'a> {
             end
         };
         let files = self.files_after(end);
-        let exact = end == EpochEnd::SnapshotWatch;
+        let exact = end == EpochEnd::Close;
         let verdict = self
             .judge(&files, exact)
             .map_err(|what| format!("after {end:?}: {what}"))?;
-        if end == EpochEnd::SnapshotWatch {
+        if end == EpochEnd::Close {
             self.judge_close(&verdict, struck)?;
             self.judge_withdrawn(&files)?;
         } else {
@@ -499,11 +512,11 @@ impl<'a> Run<'a> {
         match end {
             // The log has gone, too.
             EpochEnd::PowerCut => self.stale = None,
-            EpochEnd::Kill | EpochEnd::SnapshotWatch => self.find_stale_log()?,
+            EpochEnd::Kill | EpochEnd::Close => self.find_stale_log()?,
         }
         match end {
             EpochEnd::Kill => self.go_on_after_kill(verdict)?,
-            EpochEnd::SnapshotWatch | EpochEnd::PowerCut => self.settle(&verdict),
+            EpochEnd::Close | EpochEnd::PowerCut => self.settle(&verdict),
         }
         if end == EpochEnd::PowerCut {
             self.replace_files(files);
@@ -513,21 +526,23 @@ impl<'a> Run<'a> {
 
     /// The next process finds what was in the host's cache, and if there is a log more than that.
     fn go_on_after_kill(&mut self, verdict: Verdict) -> Result<(), String> {
-        let log = self.log.as_ref();
-        let left = log.and_then(|log| Some((log.number(), log.left()?)));
+        let left = match &self.log {
+            Some(log) => log.left()?.map(|left| (log.memory(), left.commits.len())),
+            None => None,
+        };
         // A device of fixed length may have no room for the tables.
         let left = left.filter(|_| self.config.profile.device.is_none());
-        if let Some((number, left)) = left {
+        if let Some((memory, commits)) = left {
             if verdict.snapshots.is_empty() && self.aside.chance(200) {
-                self.leave_log(number, left)?;
+                self.leave_log(memory)?;
                 self.model.survived_kill(&verdict.values);
                 self.model.snapshots_survived_kill(verdict.snapshots);
                 return Ok(());
             }
             let verdict = self
-                .take_over(number, &left)
-                .map_err(|what| format!("{} commits taken over: {what}", left.len()))?;
-            self.stats.adopted += left.len() as u64;
+                .take_over(&memory)
+                .map_err(|what| format!("{commits} commits taken over: {what}"))?;
+            self.stats.adopted += commits as u64;
             self.tables = verdict.tables;
             self.settle(&verdict);
             return Ok(());
@@ -552,7 +567,7 @@ impl<'a> Run<'a> {
                 self.host = self.host.restarted(&scheduler.handle());
                 self.host.images()
             }
-            EpochEnd::SnapshotWatch => {
+            EpochEnd::Close => {
                 self.stats.closes += 1;
                 self.host.images()
             }
@@ -628,7 +643,7 @@ fn close(
     let closed = scheduler.block_on("close", STEPS_MAX, async move { queue.close().await });
     match closed.map_err(|stuck| format!("closing: {stuck}"))? {
         None => Err("closing does not end".to_owned()),
-        Some(Ok(())) => Ok(EpochEnd::SnapshotWatch),
+        Some(Ok(())) => Ok(EpochEnd::Close),
         Some(Err(_)) if mishaps => Ok(EpochEnd::Kill),
         Some(Err(error)) => Err(format!("close fails on a healthy disk: {error:#}")),
     }

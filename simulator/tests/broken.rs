@@ -43,6 +43,11 @@ fn broken_o5_is_noticed() {
 }
 
 #[test]
+fn a_log_whose_marks_are_stored_first_is_noticed() {
+    is_noticed(Rule::Log);
+}
+
+#[test]
 fn broken_o7_is_noticed() {
     is_noticed(Rule::O7);
 }

@@ -70,13 +70,14 @@ impl Arguments {
 }
 
 /// The rules that can be broken.
-const RULES: [(&str, Rule); 6] = [
+const RULES: [(&str, Rule); 7] = [
     ("O1", Rule::O1),
     ("O2", Rule::O2),
     ("O3", Rule::O3),
     ("O4", Rule::O4),
     ("O5", Rule::O5),
     ("O7", Rule::O7),
+    ("Log", Rule::Log),
 ];
 
 fn rule_parser() -> impl TypedValueParser<Value = Rule> {

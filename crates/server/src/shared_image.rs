@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gaur_block::{Errno, File, FileId};
-use gaur_engine::{CommitLog, ErrorKind, Format, Image, OpenOptions, Opened, Queue};
+use gaur_engine::{ErrorKind, Format, Image, OpenOptions, Opened, Queue};
 use gaur_format::Version;
 use gaur_reactor::{BlockingFile, OpenFile};
 
@@ -61,7 +61,7 @@ pub struct SharedImage {
     image: Arc<Image>,
     files: Vec<OpenFile>,
     /// What the next server gets if this one is killed.
-    handover: Option<Arc<Handover>>,
+    handover: Option<Handover>,
 }
 
 impl SharedImage {
@@ -148,10 +148,8 @@ impl SharedImage {
             true => PATIENCE,
             false => PATIENCE_UNTOLD,
         };
-        let handover = Arc::new(handover);
-        let log: Arc<dyn CommitLog> = handover.clone();
         let options = OpenOptions {
-            commit_log: Some(log),
+            commit_log: Some(handover.log()),
             ..base.clone()
         };
         let mut image = patiently(patience, || SharedImage::open(spec, &options))?;
