@@ -6,6 +6,7 @@
 use gaur_block::Errno;
 
 use crate::image::Image;
+use crate::range::GuestRange;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// So many changes in a row succeed before space counts as found: on a full disk those that need none succeed
@@ -24,8 +25,7 @@ pub(crate) struct RequestEvents {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Served {
     pub(crate) kind: &'static str,
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
+    pub(crate) range: GuestRange,
 }
 
 impl Image {
@@ -54,7 +54,8 @@ impl Image {
 
     #[cold]
     fn note_failure(&self, served: Served, errno: Errno) {
-        let Served { kind, offset, len } = served;
+        let Served { kind, range } = served;
+        let (offset, len) = (range.start, range.len);
         if !self.events.failed.swap(true, Ordering::Relaxed) {
             let image = self.name();
             tracing::warn!(%image, kind, offset, len, %errno, "the first request failed");

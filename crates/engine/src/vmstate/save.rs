@@ -15,8 +15,8 @@ use super::writer::VmStateWriter;
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Image, Qcow2};
-use crate::metadata::alloc::Free;
 use crate::queue::Queue;
+use crate::range::ClusterRange;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -262,15 +262,13 @@ impl VmStateSave {
         }
         shared.chunks.clear();
         shared.spare.clear();
-        let places = shared.map.take();
-        self.release(places.iter().map(|place| Free {
-            start: place.host,
-            len: place.len,
-        }));
+        let map = shared.map.take();
+        let runs = map.iter().map(|run| ClusterRange::new(run.host, run.len));
+        self.release(runs);
     }
 
     /// Nothing refers to these clusters: the next pass gives them back.
-    pub(super) fn release(&self, frees: impl Iterator<Item = Free>) {
+    pub(super) fn release(&self, frees: impl Iterator<Item = ClusterRange>) {
         if let Some(writer) = &self.image.writer {
             writer.alloc.lock().releasable.extend(frees);
         }
