@@ -1,4 +1,4 @@
-//! What a server is told when it starts.
+//! Options of a device and its server.
 
 use std::sync::Arc;
 use std::thread;
@@ -8,9 +8,7 @@ use gaur_reactor::uring;
 use super::features::Features;
 use super::uapi;
 use crate::error::ServeError;
-
-/// Takes one line about what the server does.
-pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+use crate::serve::{Log, say};
 
 /// Whether the buffers of requests are used where they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -169,9 +167,7 @@ impl Options {
     }
 
     pub(super) fn say(&self, line: &str) {
-        if let Some(log) = &self.log {
-            log(line);
-        }
+        say(&self.log, line);
     }
 }
 

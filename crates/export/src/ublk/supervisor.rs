@@ -18,10 +18,10 @@ use gaur_reactor::Stop;
 
 use super::channel::Channel;
 use super::control::Control;
-use super::crew::Member;
 use super::features::Features;
 use super::info::{Info, State};
 use super::options::Options;
+use super::threads::ServingThread;
 use crate::error::ServeError;
 
 /// How long the driver may take to hand tags back before it is asked again.
@@ -86,7 +86,7 @@ pub(super) struct Supervisor {
     pub(super) control: Control,
     pub(super) info: Info,
     pub(super) options: Options,
-    pub(super) members: Vec<Member>,
+    pub(super) running: Vec<ServingThread>,
     pub(super) channel: Arc<Channel>,
     /// What was told before.
     pub(super) early: Vec<Event>,
@@ -98,7 +98,7 @@ impl Supervisor {
     /// Waits for the end, as whatever is told makes it come. An error is what threads said, or that
     /// it had to break off, with threads still running.
     pub(super) fn run(mut self) -> Result<(), ServeError> {
-        let mut alive = self.members.len();
+        let mut alive = self.running.len();
         let mut result = Ok(());
         for event in std::mem::take(&mut self.early) {
             self.take(event, &mut alive, &mut result)?;
@@ -187,9 +187,9 @@ impl Supervisor {
     }
 
     fn close(mut self) {
-        for member in self.members.drain(..) {
+        for thread in self.running.drain(..) {
             // Its event came at the very end.
-            let _ = member.thread.join();
+            let _ = thread.thread.join();
         }
         drop(self.channel);
         if self.leaving == Leaving::Quiescing {

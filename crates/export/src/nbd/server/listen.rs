@@ -1,4 +1,4 @@
-//! Where clients knock.
+//! Listening sockets.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -170,7 +170,7 @@ fn inherited() -> Result<OwnedFd, ServeError> {
     Ok(unsafe { OwnedFd::from_raw_fd(FIRST_INHERITED) })
 }
 
-/// Appends `bytes` as they may stand in a URI.
+/// Appends `bytes` as they may device in a URI.
 fn escape(out: &mut String, bytes: &[u8]) {
     use std::fmt::Write;
     for &byte in bytes {
