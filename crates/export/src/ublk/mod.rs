@@ -3,7 +3,7 @@
 //! A thin layer over the interface of the kernel's ublk driver (`include/uapi/linux/ublk_cmd.h` and
 //! `Documentation/block/ublk.rst` of Linux; numbers here are of Linux 7.3, what older kernels lack is
 //! asked for and done without). [`start`] makes a device, [`recover`] takes over one whose server is
-//! gone, and [`list`], [`delete`], [`quiesce`] and [`features`] are for whoever looks after devices.
+//! gone, and [`list`], [`delete`], [`quiesce`] and [`features`] manage devices.
 //!
 //! Threads: requests run on worker threads ([`threads`], [`queue`]), each with a reactor of its own, through whose
 //! ring both the driver's commands and the requests of the image go. A [`supervisor`] thread waits

@@ -51,7 +51,7 @@ pub struct Options {
     /// The kernel looks for partitions.
     pub partition_scan: bool,
     /// Threads run on the processors from which their queue's requests come, where those are several: a
-    /// single one is busy with whoever sends the requests.
+    /// single one is busy with the program that sends the requests.
     pub affinity: bool,
     /// The reactor that each thread runs; its ring and its pool are made large enough.
     pub reactor: gaur_reactor::Config,
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_in_one_line() {
+    fn invalid_options_are_refused_in_one_line() {
         let breaks: [fn(&mut Options); 6] = [
             |options| options.queues = 0,
             |options| options.depth = Some(5000),

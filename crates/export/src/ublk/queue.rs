@@ -135,7 +135,7 @@ impl<D: Device + 'static> Worker<D> {
                 let _ = self.events.send(Event::Aborted);
             }
         } else {
-            // An answer that the driver does not take leaves a request that nobody can answer.
+            // An answer that the driver does not take leaves a request that can never be answered.
             let Place { queue, tag, .. } = fetch.place;
             let message = format!("ublk refuses a command for tag {tag} of queue {queue}: {errno}");
             let _ = self.events.send(Event::Broken(message));

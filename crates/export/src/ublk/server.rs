@@ -181,7 +181,7 @@ fn start_crew<D: Device + 'static>(
         // Without it the thread runs anywhere.
         let processors = control.affinity(info, queue).unwrap_or_default();
         match processors.len() {
-            // Whoever sends the requests runs there too, and the two would take turns.
+            // The program that sends the requests runs there too, and the two would take turns.
             0 | 1 => Vec::new(),
             _ => processors,
         }
@@ -331,7 +331,7 @@ impl Server {
 
     fn tell(&self, event: Event) {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nobody listens once it has ended.
+        // The supervisor has gone once it has ended.
         let _ = events.send(event);
     }
 }

@@ -1,11 +1,11 @@
 //! How a served device comes to its end.
 //!
 //! There are three ways. The server is told to stop: the driver takes the block device away, waits
-//! for the requests under way, which are answered meanwhile, and hands all tags back. Somebody else
+//! for the requests under way, which are answered meanwhile, and hands all tags back. Another process
 //! stops or deletes the device: the same, and the server learns of it by the tags. Or the device is
-//! quiesced, by this server or somebody else: the driver keeps the block device, holds requests back
+//! quiesced, by this server or another process: the driver keeps the block device, holds requests back
 //! and hands idle tags back. Those of requests under way come to it later, with their answers, and
-//! nobody tells it to hand them back, so the server asks again until it has all.
+//! no event makes it hand them back, so the server asks again until it has all.
 //!
 //! When all tags are back the threads flush their devices and end, and the character device is
 //! closed. Only then does a quiesced device take its next server, and a stopped one go away.
@@ -51,7 +51,7 @@ pub(super) enum Leaving {
     Quiescing,
 }
 
-/// How it all ended, for whoever waits.
+/// The outcome of a server, for the thread that waits for it.
 #[derive(Default)]
 pub(super) struct Outcome {
     result: Mutex<Option<Result<(), ServeError>>>,
@@ -135,7 +135,7 @@ impl Supervisor {
             Event::Stop => self.leave(Leaving::Deleting),
             Event::Quiesce => self.leave(Leaving::Quiescing),
             Event::Aborted if self.leaving == Leaving::No => {
-                // The state tells what whoever did it wanted.
+                // The state tells what the other process wanted.
                 let state = self.control.info(self.info.id).map(|info| info.state);
                 let leaving = match state {
                     Ok(State::Live) => Leaving::Quiescing,
@@ -197,7 +197,7 @@ impl Supervisor {
         }
         match self.control.delete_later(&self.info) {
             Ok(()) => {}
-            // Somebody was faster.
+            // Another process was faster.
             Err(errno) if errno.raw() == libc::ENODEV => {}
             Err(errno) => {
                 let line = format!("ublk device {} cannot be deleted: {errno}", self.info.id);

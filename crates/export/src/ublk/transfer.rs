@@ -48,7 +48,7 @@ impl Memory {
 
     fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: parts do not overlap, the whole is never touched otherwise, and this part is
-        // borrowed. The driver touches it only while the tag is fetched, when nobody here does.
+        // borrowed. The driver touches it only while the tag is fetched, when no code here does.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len_bytes) }
     }
 }

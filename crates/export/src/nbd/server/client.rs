@@ -58,9 +58,9 @@ impl ClientGuard {
 
 impl Drop for ClientGuard {
     fn drop(&mut self) {
-        // After a panic nobody else has told the peer.
+        // After a panic the peer does not know yet.
         self.0.hang_up();
-        // Whoever waits for a drain on this connection's thread can stop waiting.
+        // A task that waits for a drain on this connection's thread can stop waiting.
         self.0.drain.stop();
         self.0.settled.stop();
         self.0.ended.stop();

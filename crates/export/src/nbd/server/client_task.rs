@@ -1,4 +1,4 @@
-//! A connection from its first byte to its last: handshake, then reading requests and handing them
+//! The task of a client: handshake, then reading requests and handing them
 //! out until one side has had enough.
 
 use std::fmt;
@@ -122,7 +122,7 @@ async fn use_export<D: Device + 'static>(
     let line = format!("client {}: uses export {name:?}", client.number);
     say(&thread.options.log, &line);
     let end = transmission(thread, client, (&guard.device, session), received).await;
-    // From here on it has nothing more to wait for, and whoever removes the export waits for it.
+    // From here on it has nothing more to wait for, and the removal of the export waits for it.
     client.hang_up();
     client.drain.stop();
     thread.leave(guard).await;

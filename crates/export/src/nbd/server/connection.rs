@@ -251,7 +251,7 @@ impl<D: Device + 'static> Connection<D> {
     }
 
     fn check_rest(&self) {
-        // A client that never stops asking is refused again and again; that keeps nobody.
+        // A client that never stops asking is refused again and again; that does not delay the end.
         if self.draining.get() && self.owed.get() == 0 {
             self.client.hang_up();
         }

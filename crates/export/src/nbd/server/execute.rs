@@ -27,7 +27,7 @@ const STATUS_BYTES_MAX: usize = 64 << 10;
 const LOOKUPS_MAX: u32 = 4096;
 /// Reading ahead goes in pieces of this length.
 const CACHE_PIECE_BYTES: u64 = 1 << 20;
-/// Most that one request reads ahead; it is a hint, and nobody meant to read a whole disk by it.
+/// Most that one request reads ahead; it is a hint, and not meant for reading a whole disk.
 const CACHE_MAX_BYTES: u64 = 256 << 20;
 
 /// Payload memory a command needs in bytes.

@@ -1,7 +1,7 @@
 //! The exports of a server, which may come and go while it runs.
 //!
 //! An export has a number that no other export of the server ever has. A thread makes a device for it
-//! when a client needs one there and drops it with the last such client, so an export that nobody uses
+//! when a client needs one there and drops it with the last such client, so an export that no client uses
 //! is an entry of this list and nothing else.
 //!
 //! Lock order: [`Shared::list`], then [`Entry::users`]. Neither is held while a device is made or used.
@@ -75,7 +75,7 @@ pub(super) struct Entry<D> {
     pub(super) export: Export,
     make: Make<D>,
     users: Mutex<Users>,
-    /// Rung when a client leaves or a device goes.
+    /// Signalled when a client leaves or a device goes.
     quiet: Condvar,
 }
 
@@ -84,7 +84,7 @@ pub(super) struct Entry<D> {
 struct Users {
     clients: BTreeMap<u64, Arc<Client>>,
     devices: usize,
-    /// Nobody is let in any more.
+    /// No client is let in any more.
     closing: bool,
     failure: Option<ServeError>,
 }
@@ -243,7 +243,7 @@ impl<D> Exports<D> {
     pub(super) fn failed(&self, entry: &Entry<D>, error: ServeError) {
         let mut users = lock(&entry.users);
         if users.closing {
-            // Whoever removes it hears of it.
+            // The removal returns it.
             users.failure.get_or_insert(error);
             return;
         }

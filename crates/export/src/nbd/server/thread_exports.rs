@@ -102,7 +102,7 @@ pub(super) struct ExportGuard<D> {
 }
 
 impl<D> Drop for ExportGuard<D> {
-    /// Also after a panic, so that nobody waits for a client that is gone.
+    /// Also after a panic, so that a removal does not wait for a client that is gone.
     fn drop(&mut self) {
         let users = &self.device.users;
         users.set(users.get().saturating_sub(1));
