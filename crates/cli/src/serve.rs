@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gaur_engine::{ErrorKind, Format, Job};
-use gaur_export::nbd::{self, Listen, Listener, Log};
+use gaur_export::Log;
+use gaur_export::nbd::{self, Listen, Listener};
 use gaur_reactor::{Signal, Signals};
 
 use crate::exporter::{Exporter, Limits, NbdSettings, NewExport};
