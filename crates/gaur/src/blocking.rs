@@ -4,7 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 
 use gaur_block::Status;
-use gaur_engine::{BlockOn, Snapshot, VmStateInput, VmStateOutput};
+use gaur_engine::{BlockOn, Snapshot, VmStateIo, VmStateReader, VmStateWriter};
 use gaur_reactor::{BlockingFile, block_on};
 
 use crate::error::Result;
@@ -21,10 +21,10 @@ pub struct BlockingQueue {
 }
 
 /// A state that is being saved: [`io::Write`] and [`io::Seek`].
-pub type StateOutput<'q> = VmStateOutput<'q, BlockingFile, Waiting>;
+pub type StateOutput<'q> = VmStateIo<VmStateWriter<'q, BlockingFile>, Waiting>;
 
 /// A state that is read: [`io::Read`] and [`io::Seek`].
-pub type StateInput<'q> = VmStateInput<'q, BlockingFile, Waiting>;
+pub type StateInput<'q> = VmStateIo<VmStateReader<'q, BlockingFile>, Waiting>;
 
 /// Waits for futures on the calling thread.
 #[derive(Clone, Copy, Debug)]
