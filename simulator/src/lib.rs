@@ -5,7 +5,7 @@
 //! leaves. [`run_seed`] plays one through: load, crash, judge, reopen, several times over.
 //!
 //! Three judges look at what a power cut leaves: the checker of `gaur-format` (nothing worse than
-//! leaks), a [reader of its own](view) whose answers the [model](model) allows or not, and the engine
+//! leaks), a [reader of its own](view) whose answers the [model] allows or not, and the engine
 //! itself, which must open the image and read the same. For a sample of images QEMU's tools are
 //! asked too. How it works and what it has found is in `docs/testing.md`.
 

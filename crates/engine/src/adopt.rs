@@ -32,7 +32,7 @@ impl<F: File> Queue<F> {
     /// ([`Queue::log_renamed`]). `is_whole`: the log had room for all that was committed.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] when the log does not fit the image: then nothing was changed. Those of the
+    /// [`Corrupt`](crate::ErrorKind::Corrupt) when the log does not fit the image: then nothing was changed. Those of the
     /// host; then the image refuses writes.
     pub async fn adopt(
         &self,

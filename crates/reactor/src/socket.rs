@@ -121,7 +121,7 @@ pub struct Listener {
 
 impl Listener {
     /// Listens at an address. A socket file that nobody listens on any more is replaced. Blocks for up to
-    /// [`PATIENCE`] while the address is taken: the ring of a process that was killed holds its sockets
+    /// `PATIENCE` while the address is taken: the ring of a process that was killed holds its sockets
     /// for a moment longer.
     ///
     /// # Errors

@@ -3,9 +3,9 @@
 //! Every export has a name, whatever its clients speak. An export of a front end has a thread that
 //! waits for its end, because such an export may also end by itself (its device was deleted, its file
 //! unmounted); that thread alone takes it off the list and lets its image go. NBD's exports share one
-//! server ([`nbd`]). Nothing here is done on a serving thread, and nothing once per request.
+//! server (`nbd`). Nothing here is done on a serving thread, and nothing once per request.
 //!
-//! Lock order: [`Exporter::table`] is never held while an image is opened or an export is started.
+//! Lock order: `Exporter::table` is never held while an image is opened or an export is started.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

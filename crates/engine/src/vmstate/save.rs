@@ -27,7 +27,7 @@ const OPEN_MAX: usize = 32;
 /// Memory of chunks that is kept for the next ones.
 const SPARE_MAX: usize = 16;
 
-/// The state of a virtual machine on its way into an image, see the [module](self).
+/// The state of a virtual machine on its way into an image.
 ///
 /// Any number of threads write to it, each through a [`VmStateWriter`] of its own. Nothing of it is part of
 /// the image before [`VmStateSave::finish`]. Dropping it gives it up, as [`VmStateSave::abort`] does; do

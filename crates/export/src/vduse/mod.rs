@@ -4,7 +4,7 @@
 //! with `/dev/vduse/control`, served by `/dev/vduse/NAME` and attached to the vDPA bus by a netlink
 //! message; the driver `virtio_vdpa` then shows it as `/dev/vdX`. It outlives the server: when that
 //! is killed, requests wait, and the next server of the same name goes on with them, by a log of
-//! requests in flight ([`crate::virtio`]) in a file in memory.
+//! requests in flight (`crate::virtio`) in a file in memory.
 //!
 //! A control thread answers the kernel's messages, and rings run on reactor threads.
 

@@ -3,7 +3,7 @@
 //!
 //! The protocol is that of QEMU's documentation (`docs/interop/vhost-user.rst`). One client is
 //! served at a time; when it leaves, the next may come. The monitor keeps the log of requests in
-//! flight ([`crate::virtio`]), so the server may be killed and started again under a guest that runs:
+//! flight (`crate::virtio`), so the server may be killed and started again under a guest that runs:
 //! the monitor connects again, and what was in flight is done again, in the order in which the guest
 //! asked for it.
 //!

@@ -81,7 +81,7 @@ pub(super) const LEN: usize = 64;
 
 impl Terms {
     /// The answer to an offer; `None` when the kernel has to ask again in the version that the answer
-    /// names ([`Terms::version_only`]).
+    /// names.
     ///
     /// # Errors
     /// When the kernel is too old.
