@@ -13,6 +13,7 @@ use crate::control::protocol::{Command, Removing, Resizing};
 use crate::exporter::{AddExport, ExportFacts};
 use crate::failure::Failure;
 use crate::front_args::FrontArgs;
+use crate::fronts::Request;
 use crate::image_args::ImageArgs;
 use crate::image_spec::ImageSpec;
 use crate::json;
@@ -168,7 +169,7 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         file: absolute(&file, &args.image)?,
         description: args.description.clone().unwrap_or_default(),
         image: args.image.options(),
-        front: fronts.pop().map(|front| front.absolute()),
+        front: fronts.pop().map_or(Request::Nbd, Request::absolute),
     };
     add.fields()?;
     let command = Command::ExportAdd(Box::new(add));

@@ -52,8 +52,8 @@ pub struct NewExport {
     pub image: ImageOptions,
     /// For people.
     pub description: String,
-    /// The front end; `None` is NBD.
-    pub front: Option<Request>,
+    /// The front end.
+    pub front: Request,
 }
 
 /// An export that is there.
@@ -94,15 +94,6 @@ struct Table {
     failure: Option<Failure>,
     /// The NBD server is over.
     nbd_over: bool,
-}
-
-/// Why a server ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// It was told to.
-    Stopped,
-    /// Nobody needs it any more.
-    Unused,
 }
 
 /// The exports of this process.
@@ -225,7 +216,7 @@ impl Exporter {
         };
         let export = Arc::new(Export {
             name: new.name.clone(),
-            kind: new.front.as_ref().map_or(Kind::Nbd, Request::kind),
+            kind: new.front.kind(),
             served,
             place,
             front: Mutex::new(front),
@@ -245,15 +236,13 @@ impl Exporter {
         new: &NewExport,
         served: &Arc<Served>,
     ) -> Result<(String, Option<Box<dyn Front>>), Failure> {
-        let request = new.front.as_ref();
-        let kind = request.map_or(Kind::Nbd, Request::kind);
         let image = served.shared().image();
-        self.pin.before_export(image, kind.is_device())?;
-        let Some(request) = request else {
-            return Ok((self.add_to_nbd(new, served)?, None));
-        };
-        let front = request.start(Arc::clone(served))?;
-        Ok((front.place(), Some(front)))
+        self.pin
+            .before_export(image, new.front.kind().is_device())?;
+        match new.front.start(Arc::clone(served))? {
+            Some(front) => Ok((front.place(), Some(front))),
+            None => Ok((self.add_to_nbd(new, served)?, None)),
+        }
     }
 
     fn reserve(&self, name: &str) -> Result<Reservation<'_>, Failure> {
@@ -468,16 +457,14 @@ impl Exporter {
 
     /// Waits until there is a reason to end. Without NBD's server one is that no export is left, unless
     /// the server `stays` for commands.
-    pub fn wait(&self, stays: bool) -> End {
+    pub fn wait(&self, stays: bool) {
         let has_nbd = lock(&self.nbd).is_running();
         let mut table = lock(&self.table);
         loop {
-            if table.stopping {
-                return End::Stopped;
-            }
             let empty = table.exports.is_empty() && table.starting.is_empty();
-            if table.nbd_over || (!has_nbd && !stays && empty) {
-                return End::Unused;
+            let unused = table.nbd_over || (!has_nbd && !stays && empty);
+            if table.stopping || unused {
+                return;
             }
             table = self
                 .changed

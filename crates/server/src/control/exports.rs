@@ -29,9 +29,7 @@ pub async fn add(
 
 /// Lists exports.
 pub fn list(exporter: &Exporter) -> Value {
-    let exports = exporter.exports();
-    let facts = exports.iter().map(|export| exporter.facts(export));
-    json!(facts.collect::<Vec<_>>())
+    json!(exporter.all_facts())
 }
 
 /// Ends an export.

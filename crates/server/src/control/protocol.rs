@@ -402,6 +402,7 @@ pub fn kind_of(name: &str) -> Option<ErrorKind> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fronts;
 
     fn new() -> NewEntry {
         NewEntry::from(NewSnapshot {
@@ -437,7 +438,7 @@ mod tests {
                 file: "/images/disk.qcow2".to_owned(),
                 description: String::new(),
                 image: crate::exporter::ImageOptions::default(),
-                front: None,
+                front: fronts::Request::Nbd,
             })),
             Command::ExportList,
             Command::ExportRemove(Removing::default()),
