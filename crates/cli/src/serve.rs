@@ -249,14 +249,14 @@ fn start(
     host: HostKind,
 ) -> Result<Server, Failure> {
     let first = exports.first().map(|new| stem(new.spec.path()));
-    let nbd = nbd.then(|| Ok((listen(args, first.as_deref())?, nbd_options(args))));
+    let listen = nbd.then(|| listen(args, first.as_deref())).transpose()?;
     let server = Server::new(Config {
         host,
         pin: args.pin.pin(),
         prospect: prospect(args, &exports),
         limits: args.limits(),
         log: args.log(),
-        nbd: nbd.transpose()?,
+        nbd: listen.map(|listen| (listen, nbd_options(args))),
         control: args.control.clone(),
         // The server of a device ('gaur ublk add') ends with it.
         stays: args.export_json.is_none(),

@@ -192,9 +192,8 @@ impl Server {
         let Server {
             exporter, ending, ..
         } = self;
-        let start = |socket| {
-            ControlServer::start(socket, Arc::clone(&exporter), ending.commands.clone())
-        };
+        let start =
+            |socket| ControlServer::start(socket, Arc::clone(&exporter), ending.commands.clone());
         let control = self.control.map(start).transpose()?;
         if let Some(settings) = self.nbd {
             exporter.start_nbd(settings)?;
