@@ -169,7 +169,7 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         file: absolute(&file, &args.image)?,
         description: args.description.clone().unwrap_or_default(),
         image: args.image.options(),
-        front: fronts.pop().map_or(Request::Nbd, Request::absolute),
+        front: fronts.pop().map_or(Request::Nbd {}, Request::absolute),
     };
     add.fields()?;
     let command = Command::ExportAdd(Box::new(add));
@@ -209,7 +209,7 @@ fn absolute(file: &str, image: &ImageArgs) -> Result<String, Failure> {
 fn list(args: &ListArgs, out: &mut dyn Write) -> Result<u8, Failure> {
     let exports: Vec<ExportFacts> = args
         .server
-        .call(None, Command::ExportList, Progress::Quiet)?;
+        .call(None, Command::ExportList {}, Progress::Quiet)?;
     if args.server.output == Output::Json {
         json::write(out, &exports)?;
         return Ok(0);

@@ -17,7 +17,7 @@ use gaur_reactor::{Signal, Signals, block_on};
 use crate::exporter::{Limits, NewExport};
 use crate::failure::Failure;
 use crate::front_args::FrontArgs;
-use crate::fronts::Request;
+use crate::fronts::{Kind, Request};
 use crate::host_kind::HostKind;
 use crate::image_args::ImageArgs;
 use crate::image_spec::{Aio, ImageSpec};
@@ -261,7 +261,7 @@ fn start(
         // The server of a device ('gaur ublk add') ends with it.
         stays: args.export_json.is_none(),
     })?;
-    let of_nbd = |new: &NewExport| new.front == Request::Nbd;
+    let of_nbd = |new: &NewExport| new.front.kind() == Kind::Nbd;
     let (of_nbd, others): (Vec<_>, Vec<_>) = exports.into_iter().partition(of_nbd);
     let only = (of_nbd.len() == 1).then(|| of_nbd[0].name.clone());
     for new in of_nbd {

@@ -9,11 +9,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gaur_export::Front;
-use serde_json::{Map, Value};
+use serde::{Deserialize, Serialize};
 
 use crate::exporter::Served;
 use crate::failure::Failure;
-use crate::json;
 
 pub mod fuse;
 pub mod ublk;
@@ -68,10 +67,11 @@ impl Kind {
 }
 
 /// A front end and what it is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
     /// An export of the process' NBD server.
-    Nbd,
+    Nbd {},
     /// A block device of this machine.
     Ublk(ublk::Request),
     /// A disk for a virtual machine monitor.
@@ -86,7 +86,7 @@ impl Request {
     /// Its kind.
     pub fn kind(&self) -> Kind {
         match self {
-            Request::Nbd => Kind::Nbd,
+            Request::Nbd {} => Kind::Nbd,
             Request::Ublk(_) => Kind::Ublk,
             Request::VhostUser(_) => Kind::VhostUser,
             Request::Vduse(_) => Kind::Vduse,
@@ -97,7 +97,7 @@ impl Request {
     /// Starts to export `image`, if the export has a server of its own; clients can come when this returns.
     pub(crate) fn start(&self, image: Arc<Served>) -> Result<Option<Box<dyn Front>>, Failure> {
         let front = match self {
-            Request::Nbd => return Ok(None),
+            Request::Nbd {} => return Ok(None),
             Request::Ublk(request) => ublk::start(request, image),
             Request::VhostUser(request) => vhost_user::start(request, image),
             Request::Vduse(request) => vduse::start(request, image),
@@ -121,35 +121,7 @@ impl Request {
             other => other,
         }
     }
-
-    /// Reads the fields of a JSON object, all of which must be its own.
-    pub fn from_fields(kind: Kind, fields: Map<String, Value>) -> Result<Request, String> {
-        let value = Value::Object(fields);
-        let read = match kind {
-            Kind::Nbd => json::read(value).map(|Nothing {}| Request::Nbd),
-            Kind::Ublk => json::read(value).map(Request::Ublk),
-            Kind::VhostUser => json::read(value).map(Request::VhostUser),
-            Kind::Vduse => json::read(value).map(Request::Vduse),
-            Kind::Fuse => json::read(value).map(Request::Fuse),
-        };
-        read.map_err(|error| format!("{}: {error}", kind.name()))
-    }
-
-    /// The JSON object that says the same; a path that is not text has none.
-    pub fn to_json(&self) -> serde_json::Result<Value> {
-        match self {
-            Request::Nbd => Ok(Value::Object(Map::new())),
-            Request::Ublk(request) => serde_json::to_value(request),
-            Request::VhostUser(request) => serde_json::to_value(request),
-            Request::Vduse(request) => serde_json::to_value(request),
-            Request::Fuse(request) => serde_json::to_value(request),
-        }
-    }
 }
-
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Nothing {}
 
 /// How many threads serve so many queues of a virtio device.
 fn threads_for(queues: u16) -> usize {

@@ -117,7 +117,7 @@ pub fn exports(
     if nbd {
         let of_nbd = images
             .iter()
-            .map(|(name, spec)| export(name.clone(), spec, Request::Nbd));
+            .map(|(name, spec)| export(name.clone(), spec, Request::Nbd {}));
         exports = of_nbd.chain(exports).collect();
     }
     if count > 1 && exports.iter().any(|new| new.image.writes_file(&new.spec)) {

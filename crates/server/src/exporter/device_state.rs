@@ -10,7 +10,7 @@ use gaur_export::ublk::Added;
 use super::{AddExport, NewExport};
 use crate::export_name;
 use crate::failure::Failure;
-use crate::fronts::Request;
+use crate::fronts::{Kind, Request};
 use crate::kept::Kept;
 use crate::notice::say;
 use crate::shared_image::refuses_log;
@@ -22,7 +22,7 @@ use crate::ublk_state::{self as state, State};
 /// changed since. Of the others [`Kept`] knows who was there all the time.
 pub fn with_log(mut new: NewExport) -> NewExport {
     let front = &new.front;
-    if *front == Request::Nbd || new.image.handover.is_some() || !new.image.writes_file(&new.spec) {
+    if front.kind() == Kind::Nbd || new.image.handover.is_some() || !new.image.writes_file(&new.spec) {
         return new;
     }
     if let Request::Ublk(request) = front

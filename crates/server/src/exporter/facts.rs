@@ -1,6 +1,6 @@
 //! What is told about an export, and what one that is to be is told, in JSON.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::{Export, Exporter, ImageOptions, NewExport};
@@ -111,7 +111,7 @@ impl AddExport {
             file: file.ok_or("\"file\" is missing")?,
             description,
             image: image?,
-            front: Request::from_fields(kind, fields)?,
+            front: json::read_variant(kind.name(), fields)?,
         })
     }
 
@@ -128,12 +128,9 @@ impl AddExport {
             fields.insert("description".to_owned(), json!(self.description));
         }
         let image = serde_json::to_value(&self.image).map_err(not_text)?;
-        let front = self.front.to_json().map_err(not_text)?;
-        for part in [image, front] {
-            if let Value::Object(part) = part {
-                fields.extend(part);
-            }
-        }
+        let (_, front) = json::variant(&self.front).map_err(not_text)?;
+        fields.extend(image.as_object().cloned().unwrap_or_default());
+        fields.extend(front);
         Ok(fields)
     }
 
@@ -148,6 +145,20 @@ impl AddExport {
             description: self.description,
             front: self.front,
         })
+    }
+}
+
+impl Serialize for AddExport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let fields = self.fields().map_err(serde::ser::Error::custom)?;
+        fields.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for AddExport {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<AddExport, D::Error> {
+        let fields = Map::deserialize(deserializer)?;
+        AddExport::from_fields(fields).map_err(serde::de::Error::custom)
     }
 }
 
@@ -169,7 +180,7 @@ mod tests {
 
     fn fronts() -> Vec<Request> {
         vec![
-            Request::Nbd,
+            Request::Nbd {},
             Request::Ublk(ublk::Request::default()),
             Request::Ublk(ublk::Request {
                 id: Some(7),
