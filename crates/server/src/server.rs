@@ -6,12 +6,13 @@
 //! image. A second stop does not wait for any of that.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gaur_engine::ErrorKind;
 use gaur_export::nbd::{self, Listen, Listener, Log};
 use gaur_reactor::Stop;
+use parking_lot::{Condvar, Mutex};
 
 use crate::control::server::{self as control, ControlServer};
 use crate::exporter::{Export, ExportFacts, Exporter, Limits, NbdSettings, NewExport};
@@ -96,7 +97,7 @@ impl Stopper {
     pub fn stop(&self) {
         self.0.commands.stop();
         self.0.exporter.stop();
-        self.0.lock().stops += 1;
+        self.0.progress.lock().stops += 1;
         self.0.changed.notify_all();
     }
 }
@@ -205,7 +206,7 @@ impl Server {
             if let (Some(control), false) = (control, matches!(finished, Ok(false))) {
                 control.finish();
             }
-            theirs.lock().finished = Some(finished);
+            theirs.progress.lock().finished = Some(finished);
             theirs.changed.notify_all();
         };
         let thread = std::thread::Builder::new().name("end".to_owned());
@@ -216,10 +217,6 @@ impl Server {
 }
 
 impl Ending {
-    fn lock(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits for the end within its limits.
     fn wait(&self, limits: Limits) -> Result<Ended, Failure> {
         if let Some(ended) = self.ended_within(limits.drain) {
@@ -247,16 +244,15 @@ impl Ending {
 
     /// How it ended, if it does so in time, or was stopped at once.
     fn ended_within(&self, limit: Duration) -> Option<Result<Ended, Failure>> {
-        let wait = |progress, limit, until: fn(&mut Progress) -> bool| {
-            let waited = self.changed.wait_timeout_while(progress, limit, until);
-            waited.unwrap_or_else(PoisonError::into_inner).0
-        };
-        let progress = wait(self.lock(), limit, |progress| {
-            progress.finished.is_none() && progress.stops < 2
-        });
+        let mut progress = self.progress.lock();
+        let undecided = |progress: &mut Progress| progress.finished.is_none() && progress.stops < 2;
+        self.changed.wait_while_for(&mut progress, undecided, limit);
         let forced = progress.stops >= 2;
-        let limit = if forced { FORCED_LIMIT } else { Duration::ZERO };
-        let mut progress = wait(progress, limit, |progress| progress.finished.is_none());
+        if forced {
+            let unfinished = |progress: &mut Progress| progress.finished.is_none();
+            self.changed
+                .wait_while_for(&mut progress, unfinished, FORCED_LIMIT);
+        }
         match progress.finished.take() {
             Some(finished) => Some(finished.map(|in_order| match in_order {
                 true => Ended::InOrder,
