@@ -2,8 +2,9 @@
 //!
 //! `fuse_device null|memory SIZE_BYTES FILE [THREADS]`; a signal ends it, also `umount FILE`.
 
+use gaur_export::Server;
 use gaur_export::device::{Memory, Null};
-use gaur_export::fuse::{Options, Server};
+use gaur_export::fuse::{self, Options};
 use gaur_export::{Front, ServeError};
 use gaur_reactor::{Config, Driver, Either, Reactor, Signal, Signals, race};
 
@@ -21,10 +22,10 @@ fn main() {
         options.threads = threads.parse().expect("a number of threads");
     }
     let server = match kind.as_str() {
-        "null" => Server::start(options, move |_| Ok(Null::new(size_bytes))),
+        "null" => fuse::start(options, move |_| Ok(Null::new(size_bytes))),
         "memory" => {
             let memory = Memory::new(size_bytes);
-            Server::start(options, move |_| Ok(memory.clone()))
+            fuse::start(options, move |_| Ok(memory.clone()))
         }
         _ => panic!("null or memory"),
     };

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     options.threads = number(1) as usize;
     options.queues = options.threads as u16;
     options.log = Some(Arc::new(|line: &str| eprintln!("{line}")));
-    let served = vduse::Server::start(options, move |_| Ok(device.clone())).and_then(|server| {
+    let served = vduse::start(options, move |_| Ok(device.clone())).and_then(|server| {
         println!("{}", server.place());
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         server.stop();

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     let mut options = vhost_user::Options::new(socket);
     options.threads = number(1) as usize;
     options.log = Some(Arc::new(|line: &str| eprintln!("{line}")));
-    let server = match vhost_user::Server::start(options, move |_| Ok(device.clone())) {
+    let server = match vhost_user::start(options, move |_| Ok(device.clone())) {
         Ok(server) => server,
         Err(error) => {
             eprintln!("{error}");

@@ -10,6 +10,7 @@ mod front;
 pub mod fuse;
 #[cfg(feature = "nbd")]
 pub mod nbd;
+mod serve;
 #[cfg(feature = "ublk")]
 pub mod ublk;
 #[cfg(feature = "vduse")]
@@ -25,3 +26,4 @@ mod virtio;
 
 pub use error::ServeError;
 pub use front::Front;
+pub use serve::{Log, Server};

@@ -282,7 +282,7 @@ fn a_disk_of_fixed_size_is_not_truncated() {
     finish(server);
 }
 
-fn elastic(place: &Place, size_bytes: u64) -> gaur_export::fuse::Server {
+fn elastic(place: &Place, size_bytes: u64) -> gaur_export::Server {
     let device = Elastic::new(size_bytes);
     let resized = device.clone();
     let mut options = place.options();

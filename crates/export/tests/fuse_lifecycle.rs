@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 use gaur_export::Front;
 use gaur_export::device::{Memory, Null};
-use gaur_export::fuse::{Options, Server};
+use gaur_export::fuse::{self, Options};
 use harness::covered::*;
 use harness::*;
 
 const MIB: u64 = 1 << 20;
 
 fn refused(options: Options) -> String {
-    match Server::start(options, |_| Ok(Null::new(MIB))) {
+    match fuse::start(options, |_| Ok(Null::new(MIB))) {
         Ok(_) => panic!("it is covered"),
         Err(error) => error.to_string(),
     }
@@ -67,7 +67,7 @@ fn a_disk_that_cannot_be_opened_covers_nothing() {
     let place = Place::new();
     let mut options = place.options();
     options.threads = 3;
-    let failed = Server::start(options, |thread| match thread {
+    let failed = fuse::start(options, |thread| match thread {
         2 => Err("this one not".to_owned()),
         _ => Ok(Null::new(MIB)),
     });
@@ -195,7 +195,7 @@ fn serve_until_killed() {
     let Some(path) = std::env::var_os(CHILD) else {
         return;
     };
-    let server = Server::start(Options::new(path), |_| Ok(Memory::new(MIB)));
+    let server = fuse::start(Options::new(path), |_| Ok(Memory::new(MIB)));
     let server = server.expect("it can be covered");
     std::thread::sleep(Duration::from_secs(60));
     finish(server);

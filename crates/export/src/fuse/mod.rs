@@ -2,15 +2,15 @@
 //!
 //! A regular file that exists is covered by a mount of the kernel's FUSE; what is seen at its path
 //! is the disk, until the export ends. [`proto`] is the kernel's protocol without input and output,
-//! [`Server`] serves a device with it.
+//! [`start`] serves a device with it.
 //!
 //! ```no_run
 //! use gaur_export::Front;
 //! use gaur_export::device::Memory;
-//! use gaur_export::fuse::{Options, Server};
+//! use gaur_export::fuse::{self, Options};
 //!
 //! let disk = Memory::new(1 << 30);
-//! let server = Server::start(Options::new("/tmp/disk.raw"), move |_| Ok(disk.clone()))?;
+//! let server = fuse::start(Options::new("/tmp/disk.raw"), move |_| Ok(disk.clone()))?;
 //! server.stop();
 //! Box::new(server).finish()?;
 //! # Ok::<(), gaur_export::ServeError>(())
@@ -19,4 +19,4 @@
 pub mod proto;
 mod server;
 
-pub use server::{AllowOther, Log, Options, Resize, Server};
+pub use server::{AllowOther, Options, Resize, start};

@@ -19,4 +19,4 @@ mod session;
 
 pub(crate) use device::interrupt;
 pub use options::Options;
-pub use server::{Server, is_disk};
+pub use server::{is_disk, start};

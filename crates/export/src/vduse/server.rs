@@ -2,12 +2,12 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use gaur_block::Errno;
-use gaur_reactor::{Config, Descriptor, Driver, Either, Reactor, Stop, Threads, race, sleep};
+use gaur_reactor::{Descriptor, Either, race, sleep};
 
 use super::device::{self, Device, Plan};
 use super::log_file::LogFile;
@@ -16,129 +16,89 @@ use super::options::Options;
 use super::session::Session;
 use crate::error::ServeError;
 use crate::front::Front;
-use crate::virtio::config::Face;
-use crate::virtio::crew::{Crew, CrewOptions, Rings};
-use crate::virtio::mailbox::Mailbox;
-use crate::virtio::order::Shape;
+use crate::serve::{Channel, Server, say};
+use crate::virtio::config::BlockConfig;
+use crate::virtio::ring_command::Geometry;
+use crate::virtio::rings::{self, Rings, RingsOptions};
+use crate::virtio::server::{self, Control, Names};
 use crate::virtio::wire::{SECTOR_BYTES, feature};
-
-/// How long whoever resized the device waits until the driver was told.
-const TELL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often and how far apart it is tried to remove a device that is still in use.
 const DESTROY_TRIES: u32 = 200;
 const DESTROY_PAUSE: Duration = Duration::from_millis(10);
 
-/// For the control thread.
-enum News {
-    /// The size has changed; who wants to know whether the driver was told.
-    Resized(mpsc::Sender<Result<(), ServeError>>),
-    /// The device is off the bus, or cannot be taken off.
-    Detached(Result<(), Errno>),
-}
-
-/// What the control thread shares with the server.
-#[derive(Clone)]
-struct Switches {
-    drain: Stop,
-    force: Stop,
-    ended: Stop,
-    news: Mailbox<News>,
-}
-
-/// A VDUSE device that is served.
-pub struct Server {
-    place: String,
-    switches: Switches,
-    threads: Threads,
-    control: JoinHandle<Result<(), ServeError>>,
-    stops: Mutex<u32>,
-}
-
-impl Server {
-    /// Makes the device and attaches it; the disk is there when this returns. A device of that name
-    /// that a killed server left is taken over, with all that is in flight. `devices` is called on
-    /// each thread.
-    ///
-    /// # Errors
-    /// When an option makes no sense, the kernel has no VDUSE or does not let us use it, another
-    /// process serves the device, or a device cannot be made.
-    pub fn start<D, F>(options: Options, devices: F) -> Result<Server, ServeError>
-    where
-        D: gaur_block::Device + 'static,
-        F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
-    {
-        options.check().map_err(ServeError::new)?;
-        let left = match Device::open(&options.name) {
-            Ok(device) => Some(device),
-            Err(Errno::ENOENT) => None,
-            Err(errno) => return Err(cannot_open(&options.name, errno)),
-        };
-        let crew = Crew::start(crew_options(&options, left.as_ref()), devices)?;
-        let rings = crew.rings();
-        let made = gaur_reactor::block_on(rings.shape());
-        let made = match left {
-            Some(device) => take_over(&options, device),
-            None => create(&options, &rings, made),
-        };
-        let (device, log) = match made {
-            Ok(made) => made,
-            Err(error) => {
-                rings.dismiss();
-                crew.threads.join();
-                return Err(error);
-            }
-        };
-        let switches = Switches {
-            drain: Stop::new(),
-            force: Stop::new(),
-            ended: Stop::new(),
-            news: Mailbox::new(),
-        };
-        let (inner, device) = (switches.clone(), Arc::new(device));
-        let control = thread::Builder::new()
-            .name("vduse".to_owned())
-            .spawn(move || control(device, log, &rings, &inner))
-            .map_err(|error| ServeError::new(format!("cannot start a thread: {error}")))?;
-        let mut server = Server {
-            place: options.name.clone(),
-            switches,
-            threads: crew.threads,
-            control,
-            stops: Mutex::new(0),
-        };
-        // The control thread answers what the kernel asks while this goes on.
-        match netlink::attach(&options.name) {
-            Ok(()) => {}
-            // It is there already.
-            Err(errno) if errno.raw() == libc::EEXIST => {}
-            Err(errno) => {
-                server.stop();
-                let _ = Box::new(server).finish();
-                let name = &options.name;
-                return Err(ServeError::because(
-                    format_args!("cannot attach {name} to the vDPA bus"),
-                    errno,
-                ));
-            }
+/// Makes a VDUSE device and attaches it; the disk is there when this returns. A device of that name
+/// that a killed server left is taken over, with all that is in flight. `devices` is called on
+/// each thread.
+///
+/// # Errors
+/// When an option makes no sense, the kernel has no VDUSE or does not let us use it, another
+/// process serves the device, or a device cannot be made.
+pub fn start<D, F>(options: Options, devices: F) -> Result<Server, ServeError>
+where
+    D: gaur_block::Device + 'static,
+    F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
+{
+    options.check().map_err(ServeError::new)?;
+    let left = match Device::open(&options.name) {
+        Ok(device) => Some(device),
+        Err(Errno::ENOENT) => None,
+        Err(errno) => return Err(cannot_open(&options.name, errno)),
+    };
+    let count = left
+        .as_ref()
+        .map_or(options.queues, |device| device.rings().max(1));
+    let prepared = rings::prepare(rings_options(&options, count), devices)?;
+    let made = match left {
+        Some(device) => take_over(&options, device),
+        None => create(&options, count, prepared.report),
+    };
+    let (device, log) = match made {
+        Ok(made) => made,
+        Err(error) => {
+            prepared.dismiss();
+            return Err(error);
         }
-        match block_device(&options.name) {
-            Some(node) => server.place = node,
-            None => {
-                if let Some(log) = &options.log {
-                    log("no driver has taken the device in; virtio_vdpa makes a disk of it");
-                }
-            }
+    };
+    let names = Names {
+        thread: "vduse",
+        peer: "driver",
+        place: options.name.clone(),
+    };
+    let rings = Rings::new(count, options.log.clone());
+    let mut server = server::start(names, rings, prepared, async move |control| {
+        serve(Arc::new(device), log, &control).await
+    })?;
+    // The control thread answers what the kernel asks while this goes on.
+    match netlink::attach(&options.name) {
+        Ok(()) => {}
+        // It is there already.
+        Err(errno) if errno.raw() == libc::EEXIST => {}
+        Err(errno) => {
+            server.stop();
+            let _ = Box::new(server).finish();
+            let name = &options.name;
+            return Err(ServeError::because(
+                format_args!("cannot attach {name} to the vDPA bus"),
+                errno,
+            ));
         }
-        Ok(server)
     }
+    match block_device(&options.name) {
+        Some(node) => server.set_place(node),
+        None => {
+            let line = "no driver has taken the device in; virtio_vdpa makes a disk of it";
+            say(&options.log, line);
+        }
+    }
+    Ok(server)
 }
 
-fn crew_options(options: &Options, left: Option<&Device>) -> CrewOptions {
-    CrewOptions {
+fn rings_options(options: &Options, rings: u16) -> RingsOptions {
+    RingsOptions {
         name: "vduse",
         threads: options.threads,
-        rings: left.map_or(options.queues, |device| device.rings().max(1)),
+        rings,
         reactor: options.reactor,
         read_only: options.read_only,
         serial: options.serial.clone(),
@@ -147,22 +107,26 @@ fn crew_options(options: &Options, left: Option<&Device>) -> CrewOptions {
 }
 
 /// Makes a new device.
-fn create(options: &Options, rings: &Rings, shape: Shape) -> Result<(Device, LogFile), ServeError> {
-    let face = Face {
-        shape,
+fn create(
+    options: &Options,
+    rings: u16,
+    geometry: Geometry,
+) -> Result<(Device, LogFile), ServeError> {
+    let config = BlockConfig {
+        geometry,
         read_only: options.read_only,
-        rings: rings.count() as u16,
+        rings,
         segments: u32::from(options.depth) - 2,
         // The kernel takes no device whose driver may write to its configuration.
         cache_switch: false,
     };
     let path = LogFile::path(&options.state_folder, &options.name);
-    let log = LogFile::create(path, face.rings, options.depth).map_err(ServeError::new)?;
+    let log = LogFile::create(path, rings, options.depth).map_err(ServeError::new)?;
     let device = Device::create(&Plan {
         name: &options.name,
-        features: face.features() | feature::ACCESS_PLATFORM,
-        config: face.config(true),
-        rings: face.rings,
+        features: config.features() | feature::ACCESS_PLATFORM,
+        config: config.config(true),
+        rings,
         depth: options.depth,
     });
     match device {
@@ -217,108 +181,30 @@ fn block_device(name: &str) -> Option<String> {
     Some(format!("/dev/{disk}"))
 }
 
-impl Front for Server {
-    fn place(&self) -> String {
-        self.place.clone()
-    }
-
-    fn resized(&self) -> Result<(), ServeError> {
-        let (answer, told) = mpsc::channel();
-        self.switches.news.put(News::Resized(answer));
-        told.recv_timeout(TELL_TIMEOUT)
-            .unwrap_or_else(|_| Err(ServeError::new("the driver was not told of the new size")))
-    }
-
-    fn stop(&self) {
-        let mut stops = self.stops.lock().unwrap_or_else(PoisonError::into_inner);
-        *stops += 1;
-        match *stops {
-            1 => self.switches.drain.stop(),
-            _ => self.switches.force.stop(),
-        }
-    }
-
-    fn ended(&self) -> Stop {
-        self.switches.ended.clone()
-    }
-
-    fn finish(self: Box<Self>) -> Result<(), ServeError> {
-        let outcome = self
-            .control
-            .join()
-            .unwrap_or_else(|_| Err(ServeError::new("the control thread panicked")));
-        if self.switches.force.is_stopped() {
-            // Joining would wait for the very requests that the second stop does not wait for.
-            core::mem::forget(self.threads);
-        } else {
-            self.threads.join();
-        }
-        outcome
-    }
-}
-
-/// Raised when the control thread ends, however it does.
-struct Ended(Stop);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
-}
-
-fn control(
-    device: Arc<Device>,
-    log: LogFile,
-    rings: &Rings,
-    switches: &Switches,
-) -> Result<(), ServeError> {
-    let _ended = Ended(switches.ended.clone());
-    let config = Config {
-        driver: Driver::Fallback,
-        ..Config::default()
-    };
-    let reactor = Reactor::new(&config)
-        .map_err(|errno| ServeError::because("cannot start the control loop", errno))?;
-    reactor.block_on(async {
-        match race(
-            serve(device, log, rings, switches),
-            switches.force.stopped(),
-        )
-        .await
-        {
-            Either::Left(outcome) => outcome,
-            // The device stays, as if this process had been killed.
-            Either::Right(()) => Ok(()),
-        }
-    })
-}
-
 /// Serves the device until it is taken off the bus.
-async fn serve(
-    device: Arc<Device>,
-    log: LogFile,
-    rings: &Rings,
-    switches: &Switches,
-) -> Result<(), ServeError> {
-    let mut session = Session::new(&device, rings, log);
+async fn serve(device: Arc<Device>, log: LogFile, control: &Control) -> Result<(), ServeError> {
+    let mut session = Session::new(&device, &control.rings, log);
     session.resume().await;
     let messages = readable(&device.fd)?;
+    let detaching = Channel::new();
     let mut draining = false;
     let detached = loop {
-        let told = race(switches.news.take(), messages.readable());
-        let event = if draining {
-            Either::Right(told.await)
-        } else {
-            race(switches.drain.stopped(), told).await
+        let told = race(control.size_changes.take(), messages.readable());
+        let event = match draining {
+            true => race(detaching.take(), told).await,
+            false => match race(control.switch.drain.stopped(), told).await {
+                Either::Left(()) => {
+                    draining = true;
+                    detach(&device.name, &detaching)?;
+                    continue;
+                }
+                Either::Right(told) => Either::Right(told),
+            },
         };
         match event {
-            Either::Left(()) => {
-                draining = true;
-                detach(&device.name, &switches.news)?;
-            }
-            Either::Right(Either::Left(News::Detached(outcome))) => break outcome,
-            Either::Right(Either::Left(News::Resized(answer))) => {
-                let sectors = rings.shape().await.size_bytes / SECTOR_BYTES;
+            Either::Left(detached) => break detached,
+            Either::Right(Either::Left(answer)) => {
+                let sectors = control.rings.geometry().await.size_bytes / SECTOR_BYTES;
                 let told = device.resize(sectors).map_err(|errno| {
                     ServeError::because("the kernel does not take the new size", errno)
                 });
@@ -328,9 +214,8 @@ async fn serve(
         }
     };
     session.halt().await;
-    let flushed = rings.flush().await;
-    rings.dismiss();
-    // ENODEV: it was not on the bus, or somebody has taken it off.
+    let flushed = control.rings.flush().await;
+    // ENODEV: it was not on the bus, or another process has taken it off.
     if let Err(errno) = detached
         && errno.raw() != libc::ENODEV
     {
@@ -372,9 +257,9 @@ fn readable(fd: &OwnedFd) -> Result<Descriptor, ServeError> {
 }
 
 /// Takes the device off the bus on a thread of its own, because the kernel asks us while it does.
-fn detach(name: &str, news: &Mailbox<News>) -> Result<(), ServeError> {
-    let (name, news) = (name.to_owned(), news.clone());
-    let run = move || news.put(News::Detached(netlink::detach(&name)));
+fn detach(name: &str, detached: &Channel<Result<(), Errno>>) -> Result<(), ServeError> {
+    let (name, detached) = (name.to_owned(), detached.clone());
+    let run = move || detached.put(netlink::detach(&name));
     let started = thread::Builder::new()
         .name("vduse-detach".to_owned())
         .spawn(run);

@@ -10,10 +10,10 @@ use super::device::{self, Device};
 use super::ioctl::{Request, Response, RingInfo, message, status};
 use super::iotlb::Iotlb;
 use super::log_file::LogFile;
-use crate::virtio::crew::Rings;
 use crate::virtio::memory::{Access, GuestMemory};
-use crate::virtio::order::{Bell, Setup};
-use crate::virtio::ring::Places;
+use crate::virtio::ring::RingAddresses;
+use crate::virtio::ring_command::{CallNotifier, RingSetup};
+use crate::virtio::rings::Rings;
 
 /// A ring.
 #[derive(Default)]
@@ -146,7 +146,7 @@ impl Session {
         }
     }
 
-    fn setup(&self, ring: usize, fresh: bool) -> Result<Option<Setup>, String> {
+    fn setup(&self, ring: usize, fresh: bool) -> Result<Option<RingSetup>, String> {
         let index = ring as u32;
         let info: RingInfo = self
             .device
@@ -157,7 +157,7 @@ impl Session {
         }
         let memory: Arc<dyn GuestMemory> = self.iotlb.clone();
         let parts = [info.descriptors, info.available, info.used];
-        let places = Places::find(info.size, parts, |at, len, access: Access| {
+        let addresses = RingAddresses::find(info.size, parts, |at, len, access: Access| {
             let run = memory.run(at, len, access)?;
             (run.len == len).then_some(run.start)
         })?;
@@ -173,8 +173,8 @@ impl Session {
         } else {
             self.states[ring].next
         };
-        Ok(Some(Setup {
-            places,
+        Ok(Some(RingSetup {
+            addresses,
             memory,
             next,
             features,
@@ -182,7 +182,7 @@ impl Session {
             log: Some(self.log.ring(ring)?),
             used_address: None,
             kick: Descriptor::new(kick),
-            bell: Bell::Vduse {
+            call: CallNotifier::Vduse {
                 device: self.device.fd.clone(),
                 index,
             },

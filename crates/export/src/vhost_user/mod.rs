@@ -23,4 +23,4 @@ mod tests;
 
 pub use inflight::is_held;
 pub use options::Options;
-pub use server::Server;
+pub use server::start;

@@ -1,8 +1,8 @@
-//! What a server is told when it starts.
+//! Options of a server.
 
 use std::path::PathBuf;
 
-use crate::virtio::Log;
+use crate::serve::Log;
 use crate::virtio::wire::ID_BYTES;
 
 /// How a server behaves.

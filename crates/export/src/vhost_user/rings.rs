@@ -10,7 +10,7 @@ use super::settings::{Addresses, Common, event};
 use super::table::{DirtyLog, Place, Region, Table};
 use crate::virtio::inflight::{InflightLog, log_bytes};
 use crate::virtio::memory::Mapping;
-use crate::virtio::order::Order;
+use crate::virtio::ring_command::RingCommand;
 use crate::virtio::wire::RING_MAX;
 
 impl Session {
@@ -251,8 +251,8 @@ impl Session {
             request::SET_VRING_CALL => {
                 self.settings[ring].call = fd;
                 if self.settings[ring].running {
-                    let bell = self.settings[ring].bell()?;
-                    self.rings.order(ring, Order::Bell(bell));
+                    let call = self.settings[ring].call_notifier()?;
+                    self.rings.command(ring, RingCommand::Call(call));
                 }
             }
             _ => self.settings[ring].error = fd,

@@ -14,9 +14,9 @@ use super::message::{self, Payload, feature, protocol, request};
 use super::options::Options;
 use super::settings::Settings;
 use super::table::{DirtyLog, Region, Table};
-use crate::virtio::config::{CONFIG_BYTES, Face, WRITE_CACHE_AT};
-use crate::virtio::crew::Rings;
+use crate::virtio::config::{BlockConfig, CONFIG_BYTES, WRITE_CACHE_AT};
 use crate::virtio::memory::Mapping;
+use crate::virtio::rings::Rings;
 
 /// Segments of a request: a ring of 128 entries holds as many, with header and status.
 const SEGMENTS: u32 = 126;
@@ -161,9 +161,9 @@ impl Session {
         }
     }
 
-    async fn face(&self) -> Face {
-        Face {
-            shape: self.rings.shape().await,
+    async fn block_config(&self) -> BlockConfig {
+        BlockConfig {
+            geometry: self.rings.geometry().await,
             read_only: self.options.read_only,
             rings: self.settings.len() as u16,
             segments: SEGMENTS,
@@ -172,7 +172,7 @@ impl Session {
     }
 
     async fn offered(&self) -> u64 {
-        self.face().await.features() | feature::PROTOCOL | feature::LOG_ALL
+        self.block_config().await.features() | feature::PROTOCOL | feature::LOG_ALL
     }
 
     async fn set_features(&mut self, features: u64) -> Result<Reply, String> {
@@ -229,7 +229,7 @@ impl Session {
         }
         let cache = !self.write_through.load(Ordering::Relaxed);
         let mut space = [0; CONFIG_MAX];
-        space[..CONFIG_BYTES].copy_from_slice(&self.face().await.config(cache));
+        space[..CONFIG_BYTES].copy_from_slice(&self.block_config().await.config(cache));
         let mut reply = Vec::with_capacity(12 + count);
         for word in [offset, len, flags] {
             reply.extend_from_slice(&word.to_ne_bytes());

@@ -10,8 +10,8 @@ use super::message::RING_LOGGED;
 use super::table::Table;
 use crate::virtio::inflight::InflightLog;
 use crate::virtio::memory::GuestMemory;
-use crate::virtio::order::{Bell, Setup};
-use crate::virtio::ring::Places;
+use crate::virtio::ring::RingAddresses;
+use crate::virtio::ring_command::{CallNotifier, RingSetup};
 
 /// Where a ring is, in the client's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,34 +57,34 @@ impl Settings {
         &self,
         common: &Common<'_>,
         log: Option<InflightLog>,
-    ) -> Result<Setup, String> {
-        let addresses = self.addresses.ok_or("a ring without addresses")?;
-        let parts = [addresses.descriptors, addresses.available, addresses.used];
-        let places = Places::find(self.size, parts, |at, len, _| {
+    ) -> Result<RingSetup, String> {
+        let given = self.addresses.ok_or("a ring without addresses")?;
+        let parts = [given.descriptors, given.available, given.used];
+        let addresses = RingAddresses::find(self.size, parts, |at, len, _| {
             common.table.by_user_address(at, len)
         })?;
         let memory: Arc<dyn GuestMemory> = common.table.clone();
         let kick = self.kick.as_ref().ok_or("a ring without a kick")?;
-        let logged = addresses.flags & RING_LOGGED != 0;
-        Ok(Setup {
-            places,
+        let logged = given.flags & RING_LOGGED != 0;
+        Ok(RingSetup {
+            addresses,
             memory,
             next: Some(self.base),
             features: common.features,
             write_through: common.write_through.clone(),
             log,
-            used_address: logged.then_some(addresses.log),
+            used_address: logged.then_some(given.log),
             kick: Descriptor::never_blocking(clone(kick)?),
-            bell: self.bell()?,
+            call: self.call_notifier()?,
             error: self.error.as_ref().map(clone).transpose()?,
         })
     }
 
     /// How its driver is told of completions.
-    pub(super) fn bell(&self) -> Result<Bell, String> {
+    pub(super) fn call_notifier(&self) -> Result<CallNotifier, String> {
         Ok(match &self.call {
-            Some(call) => Bell::Event(clone(call)?),
-            None => Bell::None,
+            Some(call) => CallNotifier::Event(clone(call)?),
+            None => CallNotifier::None,
         })
     }
 }

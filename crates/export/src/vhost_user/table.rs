@@ -132,8 +132,10 @@ impl GuestMemory for Table {
         }
     }
 
-    fn is_lost(&self) -> bool {
-        self.regions.iter().any(|region| region.mapping.is_lost())
+    fn is_truncated(&self) -> bool {
+        self.regions
+            .iter()
+            .any(|region| region.mapping.is_truncated())
     }
 }
 

@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::message::{feature, protocol, request};
-use super::{Options, Server};
+use super::{Options, start};
 use crate::device::Memory;
 use crate::front::Front;
 
 static SOCKETS: AtomicU32 = AtomicU32::new(0);
 
 struct Running {
-    server: Option<Box<Server>>,
+    server: Option<Box<crate::Server>>,
     socket: PathBuf,
     lines: Arc<Mutex<Vec<String>>>,
 }
@@ -32,7 +32,7 @@ impl Running {
         options.log = Some(Arc::new(move |line: &str| {
             log.lock().expect("no panic").push(line.to_owned());
         }));
-        let server = Server::start(options, |_| Ok(Memory::new(1 << 20)));
+        let server = start(options, |_| Ok(Memory::new(1 << 20)));
         Running {
             server: Some(Box::new(server.expect("the socket is free"))),
             socket,

@@ -1,6 +1,6 @@
 //! Features and configuration space of the block device (virtio 1.3, section 5.2).
 
-use super::order::Shape;
+use super::ring_command::Geometry;
 use super::wire::{self, DESCRIPTORS_MAX, RANGES_MAX, SECTOR_BYTES, feature};
 
 /// Length of the configuration space in bytes, without secure erase and zones.
@@ -11,8 +11,8 @@ pub(crate) const WRITE_CACHE_AT: usize = 32;
 
 /// A block device as its driver sees it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Face {
-    pub(crate) shape: Shape,
+pub(crate) struct BlockConfig {
+    pub(crate) geometry: Geometry,
     pub(crate) read_only: bool,
     pub(crate) rings: u16,
     /// Most segments of data in a request.
@@ -21,7 +21,7 @@ pub(crate) struct Face {
     pub(crate) cache_switch: bool,
 }
 
-impl Face {
+impl BlockConfig {
     /// What is offered to the driver.
     pub(crate) fn features(&self) -> u64 {
         let mut offered = feature::SEG_MAX
@@ -37,7 +37,7 @@ impl Face {
         if self.cache_switch {
             offered |= feature::CONFIG_WCE;
         }
-        if self.read_only || self.shape.limits.read_only {
+        if self.read_only || self.geometry.limits.read_only {
             offered | feature::RO
         } else {
             offered | feature::DISCARD | feature::WRITE_ZEROES
@@ -46,11 +46,11 @@ impl Face {
 
     /// The configuration space.
     pub(crate) fn config(&self, write_cache: bool) -> [u8; CONFIG_BYTES] {
-        let limits = self.shape.limits;
+        let limits = self.geometry.limits;
         let block = limits.preferred_block.clamp(512, 4096);
         let mut config = [0; CONFIG_BYTES];
         let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, &(self.shape.size_bytes / SECTOR_BYTES).to_le_bytes());
+        put(0, &(self.geometry.size_bytes / SECTOR_BYTES).to_le_bytes());
         put(
             12,
             &self.segments.min(DESCRIPTORS_MAX as u32 - 2).to_le_bytes(),

@@ -6,12 +6,12 @@
 use gaur_block::{Device, Errno, Payload, Request, Segments, SegmentsMut, Source, Target};
 
 use super::chain::Chain;
-use super::station::Station;
+use super::thread_context::ThreadContext;
 use super::wire::{self, RANGE_BYTES, RANGES_MAX, SECTOR_BYTES, kind, status};
 
-/// What the driver agreed to.
+/// How the requests of a ring are served, as the driver agreed to it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
+pub(super) struct RequestFlags {
     /// Nothing is written.
     pub(super) read_only: bool,
     /// Every write is durable when it completes.
@@ -19,34 +19,38 @@ pub(super) struct Terms {
 }
 
 /// Serves the request of `chain` and returns how many bytes of its memory were written.
-pub(super) async fn execute<D: Device>(station: &Station<D>, terms: Terms, chain: &Chain) -> u32 {
+pub(super) async fn execute<D: Device>(
+    context: &ThreadContext<D>,
+    flags: RequestFlags,
+    chain: &Chain,
+) -> u32 {
     let [k0, k1, k2, k3, _, _, _, _, sector @ ..] = chain.header();
     let kind = u32::from_le_bytes([k0, k1, k2, k3]);
     let sector = u64::from_le_bytes(sector);
     let outcome = match kind {
         kind::IN => {
             let target = chain.target();
-            match place(station, sector, target.len()) {
-                Ok(offset) => read(station, offset, target)
+            match place(context, sector, target.len()) {
+                Ok(offset) => read(context, offset, target)
                     .await
                     .map(|()| target.len() as u32),
                 Err(errno) => Err(errno),
             }
         }
-        kind::OUT | kind::DISCARD | kind::WRITE_ZEROES if terms.read_only => Err(Errno::EROFS),
-        kind::OUT => match place(station, sector, chain.source().len()) {
-            Ok(offset) => write(station, terms, offset, chain.source())
+        kind::OUT | kind::DISCARD | kind::WRITE_ZEROES if flags.read_only => Err(Errno::EROFS),
+        kind::OUT => match place(context, sector, chain.source().len()) {
+            Ok(offset) => write(context, flags, offset, chain.source())
                 .await
                 .map(|()| 0),
             Err(errno) => Err(errno),
         },
-        kind::FLUSH => station
+        kind::FLUSH => context
             .device
             .submit(Request::Flush, Payload::None)
             .await
             .map(|()| 0),
-        kind::GET_ID => Ok(identify(station, chain.target())),
-        kind::DISCARD | kind::WRITE_ZEROES => ranges(station, terms, kind, chain).await.map(|()| 0),
+        kind::GET_ID => Ok(identify(context, chain.target())),
+        kind::DISCARD | kind::WRITE_ZEROES => ranges(context, flags, kind, chain).await.map(|()| 0),
         _ => Err(Errno::EOPNOTSUPP),
     };
     let (code, written) = match outcome {
@@ -59,12 +63,12 @@ pub(super) async fn execute<D: Device>(station: &Station<D>, terms: Terms, chain
 }
 
 /// The byte offset of a transfer of `len` bytes at `sector`.
-fn place<D: Device>(station: &Station<D>, sector: u64, len: usize) -> Result<u64, Errno> {
+fn place<D: Device>(context: &ThreadContext<D>, sector: u64, len: usize) -> Result<u64, Errno> {
     let len = len as u64;
     let offset = sector.checked_mul(SECTOR_BYTES).ok_or(Errno::EINVAL)?;
     let end = offset.checked_add(len).ok_or(Errno::EINVAL)?;
     if !len.is_multiple_of(SECTOR_BYTES)
-        || end > station.device.size_bytes()
+        || end > context.device.size_bytes()
         || u32::try_from(len).is_err()
     {
         return Err(Errno::EINVAL);
@@ -74,16 +78,16 @@ fn place<D: Device>(station: &Station<D>, sector: u64, len: usize) -> Result<u64
 
 /// Fills `target` with what the device has from `offset_bytes` on.
 pub(super) async fn read<D: Device>(
-    station: &Station<D>,
+    context: &ThreadContext<D>,
     mut offset_bytes: u64,
     target: SegmentsMut<'_>,
 ) -> Result<(), Errno> {
     let mut rest = target;
     while !rest.is_empty() {
-        let (now, later) = rest.split_at(rest.len().min(station.transfer_max));
+        let (now, later) = rest.split_at(rest.len().min(context.transfer_max));
         let payload = Payload::Read(Target::Memory(now));
         let request = Request::Read { offset_bytes };
-        station.device.submit(request, payload).await?;
+        context.device.submit(request, payload).await?;
         offset_bytes += now.len() as u64;
         rest = later;
     }
@@ -92,20 +96,20 @@ pub(super) async fn read<D: Device>(
 
 /// Stores `source` at `offset_bytes`.
 pub(super) async fn write<D: Device>(
-    station: &Station<D>,
-    terms: Terms,
+    context: &ThreadContext<D>,
+    flags: RequestFlags,
     mut offset_bytes: u64,
     source: Segments<'_>,
 ) -> Result<(), Errno> {
     let mut rest = source;
     while !rest.is_empty() {
-        let (now, later) = rest.split_at(rest.len().min(station.transfer_max));
+        let (now, later) = rest.split_at(rest.len().min(context.transfer_max));
         let payload = Payload::Write(Source::Memory(now));
         let request = Request::Write {
             offset_bytes,
-            fua: terms.write_through,
+            fua: flags.write_through,
         };
-        station.device.submit(request, payload).await?;
+        context.device.submit(request, payload).await?;
         offset_bytes += now.len() as u64;
         rest = later;
     }
@@ -114,8 +118,8 @@ pub(super) async fn write<D: Device>(
 
 /// Discards or zeroes each of the ranges that the request lists.
 async fn ranges<D: Device>(
-    station: &Station<D>,
-    terms: Terms,
+    context: &ThreadContext<D>,
+    flags: RequestFlags,
     kind: u32,
     chain: &Chain,
 ) -> Result<(), Errno> {
@@ -128,36 +132,36 @@ async fn ranges<D: Device>(
     chain.source().copy_to(list);
     // Nothing is done unless all of it can be.
     for range in list.chunks_exact(RANGE_BYTES) {
-        range_request(station, terms, kind, range)?;
+        range_request(context, flags, kind, range)?;
     }
     for range in list.chunks_exact(RANGE_BYTES) {
-        let request = range_request(station, terms, kind, range)?;
-        station.device.submit(request, Payload::None).await?;
+        let request = range_request(context, flags, kind, range)?;
+        context.device.submit(request, Payload::None).await?;
     }
     Ok(())
 }
 
 fn range_request<D: Device>(
-    station: &Station<D>,
-    terms: Terms,
+    context: &ThreadContext<D>,
+    flags: RequestFlags,
     kind: u32,
     range: &[u8],
 ) -> Result<Request, Errno> {
     let raw = u128::from_le_bytes(range.try_into().map_err(|_| Errno::EINVAL)?);
-    let (sector, sectors, flags) = (raw as u64, (raw >> 64) as u32, (raw >> 96) as u32);
-    let unmap = flags & wire::RANGE_UNMAP != 0;
+    let (sector, sectors, range_flags) = (raw as u64, (raw >> 64) as u32, (raw >> 96) as u32);
+    let unmap = range_flags & wire::RANGE_UNMAP != 0;
     let (limit, known) = if kind == kind::DISCARD {
         (wire::DISCARD_MAX_SECTORS, 0)
     } else {
         (wire::ZEROES_MAX_SECTORS, wire::RANGE_UNMAP)
     };
-    if flags & !known != 0 {
+    if range_flags & !known != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
     let offset_bytes = sector.checked_mul(SECTOR_BYTES).ok_or(Errno::EINVAL)?;
     let len_bytes = u64::from(sectors) * SECTOR_BYTES;
     let end = offset_bytes.checked_add(len_bytes).ok_or(Errno::EINVAL)?;
-    if sectors > limit || end > station.device.size_bytes() {
+    if sectors > limit || end > context.device.size_bytes() {
         return Err(Errno::EINVAL);
     }
     Ok(if kind == kind::DISCARD {
@@ -169,15 +173,15 @@ fn range_request<D: Device>(
         Request::WriteZeroes {
             offset_bytes,
             len_bytes,
-            fua: terms.write_through,
+            fua: flags.write_through,
             may_unmap: unmap,
         }
     })
 }
 
 /// Copies the device's name to the guest, as much as it has room for.
-fn identify<D>(station: &Station<D>, room: SegmentsMut<'_>) -> u32 {
-    let len = station.serial.len().min(room.len());
-    room.split_at(len).0.copy_from(&station.serial[..len]);
+fn identify<D>(context: &ThreadContext<D>, room: SegmentsMut<'_>) -> u32 {
+    let len = context.serial.len().min(room.len());
+    room.split_at(len).0.copy_from(&context.serial[..len]);
     len as u32
 }

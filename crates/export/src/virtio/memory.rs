@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 
 use gaur_block::Errno;
 
-use super::lost::Watch;
+use super::sigbus::Watch;
 
 /// What the device does with memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +58,8 @@ pub(crate) trait GuestMemory: Send + Sync {
     /// The device has written there (for the log of dirty pages).
     fn written(&self, _address: u64, _len: usize) {}
 
-    /// Whether its owner has taken some of it away.
-    fn is_lost(&self) -> bool {
+    /// Whether its owner has truncated a file of it.
+    fn is_truncated(&self) -> bool {
         false
     }
 }
@@ -113,9 +113,9 @@ impl Mapping {
         })
     }
 
-    /// Whether the other side has made the file shorter, and somebody here has touched what is gone.
-    pub(crate) fn is_lost(&self) -> bool {
-        self.watch.is_lost()
+    /// Whether the other side has truncated the file, and a thread here has touched what is gone.
+    pub(crate) fn is_truncated(&self) -> bool {
+        self.watch.is_truncated()
     }
 
     /// Length in bytes.

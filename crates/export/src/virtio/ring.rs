@@ -14,7 +14,7 @@ use super::wire::{self, RING_MAX};
 
 /// Where the three parts of a ring are.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Places {
+pub(crate) struct RingAddresses {
     pub(crate) descriptors: NonNull<u8>,
     pub(crate) available: NonNull<u8>,
     pub(crate) used: NonNull<u8>,
@@ -23,16 +23,16 @@ pub(crate) struct Places {
 }
 
 // SAFETY: addresses in mapped memory; the memory travels with them in `Ring`'s owner.
-unsafe impl Send for Places {}
+unsafe impl Send for RingAddresses {}
 
-impl Places {
+impl RingAddresses {
     /// Checks the size of a ring and finds its parts with `find` (address, bytes, access), which
     /// answers only for memory that holds all the bytes in one run.
     pub(crate) fn find(
         size: u32,
         [descriptors, available, used]: [u64; 3],
         find: impl Fn(u64, usize, Access) -> Option<NonNull<u8>>,
-    ) -> Result<Places, String> {
+    ) -> Result<RingAddresses, String> {
         let size = u16::try_from(size)
             .ok()
             .filter(|size| size.is_power_of_two() && *size <= RING_MAX)
@@ -49,7 +49,7 @@ impl Places {
                     )
                 })
         };
-        Ok(Places {
+        Ok(RingAddresses {
             descriptors: part(
                 "descriptor table",
                 descriptors,
@@ -93,8 +93,8 @@ impl Descriptor {
 
 /// A ring that runs.
 pub(super) struct Ring {
-    places: Places,
-    /// Keeps the places mapped.
+    addresses: RingAddresses,
+    /// Keeps the addresses mapped.
     _memory: Arc<dyn GuestMemory>,
     event_idx: bool,
     /// The next entry of the available ring.
@@ -108,17 +108,17 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// The ring at `places`, which are in `memory`; the next request is `next`, or whatever comes
+    /// The ring at `addresses`, which are in `memory`; the next request is `next`, or whatever comes
     /// after those that were used and `in_flight` more.
     pub(super) fn new(
-        places: Places,
+        addresses: RingAddresses,
         memory: Arc<dyn GuestMemory>,
         event_idx: bool,
         next: Option<u16>,
         in_flight: u16,
     ) -> Ring {
         let mut ring = Ring {
-            places,
+            addresses,
             _memory: memory,
             event_idx,
             next: 0,
@@ -133,12 +133,12 @@ impl Ring {
     }
 
     pub(super) fn size(&self) -> u16 {
-        self.places.size
+        self.addresses.size
     }
 
     /// Length of the used ring in bytes.
     pub(super) fn used_bytes(&self) -> usize {
-        6 + 8 * usize::from(self.places.size)
+        6 + 8 * usize::from(self.addresses.size)
     }
 
     /// The next entry of the available ring.
@@ -156,7 +156,7 @@ impl Ring {
         if self.next == self.seen {
             self.seen = u16::from_le(self.available_index().load(Ordering::Acquire));
             let count = self.seen.wrapping_sub(self.next);
-            if count > self.places.size {
+            if count > self.addresses.size {
                 let (seen, next) = (self.seen, self.next);
                 self.seen = self.next;
                 return Err(Violation::AvailIndex { seen, next });
@@ -165,10 +165,10 @@ impl Ring {
                 return Ok(None);
             }
         }
-        let at = usize::from(self.next & (self.places.size - 1));
+        let at = usize::from(self.next & (self.addresses.size - 1));
         // SAFETY: an entry of the available ring, inside its run and aligned to 2.
         let head = unsafe {
-            let entries = self.places.available.as_ptr().add(4).cast::<u16>();
+            let entries = self.addresses.available.as_ptr().add(4).cast::<u16>();
             u16::from_le(entries.add(at).read_volatile())
         };
         self.check(head)?;
@@ -181,14 +181,14 @@ impl Ring {
         self.check(index)?;
         // SAFETY: the index is inside the table, whose run is aligned to 16.
         let bytes = unsafe {
-            let table = self.places.descriptors.as_ptr().cast::<[u8; 16]>();
+            let table = self.addresses.descriptors.as_ptr().cast::<[u8; 16]>();
             table.add(usize::from(index)).read_volatile()
         };
         Ok(Descriptor::from_bytes(bytes))
     }
 
     fn check(&self, index: u16) -> Result<(), Violation> {
-        let count = self.places.size;
+        let count = self.addresses.size;
         if index < count {
             Ok(())
         } else {
@@ -199,10 +199,10 @@ impl Ring {
     /// Enters a request that is done; the driver sees it after [`Ring::publish`].
     pub(super) fn push(&mut self, head: u16, written: u32) {
         let index = self.used.wrapping_add(self.pushed);
-        let at = usize::from(index & (self.places.size - 1));
+        let at = usize::from(index & (self.addresses.size - 1));
         // SAFETY: an entry of the used ring, inside its run, which is aligned to 4.
         unsafe {
-            let entries = self.places.used.as_ptr().add(4).cast::<u32>();
+            let entries = self.addresses.used.as_ptr().add(4).cast::<u32>();
             let entry = entries.add(2 * at);
             entry.write_volatile(u32::from(head).to_le());
             entry.add(1).write_volatile(written.to_le());
@@ -228,45 +228,48 @@ impl Ring {
         // The driver changes its mind first and looks at the used index then; this is the other side.
         fence(Ordering::SeqCst);
         if !self.event_idx {
-            let flags = self.half(self.places.available, 0).load(Ordering::Relaxed);
+            let flags = self
+                .half(self.addresses.available, 0)
+                .load(Ordering::Relaxed);
             return u16::from_le(flags) & wire::AVAIL_NO_INTERRUPT == 0;
         }
-        let end = 4 + 2 * usize::from(self.places.size);
+        let end = 4 + 2 * usize::from(self.addresses.size);
         let event = self
-            .half(self.places.available, end)
+            .half(self.addresses.available, end)
             .load(Ordering::Relaxed);
         let behind = self.used.wrapping_sub(u16::from_le(event)).wrapping_sub(1);
         behind < count
     }
 
-    /// Asks the driver for no kicks.
-    pub(super) fn silence(&self) {
+    /// Asks the driver for no notifications (kicks).
+    pub(super) fn disable_notification(&self) {
         if !self.event_idx {
-            let flags = self.half(self.places.used, 0);
+            let flags = self.half(self.addresses.used, 0);
             flags.store(wire::USED_NO_NOTIFY.to_le(), Ordering::Relaxed);
         }
         // With event indices the last one asked for is in the past as soon as it was reached.
     }
 
-    /// Asks for a kick when there is a request; `false` when there is one already.
-    pub(super) fn listen(&self) -> bool {
+    /// Asks for a notification when there is a request; `false` when there is one already.
+    pub(super) fn enable_notification(&self) -> bool {
         if self.event_idx {
-            let end = 4 + 8 * usize::from(self.places.size);
-            let event = self.half(self.places.used, end);
+            let end = 4 + 8 * usize::from(self.addresses.size);
+            let event = self.half(self.addresses.used, end);
             event.store(self.next.to_le(), Ordering::Relaxed);
         } else {
-            self.half(self.places.used, 0).store(0, Ordering::Relaxed);
+            self.half(self.addresses.used, 0)
+                .store(0, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
         u16::from_le(self.available_index().load(Ordering::Acquire)) == self.next
     }
 
     fn available_index(&self) -> &AtomicU16 {
-        self.half(self.places.available, 2)
+        self.half(self.addresses.available, 2)
     }
 
     fn used_index(&self) -> &AtomicU16 {
-        self.half(self.places.used, 2)
+        self.half(self.addresses.used, 2)
     }
 
     /// A 16-bit field of one of the two rings.

@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status};
+use gaur_export::Server;
 use gaur_export::device::Memory;
-use gaur_export::fuse::{Options, Server};
+use gaur_export::fuse::{self, Options};
 use gaur_export::{Front, ServeError};
 
 pub type Lines = Arc<Mutex<Vec<String>>>;
@@ -98,7 +99,7 @@ pub fn cover<D>(options: Options, device: D) -> Server
 where
     D: Device + Clone + Send + Sync + 'static,
 {
-    Server::start(options, move |_| Ok(device.clone())).expect("it can be covered")
+    fuse::start(options, move |_| Ok(device.clone())).expect("it can be covered")
 }
 
 /// Stops in order.

@@ -36,7 +36,7 @@ pub fn start(request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Fa
         options.resize = Some(Arc::new(move |size_bytes| resize(&image, size_bytes)));
     }
     let name = image.name().to_owned();
-    match fuse::Server::start(options, move |_| Ok(image.device())) {
+    match fuse::start(options, move |_| Ok(image.device())) {
         Ok(server) => Ok(Box::new(server)),
         Err(error) => Err(Failure::about(&name, error.to_string())),
     }

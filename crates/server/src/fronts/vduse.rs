@@ -34,7 +34,7 @@ pub fn start(request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Fa
     options.read_only = image.read_only();
     options.log = image.log();
     let name = image.name().to_owned();
-    let server = vduse::Server::start(options, move |_| Ok(image.device()));
+    let server = vduse::start(options, move |_| Ok(image.device()));
     match server {
         Ok(server) => Ok(Box::new(server)),
         Err(error) => Err(Failure::about(&name, error.to_string())),

@@ -35,7 +35,7 @@ pub fn start(request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Fa
         options.inflight_file = kept::in_flight(&request.socket).ok();
     }
     let name = image.name().to_owned();
-    let server = vhost_user::Server::start(options, move |_| Ok(image.device()));
+    let server = vhost_user::start(options, move |_| Ok(image.device()));
     match server {
         Ok(server) => Ok(Box::new(server)),
         Err(error) => Err(Failure::about(&name, error.to_string())),

@@ -3,8 +3,8 @@
 use gaur_block::{Device, Errno, Payload, Request as Ask, Source, Target};
 use gaur_reactor::yield_now;
 
-use super::post::Post;
-use super::slot::Slot;
+use super::reader::Reader;
+use super::request_buffer::RequestBuffer;
 use crate::fuse::proto::wire::{file, open_flag};
 use crate::fuse::proto::{Change, Head, Operation, Reply, Request, Whence};
 
@@ -21,32 +21,32 @@ pub(super) enum Answer {
     Data(Reply, usize),
 }
 
-/// Serves a request whose bytes lie in the slot, where the payload of the answer goes too.
+/// Serves a request whose bytes lie in the buffer, where the payload of the answer goes too.
 pub(super) async fn run<D: Device + 'static>(
-    post: &Post<D>,
-    slot: &mut Slot,
+    reader: &Reader<D>,
+    buffer: &mut RequestBuffer,
     request: &Request,
 ) -> Answer {
-    let worker = Worker { post };
-    match worker.run(slot, request).await {
+    let worker = Worker { reader };
+    match worker.run(buffer, request).await {
         Ok(answer) => answer,
         Err(errno) => Answer::Reply(Reply::error(&request.head, errno)),
     }
 }
 
 struct Worker<'a, D> {
-    post: &'a Post<D>,
+    reader: &'a Reader<D>,
 }
 
 impl<D: Device + 'static> Worker<'_, D> {
-    async fn run(&self, slot: &mut Slot, request: &Request) -> Result<Answer, Errno> {
+    async fn run(&self, buffer: &mut RequestBuffer, request: &Request) -> Result<Answer, Errno> {
         let head = &request.head;
         let reply = match request.operation {
             Operation::Read {
                 offset_bytes,
                 len_bytes,
             } => {
-                let len = self.read(slot, offset_bytes, len_bytes).await?;
+                let len = self.read(buffer, offset_bytes, len_bytes).await?;
                 return Ok(Answer::Data(Reply::data(head, len), len));
             }
             Operation::Write {
@@ -54,7 +54,7 @@ impl<D: Device + 'static> Worker<'_, D> {
                 len_bytes,
                 fua,
             } => {
-                let written = self.write(slot, offset_bytes, len_bytes, fua).await?;
+                let written = self.write(buffer, offset_bytes, len_bytes, fua).await?;
                 Reply::written(head, written)
             }
             // It was agreed on when the file was mounted.
@@ -66,7 +66,7 @@ impl<D: Device + 'static> Worker<'_, D> {
             }
             Operation::Open { write } => Reply::open(head, self.open(write)?),
             Operation::Flush => {
-                if !self.post.file.read_only {
+                if !self.reader.file.read_only {
                     self.ask(Ask::Flush).await?;
                 }
                 Reply::done(head)
@@ -90,27 +90,27 @@ impl<D: Device + 'static> Worker<'_, D> {
     }
 
     fn size(&self) -> u64 {
-        self.post.device.size_bytes()
+        self.reader.device.size_bytes()
     }
 
     fn attributes(&self, head: &Head) -> Reply {
-        Reply::attributes(head, &self.post.file.attributes(self.size()))
+        Reply::attributes(head, &self.reader.file.attributes(self.size()))
     }
 
     async fn ask(&self, request: Ask) -> Result<(), Errno> {
-        self.post.device.submit(request, Payload::None).await
+        self.reader.device.submit(request, Payload::None).await
     }
 
     fn writable(&self) -> Result<(), Errno> {
-        if self.post.file.read_only {
+        if self.reader.file.read_only {
             return Err(Errno::EROFS);
         }
-        self.post.file.touch();
+        self.reader.file.touch();
         Ok(())
     }
 
     fn open(&self, write: bool) -> Result<u32, Errno> {
-        if write && self.post.file.read_only {
+        if write && self.reader.file.read_only {
             return Err(Errno::EROFS);
         }
         // The disk has a cache of its own, and programs expect of a disk that what others write by
@@ -126,17 +126,17 @@ impl<D: Device + 'static> Worker<'_, D> {
     /// Fills the payload; returns how much of it, less than was asked for at the end of the file.
     async fn read(
         &self,
-        slot: &mut Slot,
+        buffer: &mut RequestBuffer,
         offset_bytes: u64,
         len_bytes: u32,
     ) -> Result<usize, Errno> {
         let left = self.size().saturating_sub(offset_bytes);
         let len = u64::from(len_bytes).min(left) as usize;
         let mut offset_bytes = offset_bytes;
-        for piece in slot.payload()[..len].chunks_mut(self.post.max_transfer) {
+        for piece in buffer.payload()[..len].chunks_mut(self.reader.max_transfer) {
             let len_bytes = piece.len() as u64;
             let payload = Payload::Read(Target::memory(piece));
-            self.post
+            self.reader
                 .device
                 .submit(Ask::Read { offset_bytes }, payload)
                 .await?;
@@ -149,7 +149,7 @@ impl<D: Device + 'static> Worker<'_, D> {
     /// not grow.
     async fn write(
         &self,
-        slot: &mut Slot,
+        buffer: &mut RequestBuffer,
         offset_bytes: u64,
         len_bytes: u32,
         fua: bool,
@@ -157,15 +157,15 @@ impl<D: Device + 'static> Worker<'_, D> {
         self.writable()?;
         let len = self.room(offset_bytes, u64::from(len_bytes)).await? as usize;
         // In several pieces one flush at the end is cheaper than each piece being durable by itself.
-        let split = len > self.post.max_transfer;
+        let split = len > self.reader.max_transfer;
         let mut offset_bytes = offset_bytes;
-        for piece in slot.payload()[..len].chunks(self.post.max_transfer) {
+        for piece in buffer.payload()[..len].chunks(self.reader.max_transfer) {
             let request = Ask::Write {
                 offset_bytes,
                 fua: fua && !split,
             };
             let payload = Payload::Write(Source::memory(piece));
-            self.post.device.submit(request, payload).await?;
+            self.reader.device.submit(request, payload).await?;
             offset_bytes += piece.len() as u64;
         }
         if fua && split {
@@ -180,8 +180,8 @@ impl<D: Device + 'static> Worker<'_, D> {
         if end <= self.size() {
             return Ok(len_bytes);
         }
-        if self.post.line.resizable() {
-            self.post.line.grow(end).await?;
+        if self.reader.resizer.resizable {
+            self.reader.resizer.resize(end, true).await?;
         }
         match self.size().saturating_sub(offset_bytes).min(len_bytes) {
             0 if len_bytes > 0 => Err(Errno::ENOSPC),
@@ -190,17 +190,17 @@ impl<D: Device + 'static> Worker<'_, D> {
     }
 
     async fn set_attributes(&self, change: &Change) -> Result<(), Errno> {
-        self.post.file.check(change)?;
+        self.reader.file.check(change)?;
         if let Some(size_bytes) = change.size_bytes
             && size_bytes != self.size()
         {
             self.writable()?;
-            if !self.post.line.resizable() {
+            if !self.reader.resizer.resizable {
                 return Err(Errno::EPERM);
             }
-            self.post.line.resize(size_bytes).await?;
+            self.reader.resizer.resize(size_bytes, false).await?;
         }
-        self.post.file.change(change)
+        self.reader.file.change(change)
     }
 
     async fn allocate(&self, offset_bytes: u64, len_bytes: u64, mode: u32) -> Result<(), Errno> {
@@ -259,14 +259,14 @@ impl<D: Device + 'static> Worker<'_, D> {
                 break;
             }
             let left = size - at;
-            let found = self.post.device.status(at, left).await?;
+            let found = self.reader.device.status(at, left).await?;
             if found.zero == (whence == Whence::Hole) {
                 return Ok(at);
             }
             at += found.len_bytes.clamp(1, left);
             lookups += 1;
             if lookups.is_multiple_of(LOOKUPS_BETWEEN_YIELDS) {
-                if self.post.over() {
+                if self.reader.over() {
                     return Err(Errno::EIO);
                 }
                 yield_now().await;

@@ -13,6 +13,7 @@ use super::options::{AllowOther, Options};
 use super::{device, fusermount};
 use crate::error::ServeError;
 use crate::fuse::proto::wire::PAYLOAD_MAX;
+use crate::serve::say;
 
 /// What the mount is called in lists of mounts, and what such mounts are recognised by.
 const SOURCE: &CStr = c"gaur";
@@ -57,15 +58,18 @@ pub(super) fn prepare(options: &Options) -> Result<PathBuf, ServeError> {
             (Err(errno), true) if is_gone(errno) => {
                 take_away(&path, libc::MNT_DETACH, false)
                     .map_err(|errno| refused(given, format_args!("{STALE}: {errno}")))?;
-                options.say(&format!("{}: uncovered, {STALE}", given.display()));
+                say(
+                    &options.log,
+                    &format!("{}: uncovered, {STALE}", given.display()),
+                );
             }
             (Err(errno), false) if is_gone(errno) => return Err(refused(given, STALE_OTHER)),
             _ => return Err(refused(given, "is covered by a mount of FUSE already")),
         }
     }
-    let facts =
+    let metadata =
         std::fs::metadata(&path).map_err(|error| refused(given, format_args!("{error}")))?;
-    if !facts.is_file() {
+    if !metadata.is_file() {
         return Err(refused(given, "is not a regular file"));
     }
     Ok(path)

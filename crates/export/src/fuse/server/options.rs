@@ -1,12 +1,10 @@
-//! What an export as a file is told when it starts.
+//! Options of an export as a file.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::ServeError;
-
-/// Takes one line about the export.
-pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+use crate::serve::Log;
 
 /// Changes the size of the disk to so many bytes, or says why not. A disk may round the size up.
 /// It is called on a thread of its own, one call at a time.
@@ -71,11 +69,5 @@ impl Options {
             return Err(ServeError::new("the queue depth must be 1 to 4096"));
         }
         Ok(())
-    }
-
-    pub(super) fn say(&self, line: &str) {
-        if let Some(log) = &self.log {
-            log(line);
-        }
     }
 }

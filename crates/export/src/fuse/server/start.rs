@@ -1,177 +1,169 @@
-//! Starting an export as a file, and the handle of one that runs.
+//! Starting an export as a file.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use gaur_block::{Device, Errno};
-use gaur_reactor::{Stop, block_on};
+use gaur_block::{Device, Errno, Payload, Request};
+use gaur_reactor::{Either, Stop, ThreadsConfig, race};
 
-use super::crew::{Briefing, Crew};
+use super::control::{Control, Message, Notifier, Resizer};
 use super::device::{self, Received};
 use super::file::File;
-use super::keeper::{Keeper, Line, Message, Teller};
 use super::mount::{self, Mount};
 use super::options::Options;
-use super::slot::Slot;
+use super::reader::Reader;
+use super::request_buffer::RequestBuffer;
 use crate::error::ServeError;
-use crate::front::Front;
 use crate::fuse::proto::{self, Operation, Reply, Terms};
+use crate::serve::{Channel, OnDrop, Prepared, Server, Transport};
 
 /// How long the kernel may take for its first request. It sends it while it mounts.
 const FIRST_REQUEST_LIMIT: Duration = Duration::from_secs(10);
 
-/// A file that is a disk.
-pub struct Server {
-    path: PathBuf,
-    mount: Arc<Mount>,
-    to_keeper: Mutex<Sender<Message>>,
-    teller: Arc<Teller>,
-    keeper: Option<JoinHandle<Result<(), ServeError>>>,
-    ended: Stop,
-    force: Stop,
-    asked: AtomicBool,
+/// What a thread needs to serve the mounted file.
+struct ThreadStart {
+    descriptor: OwnedFd,
+    file: Arc<File>,
+    resizer: Resizer,
+    depth: u32,
+    /// Raised when no more requests are to be taken.
+    drain: Stop,
+    /// Raised when nothing is to be waited for.
+    now: Stop,
 }
 
-impl Server {
-    /// Covers the file; when this returns, the disk is there. `devices` makes each serving thread's
-    /// queue of the disk.
-    ///
-    /// # Errors
-    /// When there is no regular file at the path, it cannot be covered, or a device cannot be made.
-    pub fn start<D, F>(options: Options, devices: F) -> Result<Server, ServeError>
-    where
-        D: Device + 'static,
-        F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
-    {
-        options.check()?;
-        let options = Arc::new(options);
-        let path = mount::prepare(&options)?;
-        let (to_keeper, messages) = mpsc::channel();
-        let briefing = Briefing {
-            options: options.clone(),
-            line: Line {
-                to: to_keeper.clone(),
+/// Covers the file; when this returns, the disk is there. `devices` makes each serving thread's
+/// queue of the disk. They are made before the file is mounted: they may open files, and one of these may
+/// be the one that the mount will cover.
+///
+/// # Errors
+/// When there is no regular file at the path, it cannot be covered, or a device cannot be made.
+pub fn start<D, F>(options: Options, devices: F) -> Result<Server, ServeError>
+where
+    D: Device + 'static,
+    F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
+{
+    options.check()?;
+    let options = Arc::new(options);
+    let path = mount::prepare(&options)?;
+    let config = ThreadsConfig {
+        count: options.threads,
+        pin: false,
+        name: "fuse".to_owned(),
+        reactor: options.reactor,
+    };
+    let make = move |thread| {
+        let device = Rc::new(devices(thread)?);
+        let limits = device.limits();
+        Ok((device, limits))
+    };
+    let prepared = Prepared::start(&config, make, serve_on_thread::<D>)?;
+    let limits = prepared.report;
+    let read_only = options.read_only || limits.read_only;
+    let (mount, descriptor, descriptors) = match cover(path, &options, read_only) {
+        Ok(covered) => covered,
+        Err(error) => {
+            prepared.dismiss();
+            return Err(error);
+        }
+    };
+    let file = Arc::new(File::new(read_only, limits.preferred_block));
+    let export = Export {
+        place: options.path.display().to_string(),
+        mount: Arc::new(mount),
+        notifier: Arc::new(Notifier::new(descriptor)),
+    };
+    let (mount, notifier) = (export.mount.clone(), export.notifier.clone());
+    let (name, place) = ("fuse-control".to_owned(), export.place.clone());
+    Server::spawn(name, place, Box::new(export), async move |switch| {
+        let (messages, drain) = (Channel::new(), Stop::new());
+        let starts = descriptors.into_iter().map(|descriptor| ThreadStart {
+            descriptor,
+            file: file.clone(),
+            resizer: Resizer {
+                control: messages.clone(),
                 resizable: options.resize.is_some(),
             },
-            drain: Stop::new(),
-            force: Stop::new(),
-        };
-        let crew = Crew::start(&briefing, devices)?;
-        let read_only = options.read_only || crew.limits.read_only;
-        let mounted = cover(path, &options, read_only);
-        let (mount, descriptor, descriptors) = match mounted {
-            Ok(mounted) => mounted,
-            Err(error) => {
-                // It has done nothing yet.
-                let _ = crew.dismiss();
-                return Err(error);
-            }
-        };
-        let file = Arc::new(File::new(read_only, crew.limits.preferred_block));
-        crew.serve(descriptors, &file);
-        let mount = Arc::new(mount);
-        let teller = Arc::new(Teller::new(descriptor));
-        let ended = Stop::new();
-        let keeper = Keeper {
-            options: options.clone(),
-            mount: mount.clone(),
-            crew,
-            teller: teller.clone(),
-            messages,
-            drain: briefing.drain.clone(),
-        };
-        let raised = ended.clone();
-        let keeper = std::thread::Builder::new()
-            .name("fuse-keeper".to_owned())
-            .spawn(move || {
-                let _raise = Raise(raised);
-                keeper.run()
-            })
-            .map_err(|error| ServeError::new(format!("cannot start a thread: {error}")))?;
-        Ok(Server {
-            path: options.path.clone(),
+            depth: options.depth,
+            drain: drain.clone(),
+            now: switch.now.clone(),
+        });
+        let control = Control {
+            threads: prepared.serve(starts),
+            options,
             mount,
-            to_keeper: Mutex::new(to_keeper),
-            teller,
-            keeper: Some(keeper),
-            ended,
-            force: briefing.force,
-            asked: AtomicBool::new(false),
+            notifier,
+            messages: messages.clone(),
+            stop: switch.drain,
+            drain: drain.clone(),
+        };
+        control.run().await
+    })
+}
+
+/// What a serving thread does.
+async fn serve_on_thread<D: Device + 'static>(
+    device: Rc<D>,
+    start: ThreadStart,
+) -> Result<(), ServeError> {
+    let ThreadStart { drain, now, .. } = start;
+    let control = start.resizer.control.clone();
+    let _ended = OnDrop(|| control.put(Message::ThreadEnded));
+    let read_only = start.file.read_only;
+    let reader = Reader::new(device.clone(), start.file, start.resizer, start.descriptor);
+    let reader = Rc::new(reader);
+    let watched = reader.clone();
+    gaur_reactor::spawn(async move {
+        drain.stopped().await;
+        watched.close();
+    });
+    let (watched, over) = (reader.clone(), Stop::new());
+    let until = over.clone();
+    gaur_reactor::spawn(async move {
+        if let Either::Left(()) = race(now.stopped(), until.stopped()).await {
+            watched.hang_up();
+        }
+    });
+    let served = reader.run(start.depth).await;
+    over.stop();
+    let served = served.map_err(|errno| ServeError::because("serving the file failed", errno));
+    let flushed = if read_only {
+        Ok(())
+    } else {
+        device.submit(Request::Flush, Payload::None).await
+    };
+    let flushed =
+        flushed.map_err(|errno| ServeError::because("the last flush of the disk failed", errno));
+    served.and(flushed)
+}
+
+/// What the handle of the export can do.
+struct Export {
+    place: String,
+    mount: Arc<Mount>,
+    notifier: Arc<Notifier>,
+}
+
+impl Transport for Export {
+    fn resized(&self) -> Result<(), ServeError> {
+        let told = self.notifier.notify(&Reply::forget_attributes());
+        told.map_err(|errno| {
+            ServeError::because("the kernel cannot be told of the new size", errno)
         })
     }
 
-    fn join(&mut self) -> Result<(), ServeError> {
-        block_on(self.ended.stopped());
-        if self.force.is_stopped() {
-            let what = "stopped at once, what was not flushed may be lost";
-            return Err(ServeError::new(format!("{}: {what}", self.path.display())));
-        }
-        match self.keeper.take().map(JoinHandle::join) {
-            None => Ok(()),
-            Some(Ok(outcome)) => outcome,
-            Some(Err(_)) => Err(ServeError::new("a thread of the export failed")),
-        }
-    }
-}
-
-/// Raised at the end, also of a panic.
-struct Raise(Stop);
-
-impl Drop for Raise {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
-}
-
-impl Front for Server {
-    fn place(&self) -> String {
-        self.path.display().to_string()
+    fn cut_off(&self) -> Result<(), ServeError> {
+        self.notifier.close();
+        self.mount.abort();
+        let what = "stopped at once, what was not flushed may be lost";
+        Err(ServeError::new(format!("{}: {what}", self.place)))
     }
 
-    fn resized(&self) -> Result<(), ServeError> {
-        self.teller
-            .tell(&Reply::forget_attributes())
-            .map_err(|errno| {
-                ServeError::because("the kernel cannot be told of the new size", errno)
-            })
-    }
-
-    fn stop(&self) {
-        if !self.asked.swap(true, Ordering::AcqRel) {
-            let to_keeper = self.to_keeper.lock();
-            // A keeper that has gone has stopped.
-            let _ = to_keeper
-                .unwrap_or_else(PoisonError::into_inner)
-                .send(Message::Stop);
-        } else if !self.ended.is_stopped() {
-            self.force.stop();
-            self.teller.close();
-            self.mount.abort();
-            self.ended.stop();
-        }
-    }
-
-    fn ended(&self) -> Stop {
-        self.ended.clone()
-    }
-
-    fn finish(mut self: Box<Self>) -> Result<(), ServeError> {
-        self.join()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        if self.keeper.is_some() && !self.force.is_stopped() {
-            self.stop();
-            // Whoever wanted to know of an error has called `finish`.
-            let _ = self.join();
-        }
+    fn ends_with_handle(&self) -> bool {
+        true
     }
 }
 
@@ -190,7 +182,7 @@ fn cover(
     let max_background = u16::try_from(at_once).unwrap_or(u16::MAX);
     greet(&descriptor, max_background).map_err(|reason| refused(&reason))?;
     let another = || {
-        // Whoever could not open the device shares the descriptor that somebody else opened.
+        // Without the right to open the device, threads share the descriptor that the helper opened.
         let cloned = device::clone(descriptor.as_fd()).map_err(drop);
         cloned.or_else(|()| descriptor.try_clone())
     };
@@ -202,18 +194,18 @@ fn cover(
 /// Answers the kernel's first request.
 fn greet(descriptor: &OwnedFd, max_background: u16) -> Result<(), String> {
     let failed = |errno: Errno| format!("the kernel's device fails: {errno}");
-    let mut slot = Slot::new().map_err(failed)?;
+    let mut buffer = RequestBuffer::new().map_err(failed)?;
     loop {
         if !device::wait(descriptor.as_fd(), FIRST_REQUEST_LIMIT).map_err(failed)? {
             return Err("the kernel does not begin to speak".to_owned());
         }
-        let received = device::receive(descriptor.as_fd(), slot.request()).map_err(failed)?;
+        let received = device::receive(descriptor.as_fd(), buffer.request()).map_err(failed)?;
         let len = match received {
             Received::Request(len) => len,
             Received::Nothing => continue,
             Received::End => return Err("it was unmounted at once".to_owned()),
         };
-        let request = proto::parse(slot.request().get(..len).unwrap_or_default());
+        let request = proto::parse(buffer.request().get(..len).unwrap_or_default());
         let Ok(request) = request else {
             return Err("the kernel's first request is none".to_owned());
         };

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use gaur_reactor::{Config, Descriptor, block_on};
 
 use crate::device::Memory;
-use crate::virtio::crew::{Crew, CrewOptions, Rings};
+use crate::serve::ServingThreads;
 use crate::virtio::inflight::{InflightLog, log_bytes};
 use crate::virtio::memory::{Access, GuestMemory, Mapping, Run};
-use crate::virtio::order::{Bell, Setup};
-use crate::virtio::ring::Places;
+use crate::virtio::ring::RingAddresses;
+use crate::virtio::ring_command::{CallNotifier, RingSetup};
+use crate::virtio::rings::{self, Rings, RingsOptions};
 use crate::virtio::wire::{descriptor, feature};
 
 pub(super) const RING: u16 = 16;
@@ -44,8 +45,8 @@ impl GuestMemory for Guest {
         self.mapping.run(address, len)
     }
 
-    fn is_lost(&self) -> bool {
-        self.mapping.is_lost()
+    fn is_truncated(&self) -> bool {
+        self.mapping.is_truncated()
     }
 }
 
@@ -70,10 +71,10 @@ pub(super) fn event() -> OwnedFd {
 }
 
 fn raise(event: &OwnedFd) {
-    crate::virtio::order::raise(event);
+    crate::virtio::ring_command::raise(event);
 }
 
-/// What an event counter has counted since it was looked at.
+/// What an eventfd has counted since it was read.
 pub(super) fn count(event: &OwnedFd) -> u64 {
     let mut count = 0_u64;
     // SAFETY: the pointer is to 8 bytes.
@@ -93,7 +94,7 @@ pub(super) struct DriverRing {
 
 pub(super) struct Machine {
     pub(super) guest: Arc<Guest>,
-    crew: Option<Crew>,
+    threads: Option<ServingThreads>,
     pub(super) control: Rings,
     pub(super) rings: Vec<DriverRing>,
     pub(super) lines: Arc<Mutex<Vec<String>>>,
@@ -115,19 +116,22 @@ impl Machine {
             let lines = lines.clone();
             move |line: &str| lines.lock().expect("no panic").push(line.to_owned())
         };
-        let crew = Crew::start(
-            CrewOptions {
+        let log: crate::Log = Arc::new(log);
+        let prepared = rings::prepare(
+            RingsOptions {
                 name: "test",
                 threads: 1,
                 rings: 2,
                 reactor: Config::default(),
                 read_only: false,
                 serial: "a serial number".to_owned(),
-                log: Some(Arc::new(log)),
+                log: Some(log.clone()),
             },
             move |_| Ok(device.clone()),
         )
         .expect("threads can be started");
+        let control = Rings::new(2, Some(log));
+        let threads = prepared.serve(control.on_threads(1));
         let ring = |index: u64| DriverRing {
             base: 0x1000 + 0x1000 * index,
             available: 0,
@@ -139,8 +143,8 @@ impl Machine {
         let (mapping, file) = shared(MEMORY_BYTES);
         Machine {
             guest: Arc::new(Guest { mapping, file }),
-            control: crew.rings(),
-            crew: Some(crew),
+            control,
+            threads: Some(threads),
             rings: vec![ring(0), ring(1)],
             lines,
             logs: Arc::new(shared(2 * log_bytes(RING)).0),
@@ -151,14 +155,14 @@ impl Machine {
         let own = &self.rings[ring];
         let memory: Arc<dyn GuestMemory> = self.guest.clone();
         let parts = [own.base, own.base + 0x400, own.base + 0x800];
-        let places = Places::find(u32::from(RING), parts, |at, len, access| {
+        let addresses = RingAddresses::find(u32::from(RING), parts, |at, len, access| {
             let run = memory.run(at, len, access)?;
             (run.len == len).then_some(run.start)
         });
         let clone = |fd: &OwnedFd| fd.try_clone().expect("descriptors can be duplicated");
         let log = InflightLog::open(&self.logs, (ring * log_bytes(RING)) as u64, RING);
-        let setup = Setup {
-            places: places.expect("the ring is in memory"),
+        let setup = RingSetup {
+            addresses: addresses.expect("the ring is in memory"),
             memory,
             next: Some(own.available),
             features,
@@ -166,7 +170,7 @@ impl Machine {
             log: Some(log.expect("there is room for a log")),
             used_address: None,
             kick: Descriptor::new(clone(&own.kick)),
-            bell: Bell::Event(clone(&own.call)),
+            call: CallNotifier::Event(clone(&own.call)),
             error: Some(clone(&own.error)),
         };
         self.control.start(ring, setup);
@@ -310,9 +314,9 @@ impl Drop for Machine {
         for ring in 0..2 {
             self.stop(ring);
         }
-        self.control.dismiss();
-        if let Some(crew) = self.crew.take() {
-            crew.threads.join();
+        self.control.end();
+        if let Some(threads) = self.threads.take() {
+            threads.join();
         }
     }
 }

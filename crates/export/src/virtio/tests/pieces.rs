@@ -9,12 +9,12 @@ use gaur_reactor::{Config, Reactor, yield_now};
 
 use super::random::Random;
 use crate::device::Memory;
-use crate::virtio::execute::{Terms, read, write};
-use crate::virtio::station::Station;
+use crate::virtio::execute::{RequestFlags, read, write};
+use crate::virtio::thread_context::ThreadContext;
 
 const DISK_BYTES: usize = 4 << 20;
 const TRANSFER_MAX: usize = 300 << 10;
-const TERMS: Terms = Terms {
+const TERMS: RequestFlags = RequestFlags {
     read_only: false,
     write_through: false,
 };
@@ -116,18 +116,26 @@ impl Pieces {
     }
 }
 
-async fn write_pieces(station: &Station<Slow>, at: usize, pieces: &Pieces) -> Result<(), Errno> {
+async fn write_pieces(
+    context: &ThreadContext<Slow>,
+    at: usize,
+    pieces: &Pieces,
+) -> Result<(), Errno> {
     let list = pieces.source();
-    write(station, TERMS, at as u64, Segments::from(&list[..])).await
+    write(context, TERMS, at as u64, Segments::from(&list[..])).await
 }
 
-async fn read_pieces(station: &Station<Slow>, at: usize, pieces: &mut Pieces) -> Result<(), Errno> {
+async fn read_pieces(
+    context: &ThreadContext<Slow>,
+    at: usize,
+    pieces: &mut Pieces,
+) -> Result<(), Errno> {
     let mut list = pieces.target();
-    read(station, at as u64, SegmentsMut::from(&mut list[..])).await
+    read(context, at as u64, SegmentsMut::from(&mut list[..])).await
 }
 
-fn station(seed: u64) -> Station<Slow> {
-    Station::new(Slow::new(seed), false, "", None)
+fn context(seed: u64) -> ThreadContext<Slow> {
+    ThreadContext::new(Slow::new(seed), false, "", None)
 }
 
 fn on_a_reactor(test: impl Future<Output = ()>) {
@@ -136,7 +144,7 @@ fn on_a_reactor(test: impl Future<Output = ()>) {
 }
 
 /// Writes and reads pieces of any length anywhere; what is read is what was written.
-async fn write_and_read(station: &Station<Slow>, random: &mut Random) {
+async fn write_and_read(context: &ThreadContext<Slow>, random: &mut Random) {
     let mut expected = vec![0; DISK_BYTES];
     for _ in 0..20 {
         let longest = [512, 5000, 70_000, 300_000][random.below(4) as usize];
@@ -144,13 +152,13 @@ async fn write_and_read(station: &Station<Slow>, random: &mut Random) {
         let at = random.below((DISK_BYTES - len) as u64) as usize;
         let mut source = Pieces::new(random, len, longest);
         source.fill(random);
-        let done = write_pieces(station, at, &source).await;
+        let done = write_pieces(context, at, &source).await;
         assert_eq!(done, Ok(()));
         expected[at..at + len].copy_from_slice(&source.bytes());
         let len = 1 + random.below(1 << 20) as usize;
         let at = random.below((DISK_BYTES - len) as u64) as usize;
         let mut target = Pieces::new(random, len, longest);
-        let done = read_pieces(station, at, &mut target).await;
+        let done = read_pieces(context, at, &mut target).await;
         assert_eq!(done, Ok(()));
         assert!(target.bytes() == expected[at..at + len]);
     }
@@ -159,31 +167,31 @@ async fn write_and_read(station: &Station<Slow>, random: &mut Random) {
 #[test]
 fn they_come_and_go_in_whatever_order() {
     for seed in 1..4 {
-        let station = station(seed);
-        on_a_reactor(write_and_read(&station, &mut Random(seed + 10)));
+        let context = context(seed);
+        on_a_reactor(write_and_read(&context, &mut Random(seed + 10)));
     }
 }
 
 #[test]
 fn a_failure_is_of_its_request_alone() {
-    let station = station(4);
+    let context = context(4);
     let mut random = Random(14);
     on_a_reactor(async {
         let mut pieces = Pieces::new(&mut random, 1 << 20, 5000);
         pieces.fill(&mut random);
         for fails in [0..1, 400_000..700_000, (1 << 20) - 150_000..1 << 20] {
-            station.device.fails.replace(fails.clone());
-            let failed = write_pieces(&station, 0, &pieces).await;
+            context.device.fails.replace(fails.clone());
+            let failed = write_pieces(&context, 0, &pieces).await;
             assert_eq!(failed, Err(Errno::ENOSPC));
-            let failed = read_pieces(&station, 0, &mut pieces).await;
+            let failed = read_pieces(&context, 0, &mut pieces).await;
             assert_eq!(failed, Err(Errno::ENOSPC));
-            assert_eq!(station.device.running.get(), 0, "all of it has ended");
+            assert_eq!(context.device.running.get(), 0, "all of it has ended");
         }
-        station.device.fails.replace(0..0);
+        context.device.fails.replace(0..0);
         pieces.fill(&mut random);
-        assert_eq!(write_pieces(&station, 0, &pieces).await, Ok(()));
+        assert_eq!(write_pieces(&context, 0, &pieces).await, Ok(()));
         let mut found = Pieces::new(&mut random, 1 << 20, 3000);
-        assert_eq!(read_pieces(&station, 0, &mut found).await, Ok(()));
+        assert_eq!(read_pieces(&context, 0, &mut found).await, Ok(()));
         assert!(found.bytes() == pieces.bytes());
     });
 }

@@ -1,4 +1,4 @@
-//! What the control side tells a ring.
+//! Commands of the control thread to the task of a ring.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -8,34 +8,34 @@ use gaur_block::Errno;
 use gaur_reactor::Descriptor;
 
 use super::inflight::InflightLog;
-use super::mailbox::Mailbox;
 use super::memory::GuestMemory;
-use super::ring::Places;
+use super::ring::RingAddresses;
+use crate::serve::Channel;
 
-/// How the driver of a ring is told that requests are done.
-pub(crate) enum Bell {
-    /// It looks by itself.
+/// The call notification of a ring: tells its driver that requests are done.
+pub(crate) enum CallNotifier {
+    /// The driver polls.
     None,
-    /// An event counter.
+    /// An eventfd.
     Event(OwnedFd),
     /// A ring of a VDUSE device.
     #[cfg(feature = "vduse")]
     Vduse { device: Arc<OwnedFd>, index: u32 },
 }
 
-impl Bell {
-    /// Tells it.
-    pub(crate) fn ring(&self) {
+impl CallNotifier {
+    /// Sends the notification.
+    pub(crate) fn notify(&self) {
         match self {
-            Bell::None => {}
-            Bell::Event(fd) => raise(fd),
+            CallNotifier::None => {}
+            CallNotifier::Event(fd) => raise(fd),
             #[cfg(feature = "vduse")]
-            Bell::Vduse { device, index } => crate::vduse::interrupt(device, *index),
+            CallNotifier::Vduse { device, index } => crate::vduse::interrupt(device, *index),
         }
     }
 }
 
-/// Adds one to an event counter.
+/// Adds one to an eventfd.
 pub(crate) fn raise(event: &OwnedFd) {
     let one = 1_u64;
     // SAFETY: the pointer is to 8 bytes. It fails when the counter is full, and then the other side
@@ -44,8 +44,8 @@ pub(crate) fn raise(event: &OwnedFd) {
 }
 
 /// All that a ring needs to run.
-pub(crate) struct Setup {
-    pub(crate) places: Places,
+pub(crate) struct RingSetup {
+    pub(crate) addresses: RingAddresses,
     pub(crate) memory: Arc<dyn GuestMemory>,
     /// The next entry of the available ring; `None` for the one behind those that were used.
     pub(crate) next: Option<u16>,
@@ -56,34 +56,34 @@ pub(crate) struct Setup {
     /// Guest address of the used ring, when what is written there goes into the log of dirty pages.
     pub(crate) used_address: Option<u64>,
     pub(crate) kick: Descriptor,
-    pub(crate) bell: Bell,
+    pub(crate) call: CallNotifier,
     /// Raised when the ring is given up.
     pub(crate) error: Option<OwnedFd>,
 }
 
 /// The size of the device, and what it can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct Geometry {
     pub(crate) size_bytes: u64,
     pub(crate) limits: gaur_block::DeviceLimits,
 }
 
-/// For the task of one ring.
-pub(crate) enum Order {
+/// A command to the task of one ring.
+pub(crate) enum RingCommand {
     /// Run. Nothing is answered: a ring that cannot says so in the log.
-    Start(Box<Setup>),
+    Start(Box<RingSetup>),
     /// Take no more requests; answer with the next entry of the available ring once those under way
     /// are done, `None` when it did not run.
-    Stop(Mailbox<Option<u16>>),
+    Stop(Channel<Option<u16>>),
     /// Say which entry of the available ring is next; `None` when it does not run.
     #[cfg(feature = "vduse")]
-    Position(Mailbox<Option<u16>>),
-    /// Use another bell.
-    Bell(Bell),
+    Position(Channel<Option<u16>>),
+    /// Use another call notification.
+    Call(CallNotifier),
     /// Say what the device is like.
-    Shape(Mailbox<Shape>),
+    Geometry(Channel<Geometry>),
     /// Make all that was written durable.
-    Flush(Mailbox<Result<(), Errno>>),
+    Flush(Channel<Result<(), Errno>>),
     /// End, when not running.
     End,
 }

@@ -1,11 +1,11 @@
-//! One thread's work: taking requests from the kernel and seeing each to its answer.
+//! The requests of one thread, from the kernel to their answers.
 //!
-//! There are as many workers as requests may run at once, each with a slot. One of them leads: it
-//! takes the next request. If that is done without waiting for anything, it answers and goes on
+//! There are as many workers as requests may run at once, each with a buffer. One of them leads: it
+//! reads the next request. If that is done without waiting for anything, it answers and goes on
 //! leading, so that a request that needs no disk costs no change of tasks. Otherwise it passes the
-//! lead on to the worker that has rested for the shortest time, whose memory is warm, and leads again
-//! when it is rung for or finds that nobody does. All workers are of one thread and every step between
-//! two awaits is sync, so there is no lock.
+//! lead on to the worker that was idle for the shortest time, whose memory is warm, and leads again
+//! when it is woken for that or finds that no worker leads. All workers are of one thread and every step
+//! between two awaits is sync, so there is no lock.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -19,60 +19,66 @@ use gaur_block::{Device, Errno};
 use gaur_reactor::local::Notify;
 use gaur_reactor::{Descriptor, Either, race, yield_now};
 
+use super::control::Resizer;
 use super::device::{self, Received};
 use super::execute::{self, Answer};
 use super::file::File;
-use super::keeper::Line;
-use super::slot::{Pages, Slot};
+use super::request_buffer::{Pages, RequestBuffer};
 use crate::fuse::proto::{self, Refusal, Reply, Request};
+use crate::serve::{InFlight, OnDrop, PanicGuard};
 
 /// Requests that are answered in a row before others of the thread have their turn.
 const ROW: u32 = 32;
 
-/// Where a worker rests.
-struct Desk {
-    bell: Notify,
-    /// The memory of its slot, which holds nothing while it rests.
+/// An idle worker.
+struct WorkerSlot {
+    /// It is to lead, or to end.
+    woken: Notify,
+    /// The memory of its buffer, which holds nothing while it is idle.
     pages: Pages,
     /// It has worked since the last trim.
     active: Cell<bool>,
 }
 
-pub(super) struct Post<D> {
+/// What the workers of one thread share.
+pub(super) struct Reader<D> {
     pub(super) device: Rc<D>,
     pub(super) file: Arc<File>,
-    pub(super) line: Line,
+    pub(super) resizer: Resizer,
     /// Longest payload the disk takes at once.
     pub(super) max_transfer: usize,
-    /// `None` when it was hung up on.
+    /// `None` when it was cut off.
     kernel: RefCell<Option<Rc<Descriptor>>>,
-    /// Workers at rest, the one that has rested longest first.
-    idle: RefCell<Vec<Rc<Desk>>>,
-    /// Somebody leads.
+    /// Idle workers, the one that was idle longest first.
+    idle: RefCell<Vec<Rc<WorkerSlot>>>,
+    /// A worker leads.
     led: Cell<bool>,
-    workers: Cell<u32>,
+    /// Workers that have not ended.
+    workers: InFlight,
     over: Cell<bool>,
-    /// Rung for the leader when it is over.
+    /// Wakes the leader when it is over.
     quit: Notify,
-    /// Rung when a worker has ended.
-    gone: Notify,
     failure: Cell<Option<Errno>>,
 }
 
-impl<D: Device + 'static> Post<D> {
-    pub(super) fn new(device: Rc<D>, file: Arc<File>, line: Line, kernel: OwnedFd) -> Post<D> {
-        Post {
+impl<D: Device + 'static> Reader<D> {
+    pub(super) fn new(
+        device: Rc<D>,
+        file: Arc<File>,
+        resizer: Resizer,
+        kernel: OwnedFd,
+    ) -> Reader<D> {
+        Reader {
             max_transfer: device.limits().max_transfer.max(1) as usize,
             device,
             file,
-            line,
+            resizer,
             kernel: RefCell::new(Some(Rc::new(Descriptor::new(kernel)))),
             idle: RefCell::default(),
             led: Cell::new(true),
-            workers: Cell::new(0),
+            workers: InFlight::default(),
             over: Cell::new(false),
             quit: Notify::new(),
-            gone: Notify::new(),
             failure: Cell::new(None),
         }
     }
@@ -86,12 +92,12 @@ impl<D: Device + 'static> Post<D> {
     pub(super) fn close(&self) {
         self.over.set(true);
         self.quit.notify_one();
-        for desk in self.idle.take() {
-            desk.bell.notify_one();
+        for worker in self.idle.take() {
+            worker.woken.notify_one();
         }
     }
 
-    /// Lets go of the kernel's device, whatever is under way: nobody waits for its answers.
+    /// Lets go of the kernel's device, whatever is under way: no answer is waited for.
     pub(super) fn hang_up(&self) {
         self.close();
         self.kernel.take();
@@ -99,10 +105,10 @@ impl<D: Device + 'static> Post<D> {
 
     /// Gives back the memory of workers that have rested since the last call.
     fn trim(&self) {
-        for desk in self.idle.borrow().iter() {
-            if !desk.active.replace(false) {
-                // SAFETY: a worker at rest has its slot and nothing in it, and is of this thread.
-                unsafe { desk.pages.give_back() };
+        for worker in self.idle.borrow().iter() {
+            if !worker.active.replace(false) {
+                // SAFETY: an idle worker has its buffer and nothing in it, and is of this thread.
+                unsafe { worker.pages.give_back() };
             }
         }
     }
@@ -112,39 +118,40 @@ impl<D: Device + 'static> Post<D> {
     /// # Errors
     /// When memory is short, or the kernel's device fails.
     pub(super) async fn run(self: &Rc<Self>, depth: u32) -> Result<(), Errno> {
-        let slots: Result<Vec<Slot>, Errno> = (0..depth).map(|_| Slot::new()).collect();
+        let buffers: Result<Vec<RequestBuffer>, Errno> =
+            (0..depth).map(|_| RequestBuffer::new()).collect();
         let trimmed = Rc::downgrade(self);
-        gaur_reactor::keep_trimmed(move || trimmed.upgrade().map(|post| post.trim()).is_some());
-        for (number, slot) in slots?.into_iter().enumerate() {
-            self.workers.set(self.workers.get() + 1);
+        gaur_reactor::keep_trimmed(move || trimmed.upgrade().map(|reader| reader.trim()).is_some());
+        for (number, buffer) in buffers?.into_iter().enumerate() {
+            self.workers.begin();
             let leads = number == 0;
-            gaur_reactor::spawn(self.clone().work(slot, leads));
+            gaur_reactor::spawn(self.clone().work(buffer, leads));
         }
-        while self.workers.get() > 0 {
-            self.gone.notified().await;
-        }
+        self.workers.drained().await;
         self.failure.get().map_or(Ok(()), Err)
     }
 
-    async fn work(self: Rc<Self>, mut slot: Slot, leads: bool) {
-        let _present = Present(&self);
-        let desk = Rc::new(Desk {
-            bell: Notify::new(),
-            pages: slot.pages(),
+    async fn work(self: Rc<Self>, mut buffer: RequestBuffer, leads: bool) {
+        // A device that panics broke its word, and its request is never answered unless it is over for all.
+        let _present = OnDrop(|| self.workers.end());
+        let _guard = PanicGuard(|| self.fail(Errno::EIO));
+        let own = Rc::new(WorkerSlot {
+            woken: Notify::new(),
+            pages: buffer.pages(),
             active: Cell::new(true),
         });
         let mut leads = leads;
         let mut row = 0;
         loop {
-            if !leads && !self.lead(&desk).await {
+            if !leads && !self.lead(&own).await {
                 return;
             }
             leads = true;
-            desk.active.set(true);
-            let Some(request) = self.next(&mut slot, &mut row).await else {
+            own.active.set(true);
+            let Some(request) = self.next(&mut buffer, &mut row).await else {
                 return;
             };
-            let mut served = pin!(self.serve(&mut slot, &request));
+            let mut served = pin!(self.serve(&mut buffer, &request));
             let at_once = poll_fn(|context| Poll::Ready(served.as_mut().poll(context))).await;
             if at_once.is_pending() {
                 leads = false;
@@ -155,34 +162,34 @@ impl<D: Device + 'static> Post<D> {
     }
 
     /// Waits until it is this worker's turn to lead; `false` when it is over.
-    async fn lead(&self, desk: &Rc<Desk>) -> bool {
+    async fn lead(&self, own: &Rc<WorkerSlot>) -> bool {
         if self.over.get() {
             return false;
         }
         if self.led.replace(true) {
-            self.idle.borrow_mut().push(desk.clone());
-            desk.bell.notified().await;
+            self.idle.borrow_mut().push(own.clone());
+            own.woken.notified().await;
         }
         !self.over.get()
     }
 
     fn pass_on(&self) {
         match self.idle.borrow_mut().pop() {
-            Some(desk) => desk.bell.notify_one(),
+            Some(worker) => worker.woken.notify_one(),
             None => self.led.set(false),
         }
     }
 
     /// The next request that is to be served; `None` when it is over.
-    async fn next(&self, slot: &mut Slot, row: &mut u32) -> Option<Request> {
+    async fn next(&self, buffer: &mut RequestBuffer, row: &mut u32) -> Option<Request> {
         while !self.over.get() {
-            match self.receive(slot) {
+            match self.receive(buffer) {
                 Ok(Received::Request(len)) => {
                     *row += 1;
                     if row.is_multiple_of(ROW) {
                         yield_now().await;
                     }
-                    let bytes = slot.request().get(..len).unwrap_or_default();
+                    let bytes = buffer.request().get(..len).unwrap_or_default();
                     match proto::parse(bytes) {
                         Ok(request) => return Some(request),
                         Err(refusal) => self.refuse(&refusal),
@@ -196,9 +203,9 @@ impl<D: Device + 'static> Post<D> {
         None
     }
 
-    fn receive(&self, slot: &mut Slot) -> Result<Received, Errno> {
+    fn receive(&self, buffer: &mut RequestBuffer) -> Result<Received, Errno> {
         match &*self.kernel.borrow() {
-            Some(kernel) => device::receive(kernel.as_fd(), slot.request()),
+            Some(kernel) => device::receive(kernel.as_fd(), buffer.request()),
             None => Ok(Received::End),
         }
     }
@@ -219,10 +226,10 @@ impl<D: Device + 'static> Post<D> {
         }
     }
 
-    async fn serve(&self, slot: &mut Slot, request: &Request) {
-        match execute::run(self, slot, request).await {
+    async fn serve(&self, buffer: &mut RequestBuffer, request: &Request) {
+        match execute::run(self, buffer, request).await {
             Answer::Reply(reply) => self.send(reply.bytes()),
-            Answer::Data(reply, len) => self.send(slot.answer(reply.bytes(), len)),
+            Answer::Data(reply, len) => self.send(buffer.answer(reply.bytes(), len)),
         }
     }
 
@@ -240,19 +247,5 @@ impl<D: Device + 'static> Post<D> {
     fn fail(&self, errno: Errno) {
         self.failure.set(Some(self.failure.get().unwrap_or(errno)));
         self.close();
-    }
-}
-
-/// A worker that has not ended. If it panics, the disk has broken its word, and its request will not
-/// be answered unless it is over for all.
-struct Present<'a, D: Device + 'static>(&'a Post<D>);
-
-impl<D: Device + 'static> Drop for Present<'_, D> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.fail(Errno::EIO);
-        }
-        self.0.workers.set(self.0.workers.get() - 1);
-        self.0.gone.notify_one();
     }
 }

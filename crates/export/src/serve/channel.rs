@@ -1,4 +1,4 @@
-//! Letters from one thread to a task of another.
+//! An unbounded channel from any thread to one task.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -6,28 +6,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 struct State<T> {
-    letters: VecDeque<T>,
+    messages: VecDeque<T>,
     reader: Option<Waker>,
 }
 
-/// A queue that any thread writes and one task reads. Clones are the same box.
-pub(crate) struct Mailbox<T> {
+/// A queue that any thread writes and one task reads. Clones are the same channel.
+pub(crate) struct Channel<T> {
     state: Arc<Mutex<State<T>>>,
 }
 
-impl<T> Clone for Mailbox<T> {
-    fn clone(&self) -> Mailbox<T> {
-        Mailbox {
+impl<T> Clone for Channel<T> {
+    fn clone(&self) -> Channel<T> {
+        Channel {
             state: self.state.clone(),
         }
     }
 }
 
-impl<T> Mailbox<T> {
-    pub(crate) fn new() -> Mailbox<T> {
-        Mailbox {
+impl<T> Channel<T> {
+    pub(crate) fn new() -> Channel<T> {
+        Channel {
             state: Arc::new(Mutex::new(State {
-                letters: VecDeque::new(),
+                messages: VecDeque::new(),
                 reader: None,
             })),
         }
@@ -38,10 +38,11 @@ impl<T> Mailbox<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn put(&self, letter: T) {
+    /// Appends a message and wakes the task that waits for one.
+    pub(crate) fn put(&self, message: T) {
         let reader = {
             let mut state = self.lock();
-            state.letters.push_back(letter);
+            state.messages.push_back(message);
             state.reader.take()
         };
         if let Some(reader) = reader {
@@ -49,12 +50,12 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// The next letter, once there is one.
+    /// The next message, once there is one.
     pub(crate) async fn take(&self) -> T {
         poll_fn(|context| {
             let mut state = self.lock();
-            match state.letters.pop_front() {
-                Some(letter) => Poll::Ready(letter),
+            match state.messages.pop_front() {
+                Some(message) => Poll::Ready(message),
                 None => {
                     state.reader = Some(context.waker().clone());
                     Poll::Pending

@@ -1,9 +1,9 @@
-//! Memory that its owner takes away while it is mapped here.
+//! SIGBUS handling for guest memory truncated by the peer.
 //!
 //! Guest memory is a file that the client has too. When the client makes the file shorter, the kernel has
-//! no page for what lies behind its new end, and whoever touches that gets `SIGBUS`, which ends the
-//! process with all its exports. So there is a handler: it puts blank memory of our own in the place of the
-//! whole mapping, says that the mapping is lost, and lets the thread go on. What the guest reads and
+//! no page for what lies behind its new end, and a thread that touches that gets `SIGBUS`, which ends the
+//! process with all its exports. So there is a handler: it puts zeroed memory of our own in the place of the
+//! whole mapping, marks the mapping as truncated, and lets the thread go on. What the guest reads and
 //! writes there is its own loss; its rings are given up at the next look.
 
 use std::ptr::null_mut;
@@ -15,12 +15,12 @@ const WATCHED_MAX: usize = 4096;
 
 /// A mapping that the handler may replace.
 struct Watched {
-    /// Somebody has this place.
+    /// A [`Watch`] has this place.
     taken: AtomicBool,
     /// Address of its first byte; 0 while it is none. Set last and cleared first.
     start: AtomicUsize,
     len: AtomicUsize,
-    lost: AtomicBool,
+    truncated: AtomicBool,
 }
 
 static WATCHED: [Watched; WATCHED_MAX] = [const {
@@ -28,7 +28,7 @@ static WATCHED: [Watched; WATCHED_MAX] = [const {
         taken: AtomicBool::new(false),
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
-        lost: AtomicBool::new(false),
+        truncated: AtomicBool::new(false),
     }
 }; WATCHED_MAX];
 
@@ -64,7 +64,7 @@ impl Watch {
         let place = WATCHED.iter().position(take);
         if let Some(index) = place {
             let watched = &WATCHED[index];
-            watched.lost.store(false, Ordering::Relaxed);
+            watched.truncated.store(false, Ordering::Relaxed);
             watched.len.store(len, Ordering::Relaxed);
             watched.start.store(start, Ordering::Release);
             USED.fetch_max(index + 1, Ordering::Release);
@@ -72,10 +72,10 @@ impl Watch {
         Watch { place }
     }
 
-    /// Whether the memory was taken away.
-    pub(super) fn is_lost(&self) -> bool {
+    /// Whether the peer has truncated the file, and a thread has touched what is gone.
+    pub(super) fn is_truncated(&self) -> bool {
         self.place
-            .is_some_and(|index| WATCHED[index].lost.load(Ordering::Acquire))
+            .is_some_and(|index| WATCHED[index].truncated.load(Ordering::Acquire))
     }
 }
 
@@ -104,9 +104,9 @@ fn install() -> Option<Action> {
 }
 
 /// The handler: nothing but atomics and system calls.
-extern "C" fn handle(_: libc::c_int, facts: *mut libc::siginfo_t, _: *mut libc::c_void) {
+extern "C" fn handle(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes a `siginfo_t`, of a kind that has an address.
-    let address = unsafe { (*facts).si_addr() } as usize;
+    let address = unsafe { (*info).si_addr() } as usize;
     // SAFETY: every thread has an `errno`.
     let errno = unsafe { *libc::__errno_location() };
     let used = USED.load(Ordering::Acquire);
@@ -117,12 +117,12 @@ extern "C" fn handle(_: libc::c_int, facts: *mut libc::siginfo_t, _: *mut libc::
         let same = watched.start.load(Ordering::Acquire) == start;
         let inside = start != 0 && same && (start..start + len).contains(&address);
         inside && replace(start, len) && {
-            watched.lost.store(true, Ordering::Release);
+            watched.truncated.store(true, Ordering::Release);
             true
         }
     });
     if !found && let Some(Some(before)) = BEFORE.get() {
-        // Somebody else's: the instruction is run again, and then it is theirs.
+        // Not guest memory: the instruction is run again, and then the action before decides.
         // SAFETY: the action is one that the kernel gave.
         unsafe { libc::sigaction(libc::SIGBUS, &raw const before.0, null_mut()) };
     }

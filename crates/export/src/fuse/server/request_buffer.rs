@@ -1,4 +1,4 @@
-//! Memory of one request: as it came from the kernel, and then its answer.
+//! The buffer of one request: as it came from the kernel, and then its answer.
 //!
 //! The payload starts at a page. In front of it stands either the header of a write, which the kernel
 //! sends in one piece with the payload, or the header of a read's answer, which goes the same way. So
@@ -11,20 +11,20 @@ use gaur_block::Errno;
 use crate::fuse::proto::wire::{OUT_HEADER_LEN, PAGE_LEN, PAYLOAD_MAX, WRITE_PAYLOAD_AT};
 
 /// A page for headers and the longest payload, in bytes.
-const SLOT_LEN: usize = PAGE_LEN + PAYLOAD_MAX;
+const BUFFER_LEN: usize = PAGE_LEN + PAYLOAD_MAX;
 
 /// Memory of the system, which takes up room only where it was touched.
-pub(super) struct Slot {
+pub(super) struct RequestBuffer {
     start: NonNull<u8>,
 }
 
-impl Slot {
-    pub(super) fn new() -> Result<Slot, Errno> {
-        // SAFETY: a new mapping of memory that belongs to nobody else.
+impl RequestBuffer {
+    pub(super) fn new() -> Result<RequestBuffer, Errno> {
+        // SAFETY: a new mapping of memory.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                SLOT_LEN,
+                BUFFER_LEN,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
                 -1,
@@ -36,9 +36,9 @@ impl Slot {
         }
         // Huge pages would make small requests take up all of it. A hint, so its result is not.
         // SAFETY: the range is the mapping just made.
-        unsafe { libc::madvise(start, SLOT_LEN, libc::MADV_NOHUGEPAGE) };
+        unsafe { libc::madvise(start, BUFFER_LEN, libc::MADV_NOHUGEPAGE) };
         NonNull::new(start.cast())
-            .map(|start| Slot { start })
+            .map(|start| RequestBuffer { start })
             .ok_or(Errno::ENOMEM)
     }
 
@@ -49,7 +49,7 @@ impl Slot {
 
     fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is this long, zeroed by the kernel, and this value's alone.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), SLOT_LEN) }
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), BUFFER_LEN) }
     }
 
     /// Where a request is received.
@@ -72,24 +72,24 @@ impl Slot {
     }
 }
 
-/// The memory of a slot, for whoever gives it back while the slot holds nothing.
+/// The memory of a buffer, to give it back to the kernel while the buffer holds nothing.
 pub(super) struct Pages(NonNull<u8>);
 
 impl Pages {
     /// Has the kernel take the memory until it is touched again.
     ///
     /// # Safety
-    /// The slot is there, and nobody looks for what it held.
+    /// The buffer exists, and what it holds is not needed any more.
     pub(super) unsafe fn give_back(&self) {
         // It stays when memory is locked.
-        // SAFETY: the mapping of the slot, of which nothing is in use.
-        unsafe { libc::madvise(self.0.as_ptr().cast(), SLOT_LEN, libc::MADV_DONTNEED) };
+        // SAFETY: the mapping of the buffer, of which nothing is in use.
+        unsafe { libc::madvise(self.0.as_ptr().cast(), BUFFER_LEN, libc::MADV_DONTNEED) };
     }
 }
 
-impl Drop for Slot {
+impl Drop for RequestBuffer {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`, which nobody refers to any more.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), SLOT_LEN) };
+        // SAFETY: the mapping made in `new`, to which no reference is left.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), BUFFER_LEN) };
     }
 }

@@ -2,11 +2,12 @@
 
 use gaur_block::{Device, Errno, Payload, Request};
 
-use super::Log;
+use super::ring_command::Geometry;
 use super::wire::ID_BYTES;
+use crate::serve::{Log, say};
 
 /// The device of a thread, and what is said of it.
-pub(super) struct Station<D> {
+pub(super) struct ThreadContext<D> {
     pub(super) device: D,
     /// Longest transfer that goes to the device at once, in bytes.
     pub(super) transfer_max: usize,
@@ -16,19 +17,31 @@ pub(super) struct Station<D> {
     pub(super) log: Option<Log>,
 }
 
-impl<D: Device> Station<D> {
-    pub(super) fn new(device: D, read_only: bool, serial: &str, log: Option<Log>) -> Station<D> {
+impl<D: Device> ThreadContext<D> {
+    pub(super) fn new(
+        device: D,
+        read_only: bool,
+        serial: &str,
+        log: Option<Log>,
+    ) -> ThreadContext<D> {
         let limits = device.limits();
         let mut name = [0; ID_BYTES];
         for (to, from) in name.iter_mut().zip(serial.bytes()) {
             *to = from;
         }
-        Station {
+        ThreadContext {
             transfer_max: (limits.max_transfer as usize).clamp(512, 1 << 30) & !511,
             serial: name,
             read_only: read_only || limits.read_only,
             device,
             log,
+        }
+    }
+
+    pub(super) fn geometry(&self) -> Geometry {
+        Geometry {
+            size_bytes: self.device.size_bytes(),
+            limits: self.device.limits(),
         }
     }
 
@@ -40,8 +53,6 @@ impl<D: Device> Station<D> {
     }
 
     pub(super) fn say(&self, line: &str) {
-        if let Some(log) = &self.log {
-            log(line);
-        }
+        say(&self.log, line);
     }
 }

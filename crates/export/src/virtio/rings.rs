@@ -1,0 +1,141 @@
+//! The serving threads of a virtio block device, and the control side of its rings.
+
+use std::rc::Rc;
+
+use gaur_block::Device;
+use gaur_reactor::{Config, ThreadsConfig};
+
+use super::ring_command::{Geometry, RingCommand, RingSetup};
+use super::ring_task;
+use super::thread_context::ThreadContext;
+use crate::error::ServeError;
+use crate::serve::{Channel, Log, Prepared, say};
+
+/// What the threads are started with.
+pub(crate) struct RingsOptions {
+    /// First part of the threads' names.
+    pub(crate) name: &'static str,
+    pub(crate) threads: usize,
+    pub(crate) rings: u16,
+    pub(crate) reactor: Config,
+    pub(crate) read_only: bool,
+    pub(crate) serial: String,
+    pub(crate) log: Option<Log>,
+}
+
+/// The rings of one thread: number, and commands to its task.
+pub(crate) type ThreadRings = Vec<(u16, Channel<RingCommand>)>;
+
+/// Threads with their devices, which do not serve rings yet.
+pub(crate) type PreparedRings = Prepared<Geometry, ThreadRings>;
+
+/// The control side of the rings. Clones are the same. Ring n is on thread n modulo their number.
+#[derive(Clone)]
+pub(crate) struct Rings {
+    commands: Vec<Channel<RingCommand>>,
+    log: Option<Log>,
+}
+
+/// Starts the threads and makes a device on each.
+pub(crate) fn prepare<D, F>(options: RingsOptions, devices: F) -> Result<PreparedRings, ServeError>
+where
+    D: Device + 'static,
+    F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
+{
+    let config = ThreadsConfig {
+        count: options.threads.clamp(1, usize::from(options.rings.max(1))),
+        pin: false,
+        name: options.name.to_owned(),
+        reactor: options.reactor,
+    };
+    let make = move |thread| {
+        let context = Rc::new(ThreadContext::new(
+            devices(thread)?,
+            options.read_only,
+            &options.serial,
+            options.log.clone(),
+        ));
+        let geometry = context.geometry();
+        Ok((context, geometry))
+    };
+    Prepared::start(
+        &config,
+        make,
+        |context: Rc<ThreadContext<D>>, rings: ThreadRings| {
+            for (ring, commands) in rings {
+                gaur_reactor::spawn(ring_task::run(context.clone(), ring, commands));
+            }
+            std::future::ready(Ok(()))
+        },
+    )
+}
+
+impl Rings {
+    /// `count` rings that no thread serves yet.
+    pub(crate) fn new(count: u16, log: Option<Log>) -> Rings {
+        Rings {
+            commands: (0..count).map(|_| Channel::new()).collect(),
+            log,
+        }
+    }
+
+    /// What each of `threads` threads serves of them.
+    pub(crate) fn on_threads(&self, threads: usize) -> impl Iterator<Item = ThreadRings> {
+        (0..threads).map(move |thread| {
+            let all = (0_u16..).zip(self.commands.iter().cloned());
+            all.skip(thread).step_by(threads).collect()
+        })
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.commands.len()
+    }
+
+    pub(crate) fn start(&self, ring: usize, setup: RingSetup) {
+        self.command(ring, RingCommand::Start(Box::new(setup)));
+    }
+
+    /// The next entry of a ring that ran, once nothing of it is in flight.
+    pub(crate) async fn stop(&self, ring: usize) -> Option<u16> {
+        self.ask(ring, RingCommand::Stop).await
+    }
+
+    /// The next entry of a ring that runs.
+    #[cfg(feature = "vduse")]
+    pub(crate) async fn position(&self, ring: usize) -> Option<u16> {
+        self.ask(ring, RingCommand::Position).await
+    }
+
+    pub(crate) fn command(&self, ring: usize, command: RingCommand) {
+        self.commands[ring].put(command);
+    }
+
+    pub(crate) async fn geometry(&self) -> Geometry {
+        self.ask(0, RingCommand::Geometry).await
+    }
+
+    /// Makes durable what every ring has written; they have stopped.
+    pub(crate) async fn flush(&self) -> Result<(), ServeError> {
+        let flushed = self.ask(0, RingCommand::Flush).await;
+        flushed.map_err(|errno| ServeError::because("the last flush failed", errno))
+    }
+
+    /// Ends the tasks of all rings, once the requests of those that still run are done.
+    pub(crate) fn end(&self) {
+        for commands in &self.commands {
+            commands.put(RingCommand::Stop(Channel::new()));
+            commands.put(RingCommand::End);
+        }
+    }
+
+    async fn ask<T>(&self, ring: usize, command: impl FnOnce(Channel<T>) -> RingCommand) -> T {
+        let answer = Channel::new();
+        self.command(ring, command(answer.clone()));
+        answer.take().await
+    }
+
+    pub(crate) fn say(&self, line: &str) {
+        say(&self.log, line);
+    }
+}
