@@ -207,9 +207,9 @@ fn absolute(file: &str, image: &ImageArgs) -> Result<String, Failure> {
 }
 
 fn list(args: &ListArgs, out: &mut dyn Write) -> Result<u8, Failure> {
-    let exports: Vec<ExportFacts> = args
-        .server
-        .call(None, Command::ExportList {}, Progress::Quiet)?;
+    let exports: Vec<ExportFacts> =
+        args.server
+            .call(None, Command::ExportList {}, Progress::Quiet)?;
     if args.server.output == Output::Json {
         json::write(out, &exports)?;
         return Ok(0);

@@ -5,8 +5,8 @@
 //! A request that succeeds while none has failed costs one load of a flag that nobody changes.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use gaur_block::{Errno, Request};

@@ -11,7 +11,7 @@ use gaur_reactor::block_on;
 use super::local::{self, Watch};
 use super::target::{self, ChangeArgs, Server, Target, TargetArgs};
 use crate::control::client::Client;
-use crate::control::protocol::{Answer, Event, Command, Which};
+use crate::control::protocol::{Answer, Command, Event, Which};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::progress::Progress;

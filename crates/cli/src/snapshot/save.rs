@@ -16,7 +16,7 @@ use super::metadata::MetadataArgs;
 use super::target::{ChangeArgs, Server, Target, TargetArgs};
 use crate::control::client::{Client, Frames};
 use crate::control::frames::Head;
-use crate::control::protocol::{Answer, Event, Command};
+use crate::control::protocol::{Answer, Command, Event};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::progress::Progress;

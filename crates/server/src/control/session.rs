@@ -231,7 +231,10 @@ impl Session {
                 continue;
             }
             (shown, shown_at) = ((done, total), Instant::now());
-            if let Err(Gone) = self.answer(&Answer::Event(Event::Progress { done, total })).await {
+            if let Err(Gone) = self
+                .answer(&Answer::Event(Event::Progress { done, total }))
+                .await
+            {
                 job.cancel();
                 return task.await;
             }

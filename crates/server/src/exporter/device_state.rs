@@ -22,7 +22,10 @@ use crate::ublk_state::{self as state, State};
 /// changed since. Of the others [`Kept`] knows who was there all the time.
 pub fn with_log(mut new: NewExport) -> NewExport {
     let front = &new.front;
-    if front.kind() == Kind::Nbd || new.image.handover.is_some() || !new.image.writes_file(&new.spec) {
+    if front.kind() == Kind::Nbd
+        || new.image.handover.is_some()
+        || !new.image.writes_file(&new.spec)
+    {
         return new;
     }
     if let Request::Ublk(request) = front
