@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use gaur_bench::Random;
 
 use crate::nbd::Cell;
 
@@ -82,7 +83,7 @@ impl Connection {
 
     fn load(mut self, cell: Cell, seconds: u64, seed: u64) -> Result<f64> {
         let blocks = cell.size_bytes / BLOCK as u64;
-        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+        let mut random = Random::new(seed);
         let payload = vec![0xA5; BLOCK];
         let mut sending = Vec::with_capacity((REQUEST_BYTES + BLOCK) * cell.depth as usize);
         let reply = if cell.write {
@@ -114,7 +115,7 @@ impl Connection {
     }
 
     fn timed_writes(mut self, blocks: u64, depth: u32, stop: &AtomicBool) -> Result<Vec<Sample>> {
-        let mut random = Random(0x2545_F491_4F6C_DD1D);
+        let mut random = Random::new(u64::MAX);
         let payload = vec![0xA5; BLOCK];
         let mut sent = vec![Instant::now(); depth as usize];
         let mut free: Vec<u64> = (0..u64::from(depth)).collect();
@@ -176,16 +177,4 @@ fn request(out: &mut Vec<u8>, write: bool, offset: u64) {
     out.extend_from_slice(&0_u64.to_be_bytes());
     out.extend_from_slice(&offset.to_be_bytes());
     out.extend_from_slice(&(BLOCK as u32).to_be_bytes());
-}
-
-/// Marsaglia's xorshift: enough to scatter offsets.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
 }

@@ -11,6 +11,7 @@ use crate::memory::{DROPPED, MemoryFile, MemoryHost};
 use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 use gaur_engine::{Image, OpenOptions, Queue};
 use gaur_format::plan::CreateOptions;
+use gaur_sim::Random;
 
 const BLOCK: u64 = 4096;
 /// Guest size of the image whose clusters are mapped.
@@ -74,19 +75,16 @@ pub fn measure(
                 let queue = image.queue(vec![file]);
                 let slots = size_bytes / (64 << 10);
                 let share = slots / threads;
-                let mut random = 0x9e37_79b9_7f4a_7c15_u64 ^ (thread << 40);
+                let mut random = Random::new(thread);
                 let mut buffer = vec![0; BLOCK as usize];
                 buffer[..8].copy_from_slice(&DROPPED);
                 let mut count = 0;
                 while !stop.load(Ordering::Relaxed) {
                     for _ in 0..64 {
-                        random ^= random << 13;
-                        random ^= random >> 7;
-                        random ^= random << 17;
                         let offset = match load {
-                            Load::Read | Load::Write => random % (size_bytes / BLOCK) * BLOCK,
+                            Load::Read | Load::Write => random.below(size_bytes / BLOCK) * BLOCK,
                             Load::AllocateInOrder => (thread * share + count % share) * (64 << 10),
-                            Load::AllocateAtRandom => random % slots * (64 << 10),
+                            Load::AllocateAtRandom => random.below(slots) * (64 << 10),
                         };
                         ready(one(&queue, load, offset, &mut buffer))??;
                         count += 1;

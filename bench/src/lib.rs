@@ -3,3 +3,5 @@
 pub mod engine;
 pub mod memory;
 pub mod vmstate;
+
+pub use gaur_sim::Random;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use gaur_bench::Random;
 
 /// A folder for images that is emptied when it goes.
 pub struct Scratch {
@@ -154,15 +155,9 @@ fn fill(format: &str, image: &Path, size_bytes: u64) -> Result<()> {
 /// The numbers below `count` in random order.
 fn shuffled(count: u64, seed: u64) -> Vec<u64> {
     let mut numbers: Vec<u64> = (0..count).collect();
-    let mut state = seed;
+    let mut random = Random::new(seed);
     for last in (1..numbers.len()).rev() {
-        // splitmix64.
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = state;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^= mixed >> 31;
-        numbers.swap(last, (mixed % (last as u64 + 1)) as usize);
+        numbers.swap(last, random.index(last + 1));
     }
     numbers
 }

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use gaur_bench::Random;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -136,7 +137,7 @@ fn connect(socket: &Path, memory: &Memory, file: &std::fs::File, queues: u32) ->
 
 /// Draws requests.
 struct Load {
-    random: u64,
+    random: Random,
     blocks: u64,
     block: u64,
     /// The first block of this job, and how many it has.
@@ -151,21 +152,13 @@ impl Load {
         let blocks = size_bytes / block;
         let part = blocks / u64::from(cell.jobs);
         Load {
-            random: (job + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
+            random: Random::new(job),
             blocks,
             block,
             own: (job * part, part),
             next: 0,
             kind: cell.load.clone(),
         }
-    }
-
-    /// Marsaglia's xorshift: enough to scatter offsets.
-    fn below(&mut self, bound: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random % bound
     }
 
     /// Kind and first byte of the next request.
@@ -177,11 +170,11 @@ impl Load {
                 self.next += 1;
                 block
             }
-            false => self.below(self.blocks),
+            false => self.random.below(self.blocks),
         };
         let write = match self.kind.as_str() {
             "randwrite" | "write" => true,
-            "mix" => self.below(10) >= 7,
+            "mix" => self.random.below(10) >= 7,
             _ => false,
         };
         (if write { WRITE } else { READ }, block * self.block)

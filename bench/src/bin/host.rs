@@ -16,6 +16,7 @@ use gaur_block::{Access, Errno, File, Host, OpenError, Source, Target};
 use gaur_reactor::{
     Config, CreateFile, Driver, OpenFile, Reactor, ReactorFile, ReactorHost, spawn,
 };
+use gaur_sim::Random;
 
 const BLOCK: usize = 4096;
 const SIZE: u64 = 1 << 30;
@@ -121,13 +122,10 @@ async fn measure(
             let (file, stop) = (file.clone(), stop.clone());
             spawn(async move {
                 let mut memory = file.buffer(BLOCK);
-                let mut random = seed * 0x9e37_79b9_7f4a_7c15 + 1;
+                let mut random = Random::new(seed);
                 let mut count = 0_u64;
                 while !stop.get() {
-                    random ^= random << 13;
-                    random ^= random >> 7;
-                    random ^= random << 17;
-                    let offset = random % blocks * BLOCK as u64;
+                    let offset = random.below(blocks) * BLOCK as u64;
                     match operation {
                         Operation::Read => {
                             file.read_at(offset, Target::memory(&mut memory)).await?

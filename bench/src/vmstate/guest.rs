@@ -1,5 +1,7 @@
 //! A machine whose memory is sent page by page.
 
+use gaur_sim::Random;
+
 /// Bytes of a page.
 pub(super) const PAGE: usize = 4096;
 
@@ -19,21 +21,15 @@ pub(super) struct PageMessage<'a> {
 impl Guest {
     /// `bytes` of memory, every tenth page of zeros on average.
     pub fn new(bytes: usize) -> Guest {
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state.wrapping_mul(0x2545_f491_4f6c_dd1d)
-        };
+        let mut random = Random::new(0);
         let mut memory = vec![0; bytes.next_multiple_of(PAGE)];
         let mut zero = Vec::with_capacity(memory.len() / PAGE);
         for page in memory.chunks_exact_mut(PAGE) {
-            let is_zero = (next() >> 32).is_multiple_of(10);
+            let is_zero = random.below(10) == 0;
             zero.push(is_zero);
             if !is_zero {
                 for word in page.as_chunks_mut::<8>().0 {
-                    *word = next().to_le_bytes();
+                    *word = random.number().to_le_bytes();
                 }
             }
         }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use gaur_block::FileId;
 use gaur_engine::Format;
@@ -112,14 +112,10 @@ fn backing_path(spec: &ImageSpec, file: &ImageFile) -> Result<PathBuf, Failure> 
 /// Where the backing file `backing` of the image `overlay` is, as far as its name tells: a relative
 /// path counts from the directory of the overlay; a name with a protocol is left alone.
 fn full_backing_name(overlay: &str, backing: &str) -> String {
-    let protocol = backing
-        .split_once(':')
-        .is_some_and(|(before, _)| !before.contains('/'));
-    if protocol || backing.starts_with('/') {
-        return backing.to_owned();
+    match gaur_engine::resolve_backing(Path::new(overlay), backing.as_bytes()) {
+        Ok(path) if !backing.starts_with("file:") => path.to_string_lossy().into_owned(),
+        _ => backing.to_owned(),
     }
-    let directory = overlay.rfind('/').map_or("", |slash| &overlay[..=slash]);
-    format!("{directory}{backing}")
 }
 
 /// An image file whose description is collected.
@@ -157,19 +153,11 @@ impl Inspection {
         let actual_size = allocated
             .map_err(|errno| Failure::system(self.file.name(), "cannot tell its space", errno))?;
         Ok(ImageInfo {
-            children: Vec::new(),
-            snapshots: Vec::new(),
-            backing_filename_format: None,
             virtual_size: size,
             filename: self.file.name().to_owned(),
-            cluster_size: None,
             format: format.to_owned(),
             actual_size,
-            encrypted: None,
-            format_specific: None,
-            full_backing_filename: None,
-            backing_filename: None,
-            dirty_flag: false,
+            ..ImageInfo::default()
         })
     }
 

@@ -13,7 +13,7 @@ use crate::size::human;
 use crate::snapshot_report::{self, SnapshotInfo, printable};
 
 /// One image, without its backing files.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ImageInfo {
     /// The files it lies in.

@@ -1,5 +1,5 @@
-//! Lines on standard error, or in the system's log once a server is in the background. Nobody has to read them: when the terminal is gone, so are they, and the
-//! work goes on. When they are not taken, a full pipe for example, they are dropped.
+//! Log lines: on standard error, or in the system's log once a server is in the background. They never
+//! stop the work: lines are dropped when the terminal is gone or a pipe is full.
 //!
 //! A line is one write, so that those of several threads and processes never mix, and one line,
 //! whatever names of files and words of clients stand in it.

@@ -9,16 +9,13 @@ use gaur_engine::{Format, NewSnapshot};
 use crate::failure::Failure;
 use crate::open::{Output, format_parser};
 
-mod apply;
-mod create;
-mod delete;
+mod change;
 mod extract;
 mod info;
 mod list;
 mod local;
 mod metadata;
 mod operation;
-mod rename;
 mod save;
 mod target;
 
@@ -73,11 +70,19 @@ pub struct Args {
 enum Verb {
     List(list::Args),
     Info(info::Args),
-    Create(create::Args),
-    Apply(apply::Args),
+    /// Make a snapshot of the disk as it is
+    #[command(override_usage = "gaur snapshot create [OPTIONS] IMAGE NAME")]
+    Create(change::CreateArgs),
+    /// Make the disk what it was when a snapshot was made; what it is now is lost
+    #[command(override_usage = "gaur snapshot apply [OPTIONS] IMAGE SNAPSHOT")]
+    Apply(change::Args),
+    /// Delete a snapshot
     #[command(alias = "remove", alias = "del")]
-    Delete(delete::Args),
-    Rename(rename::Args),
+    #[command(override_usage = "gaur snapshot delete [OPTIONS] IMAGE SNAPSHOT")]
+    Delete(change::Args),
+    /// Give a snapshot another name
+    #[command(override_usage = "gaur snapshot rename [OPTIONS] IMAGE SNAPSHOT NAME")]
+    Rename(change::RenameArgs),
     Save(save::Args),
     Extract(extract::Args),
 }
@@ -87,10 +92,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     match &args.verb {
         Some(Verb::List(args)) => list::run(args, out),
         Some(Verb::Info(args)) => info::run(args, out),
-        Some(Verb::Create(args)) => create::run(args, out),
-        Some(Verb::Apply(args)) => apply::run(args, out),
-        Some(Verb::Delete(args)) => delete::run(args, out),
-        Some(Verb::Rename(args)) => rename::run(args, out),
+        Some(Verb::Create(args)) => args.run(out),
+        Some(Verb::Apply(args)) => args.apply(out),
+        Some(Verb::Delete(args)) => args.delete(out),
+        Some(Verb::Rename(args)) => args.run(out),
         Some(Verb::Save(args)) => save::run(args, out),
         Some(Verb::Extract(args)) => extract::run(args, out),
         None => run_switches(args, out),

@@ -1,4 +1,4 @@
-//! Where a server's socket goes when nobody says where: a directory that only this user can enter.
+//! Default path of a server's socket: in a directory that only this user can enter.
 
 use std::fs::{DirBuilder, Metadata};
 use std::io::ErrorKind;

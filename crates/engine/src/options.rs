@@ -152,7 +152,7 @@ mod tests {
         for format in [Format::Qcow2, Format::Raw] {
             assert_eq!(Format::from_name(format.name()), Some(format));
         }
-        for known in ImageFormat::ALL {
+        for known in ImageFormat::all() {
             let supported = Format::supported(known);
             assert_eq!(Format::from_name(known.name()), supported.ok());
         }

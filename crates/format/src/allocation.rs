@@ -27,10 +27,10 @@ pub enum AllocationPolicy {
     /// As little of it as possible: nothing is allocated ahead, and what is discarded goes back to
     /// the host, subcluster by subcluster.
     #[default]
-    Compact,
+    Compact = 1,
     /// A cluster's space is allocated as a whole and stays together: discards give back whole
     /// clusters only.
-    Contiguous,
+    Contiguous = 2,
 }
 
 impl AllocationPolicy {
@@ -51,13 +51,6 @@ impl AllocationPolicy {
         }
     }
 
-    const fn code(self) -> u8 {
-        match self {
-            AllocationPolicy::Compact => 1,
-            AllocationPolicy::Contiguous => 2,
-        }
-    }
-
     /// What the data of an [`extension::ALLOCATION`] says, if it says something known.
     pub fn parse(data: &[u8]) -> Option<AllocationPolicy> {
         let known = data.len() == LEN_BYTES && data.first() == Some(&VERSION);
@@ -71,7 +64,7 @@ impl AllocationPolicy {
     /// The extension.
     pub fn encode(self) -> Extension {
         let mut data: Vec<u8> = alloc::vec![0; LEN_BYTES];
-        bytes::put(&mut data, 0, &[VERSION, self.code()]);
+        bytes::put(&mut data, 0, &[VERSION, self as u8]);
         Extension {
             kind: extension::ALLOCATION,
             data,

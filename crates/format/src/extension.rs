@@ -132,24 +132,29 @@ fn check_range(
     Ok(())
 }
 
-fn wrong_length(what: &'static str, found: usize, allowed: &'static str) -> Error {
-    Error::new(ErrorKind::Malformed, STRUCTURE, what)
-        .found(format_args!("{found} bytes"))
-        .allowed(allowed)
+/// Checks the length of the data of an extension with a fixed layout.
+fn check_len<const N: usize>(data: &[u8], what: &'static str) -> Result<(), Error> {
+    if data.len() == N {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::Malformed, STRUCTURE, what)
+        .found(format_args!("{} bytes", data.len()))
+        .allowed(alloc::format!("{N} bytes")))
+}
+
+fn u32_of(data: &[u8], at: usize) -> u32 {
+    bytes::u32_at(data, at).unwrap_or(0)
+}
+
+fn u64_of(data: &[u8], at: usize) -> u64 {
+    bytes::u64_at(data, at).unwrap_or(0)
 }
 
 impl LuksPointer {
     /// Parses the data of a [`LUKS`] extension.
     pub fn parse(data: &[u8], geometry: &Geometry) -> Result<LuksPointer, Error> {
-        let (Some(offset), Some(len), 16) =
-            (bytes::u64_at(data, 0), bytes::u64_at(data, 8), data.len())
-        else {
-            return Err(wrong_length(
-                "luks pointer has a wrong length",
-                data.len(),
-                "16 bytes",
-            ));
-        };
+        check_len::<16>(data, "luks pointer has a wrong length")?;
+        let (offset, len) = (u64_of(data, 0), u64_of(data, 8));
         check_range(offset, len, geometry, "luks header is out of place")?;
         Ok(LuksPointer {
             offset: HostOffset(offset),
@@ -167,26 +172,9 @@ impl LuksPointer {
 impl BitmapsExtension {
     /// Parses the data of a [`BITMAPS`] extension.
     pub fn parse(data: &[u8], geometry: &Geometry) -> Result<BitmapsExtension, Error> {
-        let fields = (
-            bytes::u32_at(data, 0),
-            bytes::u32_at(data, 4),
-            bytes::u64_at(data, 8),
-            bytes::u64_at(data, 16),
-        );
-        let (Some(count), Some(reserved), Some(len), Some(offset)) = fields else {
-            return Err(wrong_length(
-                "bitmaps pointer has a wrong length",
-                data.len(),
-                "24 bytes",
-            ));
-        };
-        if data.len() != 24 {
-            return Err(wrong_length(
-                "bitmaps pointer has a wrong length",
-                data.len(),
-                "24 bytes",
-            ));
-        }
+        check_len::<24>(data, "bitmaps pointer has a wrong length")?;
+        let (count, reserved) = (u32_of(data, 0), u32_of(data, 4));
+        let (len, offset) = (u64_of(data, 8), u64_of(data, 16));
         let wrong = |kind, what| Error::new(kind, STRUCTURE, what);
         if reserved != 0 {
             return Err(wrong(

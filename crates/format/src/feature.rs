@@ -3,7 +3,6 @@
 //! *Incompatible*: a reader that does not know a bit must refuse the image. *Compatible*: it may
 //! ignore it. *Autoclear*: it may read the image, and must clear the bit before it writes.
 
-use alloc::borrow::Cow;
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -13,21 +12,11 @@ use crate::bytes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FeatureSet {
     /// Unknown bits forbid opening.
-    Incompatible,
+    Incompatible = 0,
     /// Unknown bits are ignored.
-    Compatible,
+    Compatible = 1,
     /// Unknown bits are cleared before the first write.
-    Autoclear,
-}
-
-impl FeatureSet {
-    const fn code(self) -> u8 {
-        match self {
-            FeatureSet::Incompatible => 0,
-            FeatureSet::Compatible => 1,
-            FeatureSet::Autoclear => 2,
-        }
-    }
+    Autoclear = 2,
 }
 
 macro_rules! features {
@@ -160,7 +149,7 @@ pub fn name_table() -> Vec<u8> {
     let mut table = Vec::with_capacity(NAMES.len().saturating_mul(NAME_ENTRY_BYTES));
     for (set, bit, name) in NAMES {
         let mut entry = [0; NAME_ENTRY_BYTES];
-        bytes::put(&mut entry, 0, &[set.code(), bit]);
+        bytes::put(&mut entry, 0, &[set as u8, bit]);
         bytes::put(&mut entry, 2, name.as_bytes());
         table.extend_from_slice(&entry);
     }
@@ -173,7 +162,7 @@ fn name_in(table: &[u8], set: FeatureSet, bit: u8) -> Option<String> {
     let entries = table.as_chunks::<NAME_ENTRY_BYTES>().0;
     let entry = entries
         .iter()
-        .find(|entry| entry.starts_with(&[set.code(), bit]))?;
+        .find(|entry| entry.starts_with(&[set as u8, bit]))?;
     let name = entry.get(2..)?.split(|byte| *byte == 0).next()?;
     let clean = |c: char| if c.is_control() { '?' } else { c };
     let name: String = String::from_utf8_lossy(name).chars().map(clean).collect();
@@ -186,8 +175,8 @@ pub(crate) fn describe(bits: u64, set: FeatureSet, table: Option<&[u8]>) -> Stri
     let set_bits = (0u8..64).filter(|bit| bits & 1u64.wrapping_shl(u32::from(*bit)) != 0);
     let names = set_bits.map(|bit| {
         let own = table.and_then(|table| name_in(table, set, bit));
-        own.map_or_else(|| Cow::Owned(alloc::format!("bit {bit}")), Cow::Owned)
+        own.unwrap_or_else(|| alloc::format!("bit {bit}"))
     });
-    let names: Vec<Cow<'static, str>> = names.collect();
+    let names: Vec<String> = names.collect();
     names.join(", ")
 }

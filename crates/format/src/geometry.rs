@@ -12,18 +12,15 @@ use crate::limit;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Version {
     /// `compat=0.10`.
-    V2,
+    V2 = 2,
     /// `compat=1.1`: feature bits, zero clusters, refcounts of any width.
-    V3,
+    V3 = 3,
 }
 
 impl Version {
     /// The number in the header.
     pub const fn number(self) -> u32 {
-        match self {
-            Version::V2 => 2,
-            Version::V3 => 3,
-        }
+        self as u32
     }
 }
 

@@ -83,21 +83,11 @@ const STRUCTURE: &str = "header";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CryptMethod {
     /// Not at all.
-    None,
+    None = 0,
     /// AES-CBC, the method of old images.
-    Aes,
+    Aes = 1,
     /// LUKS.
-    Luks,
-}
-
-impl CryptMethod {
-    const fn code(self) -> u32 {
-        match self {
-            CryptMethod::None => 0,
-            CryptMethod::Aes => 1,
-            CryptMethod::Luks => 2,
-        }
-    }
+    Luks = 2,
 }
 
 /// How compressed clusters are compressed.
@@ -105,19 +95,12 @@ impl CryptMethod {
 pub enum CompressionType {
     /// A raw deflate stream.
     #[default]
-    Deflate,
+    Deflate = 0,
     /// Zstandard frames.
-    Zstd,
+    Zstd = 1,
 }
 
 impl CompressionType {
-    const fn code(self) -> u8 {
-        match self {
-            CompressionType::Deflate => 0,
-            CompressionType::Zstd => 1,
-        }
-    }
-
     /// The name used for it on command lines: `zlib` or `zstd`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -308,7 +291,10 @@ impl Header {
         put(field::VERSION, &self.version.number().to_be_bytes());
         put(field::CLUSTER_BITS, &self.cluster_bits.to_be_bytes());
         put(field::SIZE, &self.size_bytes.to_be_bytes());
-        put(field::CRYPT_METHOD, &self.crypt_method.code().to_be_bytes());
+        put(
+            field::CRYPT_METHOD,
+            &(self.crypt_method as u32).to_be_bytes(),
+        );
         put(field::L1_SIZE, &self.l1_size.to_be_bytes());
         put(
             field::L1_TABLE_OFFSET,
@@ -333,7 +319,7 @@ impl Header {
             put(field::AUTOCLEAR, &self.autoclear.0.to_be_bytes());
             put(field::REFCOUNT_ORDER, &self.refcount_order.to_be_bytes());
             put(field::HEADER_LENGTH, &self.header_length().to_be_bytes());
-            put(field::COMPRESSION_TYPE, &[self.compression_type.code()]);
+            put(field::COMPRESSION_TYPE, &[self.compression_type as u8]);
             put(u64::from(TAIL), &self.tail);
         }
     }

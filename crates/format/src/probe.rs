@@ -54,41 +54,43 @@ pub enum ImageFormat {
     Dmg,
 }
 
+/// Every format, its name on QEMU's command lines and in the headers of overlays, and as people write it.
+const FORMATS: [(ImageFormat, &str, &str); 13] = [
+    (ImageFormat::Raw, "raw", "raw"),
+    (ImageFormat::Qcow2, "qcow2", "qcow2"),
+    (ImageFormat::Qcow, "qcow", "qcow (version 1)"),
+    (ImageFormat::Vmdk, "vmdk", "VMDK"),
+    (ImageFormat::Vdi, "vdi", "VDI"),
+    (ImageFormat::Vhd, "vpc", "VHD"),
+    (ImageFormat::Vhdx, "vhdx", "VHDX"),
+    (ImageFormat::Qed, "qed", "QED"),
+    (ImageFormat::Parallels, "parallels", "Parallels"),
+    (ImageFormat::Luks, "luks", "LUKS"),
+    (ImageFormat::Bochs, "bochs", "Bochs"),
+    (ImageFormat::Cloop, "cloop", "cloop"),
+    (ImageFormat::Dmg, "dmg", "DMG"),
+];
+
 impl ImageFormat {
-    /// All of them.
-    pub const ALL: [ImageFormat; 13] = [
-        ImageFormat::Raw,
-        ImageFormat::Qcow2,
-        ImageFormat::Qcow,
-        ImageFormat::Vmdk,
-        ImageFormat::Vdi,
-        ImageFormat::Vhd,
-        ImageFormat::Vhdx,
-        ImageFormat::Qed,
-        ImageFormat::Parallels,
-        ImageFormat::Luks,
-        ImageFormat::Bochs,
-        ImageFormat::Cloop,
-        ImageFormat::Dmg,
-    ];
+    fn names(self) -> (&'static str, &'static str) {
+        let found = FORMATS.iter().find(|(format, ..)| *format == self);
+        found.map_or(("", ""), |(_, name, shown)| (name, shown))
+    }
 
     /// Its name on QEMU's command lines and in the headers of overlays.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ImageFormat::Raw => "raw",
-            ImageFormat::Qcow2 => "qcow2",
-            ImageFormat::Qcow => "qcow",
-            ImageFormat::Vmdk => "vmdk",
-            ImageFormat::Vdi => "vdi",
-            ImageFormat::Vhd => "vpc",
-            ImageFormat::Vhdx => "vhdx",
-            ImageFormat::Qed => "qed",
-            ImageFormat::Parallels => "parallels",
-            ImageFormat::Luks => "luks",
-            ImageFormat::Bochs => "bochs",
-            ImageFormat::Cloop => "cloop",
-            ImageFormat::Dmg => "dmg",
-        }
+    pub fn name(self) -> &'static str {
+        self.names().0
+    }
+
+    /// Every format.
+    pub fn all() -> impl Iterator<Item = ImageFormat> {
+        FORMATS.iter().map(|(format, ..)| *format)
+    }
+
+    /// The format with this name.
+    pub fn from_name(name: &str) -> Option<ImageFormat> {
+        let found = FORMATS.iter().find(|(_, known, _)| *known == name);
+        found.map(|(format, ..)| *format)
     }
 
     /// The format that files of this extension (without its dot, in lower case) are expected to have.
@@ -97,9 +99,7 @@ impl ImageFormat {
             "vhd" => Some(ImageFormat::Vhd),
             "hdd" => Some(ImageFormat::Parallels),
             "raw" | "luks" => None,
-            name => ImageFormat::ALL
-                .into_iter()
-                .find(|format| format.name() == name),
+            name => ImageFormat::from_name(name),
         }
     }
 }
@@ -107,21 +107,7 @@ impl ImageFormat {
 /// As people write it.
 impl fmt::Display for ImageFormat {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            ImageFormat::Raw => "raw",
-            ImageFormat::Qcow2 => "qcow2",
-            ImageFormat::Qcow => "qcow (version 1)",
-            ImageFormat::Vmdk => "VMDK",
-            ImageFormat::Vdi => "VDI",
-            ImageFormat::Vhd => "VHD",
-            ImageFormat::Vhdx => "VHDX",
-            ImageFormat::Qed => "QED",
-            ImageFormat::Parallels => "Parallels",
-            ImageFormat::Luks => "LUKS",
-            ImageFormat::Bochs => "Bochs",
-            ImageFormat::Cloop => "cloop",
-            ImageFormat::Dmg => "DMG",
-        })
+        out.write_str(self.names().1)
     }
 }
 

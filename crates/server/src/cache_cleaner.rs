@@ -1,4 +1,4 @@
-//! `cache-clean-interval`: gives back the metadata of open images that nobody used for a while.
+//! `cache-clean-interval`: drops cached metadata of open images that was idle for a while.
 
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;

@@ -1,4 +1,4 @@
-//! Logs of commits ([`Handover`](crate::handover::Handover)) that nobody has asked for: a disk that goes on
+//! Handover logs ([`Handover`](crate::handover::Handover)) that are kept by default: a disk that goes on
 //! after its server was killed has to find what it was told is written.
 //!
 //! Such a log is only good for somebody who has been there all the time. A machine that is gone may have

@@ -1,4 +1,4 @@
-//! Memory of a server that nobody used for a while goes back to the system.
+//! Returns idle memory of a server to the system.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Tidy rules for any text: no paths of one machine, no dead links.
+//! Tidy rules for any text: no paths of one machine, no dead links, no vague actors in module heads.
 
 use std::path::Path;
 
@@ -13,9 +13,24 @@ const MACHINE_PATHS: &[&[&str]] = &[
     &["/ro", "ot/"],
 ];
 
+/// Words that hide who acts: the first line of a module's head names the thread, the client or the kernel.
+const VAGUE_WORDS: &[&str] = &["whoever", "nobody", "somebody", "anybody", "everybody"];
+
 /// Findings in a file's text.
 pub fn check(path: &Path, content: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let head = content
+        .lines()
+        .next()
+        .and_then(|line| line.strip_prefix("//!"));
+    for word in head.into_iter().flat_map(str::split_whitespace) {
+        let word = word
+            .trim_matches(|c: char| !c.is_alphanumeric())
+            .to_lowercase();
+        if VAGUE_WORDS.contains(&word.as_str()) {
+            findings.push(Finding::at(path, 1, format!("who is '{word}'?")));
+        }
+    }
     for (index, line) in content.lines().enumerate() {
         for pieces in MACHINE_PATHS {
             let word = pieces.concat();
@@ -70,6 +85,16 @@ mod tests {
         let line = format!("see {}{}/notes", "/ho", "me/me");
         assert_eq!(check(Path::new("a.rs"), &line).len(), 1);
         assert_eq!(check(Path::new("a.rs"), "see frame/home/me").len(), 0);
+    }
+
+    #[test]
+    fn a_vague_actor_in_a_module_head_is_found() {
+        let found = |content| check(Path::new("a.rs"), content).len();
+        assert_eq!(found("//! Memory that nobody uses.\n"), 1);
+        assert_eq!(
+            found("//! Memory that is idle.\n//!\n//! Nobody waits.\n"),
+            0
+        );
     }
 
     #[test]

@@ -6,6 +6,8 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+use oorandom::Rand64;
+
 /// A run, as asked for.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
@@ -55,7 +57,7 @@ pub struct Sequence {
     offset: u64,
     /// What is added to the offset, less than the size of the image.
     step: u64,
-    random: Random,
+    random: Rand64,
     left: u64,
     /// Requests until the depth is reached for the first time.
     unfilled: u64,
@@ -100,7 +102,7 @@ impl Workload {
             load: *self,
             offset,
             step: self.step % size,
-            random: Random::new(self.random.unwrap_or(0).wrapping_add(thread << 32)),
+            random: Rand64::new_inc(self.random.unwrap_or(0).into(), thread.into()),
             left,
             unfilled: self.depth,
         }
@@ -120,7 +122,7 @@ impl Sequence {
         let write = match self.load.read_percent {
             0 => true,
             100 => false,
-            percent => self.random.below(100) >= u64::from(percent),
+            percent => self.random.rand_range(0..100) >= u64::from(percent),
         };
         let interval = self.load.flush_interval;
         self.unfilled = self.unfilled.saturating_sub(1);
@@ -138,7 +140,8 @@ impl Sequence {
 
     fn offset(&mut self) -> u64 {
         if self.load.random.is_some() {
-            return self.random.below(self.load.size / self.load.buffer) * self.load.buffer;
+            let places = (self.load.size / self.load.buffer).max(1);
+            return self.random.rand_range(0..places) * self.load.buffer;
         }
         let offset = self.offset;
         self.offset += self.step;
@@ -147,29 +150,6 @@ impl Sequence {
             self.offset = self.offset.checked_rem(self.load.size).unwrap_or(0);
         }
         offset
-    }
-}
-
-/// Numbers that look random and are the same in every run (xorshift64*, Vigna 2016).
-#[derive(Clone, Debug)]
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Random {
-        // One step of splitmix64, so that neighbouring seeds have nothing in common.
-        let mut mixed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        Random((mixed ^ (mixed >> 31)).max(1))
-    }
-
-    /// A number below `bound`, 0 when that is 0.
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let number = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d);
-        ((u128::from(number) * u128::from(bound)) >> 64) as u64
     }
 }
 

@@ -1,4 +1,4 @@
-//! A state as a stream of the standard library, for whoever can wait for a future.
+//! VM state as a stream of the standard library, for callers that can wait for a future.
 
 use std::io::{self, Error, ErrorKind, IoSlice, Read, Seek, SeekFrom, Write};
 

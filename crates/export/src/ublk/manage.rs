@@ -1,4 +1,4 @@
-//! What can be done to devices by somebody who does not serve them.
+//! Management of ublk devices by a process that does not serve them: list, stop, delete.
 
 use std::fs;
 use std::thread;

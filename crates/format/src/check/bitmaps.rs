@@ -59,23 +59,10 @@ impl Bitmaps {
     }
 
     fn open(&mut self, bitmap: &Bitmap, tally: &mut Tally) {
-        let offset = bitmap.table_offset.0;
-        let len = u64::from(bitmap.table_entries).saturating_mul(8);
         self.name = alloc::format!("{}", String::from_utf8_lossy(&bitmap.name).escape_debug());
         self.index = 0;
-        tally.refer(
-            Range { offset, len },
-            1,
-            format_args!("table of bitmap '{}'", self.name),
-        );
-        self.reader = Reader::new(offset, len, tally.file_len);
-        if !tally.may_read_table(self.reader.left()) {
-            tally.corrupt(
-                1,
-                format_args!("table of bitmap '{}' overlaps others", self.name),
-            );
-            self.reader = Reader::default();
-        }
+        let table = format_args!("table of bitmap '{}'", self.name);
+        self.reader = tally.open_table(bitmap.table_offset.0, bitmap.table_entries, table);
     }
 
     pub(super) fn feed(&mut self, tally: &mut Tally, piece: &[u8]) {
@@ -88,10 +75,7 @@ impl Bitmaps {
             let (name, index) = (&self.name, self.index);
             match bitmap::decode_table_entry(raw, &tally.geometry) {
                 Ok(BitmapCluster::Stored(offset)) => {
-                    let range = Range {
-                        offset: offset.0,
-                        len: tally.geometry.cluster_size(),
-                    };
+                    let range = Range::new(offset.0, tally.geometry.cluster_size());
                     tally.refer(
                         range,
                         1,

@@ -73,10 +73,7 @@ impl Check {
                 limit::CHECK_CLUSTERS_MAX
             )));
         }
-        let cluster = Range {
-            offset: 0,
-            len: tally.geometry.cluster_size(),
-        };
+        let cluster = Range::new(0, tally.geometry.cluster_size());
         tally.refer(cluster, 1, format_args!("header"));
         Ok(Check {
             refcounts: Refcounts::new(&header, file_len),
@@ -206,10 +203,7 @@ impl Check {
     fn finish(&mut self) {
         let tally = &mut self.tally;
         if let Some(luks) = self.header.encryption() {
-            let range = Range {
-                offset: luks.offset.0,
-                len: luks.len_bytes,
-            };
+            let range = Range::new(luks.offset.0, luks.len_bytes);
             tally.refer(range, 1, format_args!("luks header"));
         }
         self.refcounts.refer_to_blocks(tally);

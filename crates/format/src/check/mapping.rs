@@ -59,22 +59,10 @@ impl L1Tables {
     }
 
     fn open(&mut self, offset: HostOffset, entries: u32, name: Option<String>, tally: &mut Tally) {
-        let len = u64::from(entries).saturating_mul(8);
         self.name = name;
         self.index = 0;
-        let range = Range {
-            offset: offset.0,
-            len,
-        };
-        tally.refer(range, 1, format_args!("l1 table of {}", self.owner()));
-        self.reader = Reader::new(offset.0, len, tally.file_len);
-        if !tally.may_read_table(self.reader.left()) {
-            tally.corrupt(
-                1,
-                format_args!("l1 table of {} overlaps others", self.owner()),
-            );
-            self.reader = Reader::default();
-        }
+        let table = format_args!("l1 table of {}", self.owner());
+        self.reader = tally.open_table(offset.0, entries, table);
     }
 
     fn owner(&self) -> &str {
@@ -127,10 +115,7 @@ impl L1Tables {
         if offset.0 == 0 {
             return;
         }
-        let range = Range {
-            offset: offset.0,
-            len: tally.geometry.cluster_size(),
-        };
+        let range = Range::new(offset.0, tally.geometry.cluster_size());
         let what = format_args!("{}, l1 index {index}: l2 table", self.owner());
         tally.refer(range, 1, what);
         if self.name.is_none() {
@@ -284,10 +269,7 @@ impl Table {
         }
         match CompressedDescriptor::decode(raw, &tally.geometry) {
             Ok(descriptor) => {
-                let range = Range {
-                    offset: descriptor.offset,
-                    len: descriptor.byte_len(),
-                };
+                let range = Range::new(descriptor.offset, descriptor.byte_len());
                 tally.refer(range, all, format_args!("{place}: compressed data"));
             }
             Err(corruption) => {

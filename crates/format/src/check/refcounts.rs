@@ -134,10 +134,7 @@ impl Refcounts {
                 self.block_outside(tally, index, block);
                 continue;
             }
-            let range = Range {
-                offset: block.0,
-                len: geometry.cluster_size(),
-            };
+            let range = Range::new(block.0, geometry.cluster_size());
             tally.refer(range, 1, format_args!("refcount block {index}"));
             let references = tally.references_to(cluster);
             if references != 1 {

@@ -63,10 +63,7 @@ impl SnapshotTable {
             }
         };
         tally.refer(
-            Range {
-                offset: self.offset,
-                len,
-            },
+            Range::new(self.offset, len),
             1,
             format_args!("snapshot table"),
         );

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use crate::addr::{ClusterIndex, HostOffset};
 use crate::check::counts::Counts;
+use crate::check::reader::Reader;
 use crate::check::report::{Report, Severity};
 use crate::feature::Incompatible;
 use crate::geometry::Geometry;
@@ -15,6 +16,12 @@ use crate::limit;
 pub(super) struct Range {
     pub(super) offset: u64,
     pub(super) len: u64,
+}
+
+impl Range {
+    pub(super) fn new(offset: u64, len: u64) -> Range {
+        Range { offset, len }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -96,11 +103,27 @@ impl Tally {
         }
     }
 
-    /// Takes `len` from the bytes of tables that may be read; says whether they were there.
-    pub(super) fn may_read_table(&mut self, len: u64) -> bool {
-        let left = self.table_bytes_left.checked_sub(len);
-        self.table_bytes_left = left.unwrap_or(self.table_bytes_left);
-        left.is_some()
+    /// Counts the reference to an L1 or bitmap table, and returns its reader; an empty one if the table
+    /// overlaps others.
+    pub(super) fn open_table(
+        &mut self,
+        offset: u64,
+        entries: u32,
+        table: core::fmt::Arguments<'_>,
+    ) -> Reader {
+        let len = u64::from(entries).saturating_mul(8);
+        self.refer(Range { offset, len }, 1, table);
+        let reader = Reader::new(offset, len, self.file_len);
+        match self.table_bytes_left.checked_sub(reader.left()) {
+            Some(left) => {
+                self.table_bytes_left = left;
+                reader
+            }
+            None => {
+                self.corrupt(1, format_args!("{table} overlaps others"));
+                Reader::default()
+            }
+        }
     }
 
     pub(super) fn references_to(&self, cluster: ClusterIndex) -> u64 {

@@ -19,22 +19,26 @@ pub(super) struct Field<T> {
 }
 
 impl<T: core::fmt::Display> Field<T> {
-    pub(super) fn wrong(&self, what: &'static str) -> Error {
-        Error::new(ErrorKind::Malformed, STRUCTURE, what)
+    pub(super) fn new(at: u64, value: T) -> Field<T> {
+        Field { at, value }
+    }
+
+    fn error(&self, kind: ErrorKind, what: &'static str) -> Error {
+        Error::new(kind, STRUCTURE, what)
             .at(self.at)
             .found(&self.value)
+    }
+
+    pub(super) fn wrong(&self, what: &'static str) -> Error {
+        self.error(ErrorKind::Malformed, what)
     }
 
     pub(super) fn too_large(&self, what: &'static str) -> Error {
-        Error::new(ErrorKind::TooLarge, STRUCTURE, what)
-            .at(self.at)
-            .found(&self.value)
+        self.error(ErrorKind::TooLarge, what)
     }
 
     pub(super) fn unsupported(&self, what: &'static str) -> Error {
-        Error::new(ErrorKind::Unsupported, STRUCTURE, what)
-            .at(self.at)
-            .found(&self.value)
+        self.error(ErrorKind::Unsupported, what)
     }
 }
 
@@ -48,14 +52,14 @@ fn truncated(bytes: &[u8], needed: u64) -> Error {
 fn u32_field(bytes: &[u8], at: u64) -> Result<Field<u32>, Error> {
     let value = bytes::u32_at(bytes, at as usize);
     value
-        .map(|value| Field { at, value })
+        .map(|value| Field::new(at, value))
         .ok_or_else(|| truncated(bytes, at.saturating_add(4)))
 }
 
 fn u64_field(bytes: &[u8], at: u64) -> Result<Field<u64>, Error> {
     let value = bytes::u64_at(bytes, at as usize);
     value
-        .map(|value| Field { at, value })
+        .map(|value| Field::new(at, value))
         .ok_or_else(|| truncated(bytes, at.saturating_add(8)))
 }
 
@@ -149,7 +153,7 @@ impl V3Fields {
             1 => CompressionType::Zstd,
             value => {
                 let at = field::COMPRESSION_TYPE;
-                let found = Field { at, value };
+                let found = Field::new(at, value);
                 return Err(found
                     .unsupported("unsupported compression type")
                     .allowed("0 and 1"));

@@ -20,19 +20,13 @@ impl Header {
         )?;
         self.validate_l1(&geometry)?;
         self.validate_refcount_table(&geometry)?;
-        let snapshots = Field {
-            at: field::NB_SNAPSHOTS,
-            value: self.nb_snapshots,
-        };
+        let snapshots = Field::new(field::NB_SNAPSHOTS, self.nb_snapshots);
         if self.nb_snapshots > limit::SNAPSHOTS_MAX {
             return Err(snapshots
                 .too_large("too many snapshots")
                 .allowed("up to 65536"));
         }
-        let offset = Field {
-            at: field::SNAPSHOTS_OFFSET,
-            value: self.snapshots_offset.0,
-        };
+        let offset = Field::new(field::SNAPSHOTS_OFFSET, self.snapshots_offset.0);
         check_place(
             &offset,
             0,
@@ -42,28 +36,19 @@ impl Header {
         )?;
         let zstd = self.compression_type != CompressionType::Deflate;
         if zstd != self.incompatible.has(Incompatible::COMPRESSION_TYPE) {
-            let found = Field {
-                at: field::COMPRESSION_TYPE,
-                value: self.compression_type.code(),
-            };
+            let found = Field::new(field::COMPRESSION_TYPE, self.compression_type as u8);
             return Err(found.wrong("compression type contradicts incompatible feature bit 3"));
         }
         self.validate_extensions(&geometry)
     }
 
     fn validate_l1(&self, geometry: &Geometry) -> Result<(), Error> {
-        let size = Field {
-            at: field::SIZE,
-            value: self.size_bytes,
-        };
+        let size = Field::new(field::SIZE, self.size_bytes);
         let needed = geometry.l1_entries_for(self.size_bytes);
         if needed > limit::L1_ENTRIES_MAX {
             return Err(size.too_large("virtual size is too large for this cluster size"));
         }
-        let entries = Field {
-            at: field::L1_SIZE,
-            value: self.l1_size,
-        };
+        let entries = Field::new(field::L1_SIZE, self.l1_size);
         if u64::from(self.l1_size) > limit::L1_ENTRIES_MAX {
             let allowed = alloc::format!("up to {}", limit::L1_ENTRIES_MAX);
             return Err(entries.too_large("l1 table is too long").allowed(allowed));
@@ -73,20 +58,14 @@ impl Header {
                 .wrong("l1 table is too short for the virtual size")
                 .allowed(alloc::format!("{needed} entries or more")));
         }
-        let offset = Field {
-            at: field::L1_TABLE_OFFSET,
-            value: self.l1_table_offset.0,
-        };
+        let offset = Field::new(field::L1_TABLE_OFFSET, self.l1_table_offset.0);
         let len = u64::from(self.l1_size).saturating_mul(8);
         check_place(&offset, len, len > 0, geometry, "bad l1 table offset")
     }
 
     fn validate_refcount_table(&self, geometry: &Geometry) -> Result<(), Error> {
         let at = field::REFCOUNT_TABLE_CLUSTERS;
-        let clusters = Field {
-            at,
-            value: self.refcount_table_clusters,
-        };
+        let clusters = Field::new(at, self.refcount_table_clusters);
         let len = u64::from(clusters.value).saturating_mul(geometry.cluster_size());
         if len == 0 {
             return Err(clusters.wrong("image has no refcount table"));
@@ -99,10 +78,7 @@ impl Header {
                 .allowed(allowed));
         }
         let at = field::REFCOUNT_TABLE_OFFSET;
-        let offset = Field {
-            at,
-            value: self.refcount_table_offset.0,
-        };
+        let offset = Field::new(at, self.refcount_table_offset.0);
         check_place(&offset, len, true, geometry, "bad refcount table offset")
     }
 
@@ -110,18 +86,12 @@ impl Header {
         let luks = self.crypt_method == CryptMethod::Luks;
         match self.extension(extension::LUKS) {
             Some(_) if !luks => {
-                let method = Field {
-                    at: field::CRYPT_METHOD,
-                    value: self.crypt_method.code(),
-                };
+                let method = Field::new(field::CRYPT_METHOD, self.crypt_method as u32);
                 return Err(method.wrong("luks pointer without luks encryption"));
             }
             Some(data) => LuksPointer::parse(data, geometry).map(drop)?,
             None if luks => {
-                let method = Field {
-                    at: field::CRYPT_METHOD,
-                    value: self.crypt_method.code(),
-                };
+                let method = Field::new(field::CRYPT_METHOD, self.crypt_method as u32);
                 return Err(method.wrong("luks encryption without a luks pointer"));
             }
             None => {}

@@ -14,7 +14,7 @@ pub struct Measure {
 }
 
 /// Measures an image made with `options` that holds `data_clusters` clusters of data, counted by
-/// whoever knows the source.
+/// the caller, who knows the source.
 pub fn measure(options: &CreateOptions, data_clusters: u64) -> Result<Measure, Error> {
     let geometry = options.check()?;
     let layout = Layout::new(&geometry, options.rounded_size_bytes()?, true);

@@ -1,4 +1,4 @@
-//! Model of the flag: whoever waits for it is woken, or finds it raised. One that is not shows as a
+//! Model of the flag: a waiting task is woken, or finds it raised. One that is not shows as a
 //! deadlock.
 
 use gaur_model::{block_on, check, thread};

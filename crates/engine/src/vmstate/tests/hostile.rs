@@ -1,4 +1,4 @@
-//! States that others wrote, and states that nobody in his right mind wrote.
+//! VM states written by other programs, and hostile ones.
 
 use flate2::{Compress, Compression, FlushCompress};
 use gaur_format::snapshot::{encode_table, parse_table};
