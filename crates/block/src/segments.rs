@@ -1,9 +1,9 @@
 //! Scatter-gather lists: the memory of a request, which a guest or a client may be changing meanwhile.
 //!
-//! A segment is an address and a length, laid out as the kernel's `struct iovec`. Nothing here, and
-//! nobody who holds a segment, makes a Rust reference to such memory: bytes are copied in and out through
-//! raw pointers, and a guest that writes at the same time gets a mixture in its own data. That is also
-//! why lists may be copied freely, like a `&Cell<[u8]>`.
+//! A segment is an address and a length, laid out as the kernel's `struct iovec`. Neither this module nor a
+//! holder of segments makes a Rust reference to such memory: bytes are copied in and out through raw
+//! pointers, and a guest that writes at the same time gets a mixture in its own data. That is also why
+//! lists may be copied freely, like a `&Cell<[u8]>`.
 //!
 //! This is the only module of the crate with unsafe code. Memory that comes as a Rust borrow needs none
 //! of its callers; for a guest's memory the caller vouches.
@@ -44,7 +44,10 @@ impl<'a> Segment<'a> {
     }
 
     /// Length in bytes.
-    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "a segment is cut and copied, never asked whether it is empty"
+    )]
     pub const fn len(self) -> usize {
         self.len
     }
@@ -274,7 +277,7 @@ impl<'a> Deref for SegmentsMut<'a> {
 
 impl<'a> From<&'a mut [u8]> for SegmentsMut<'a> {
     fn from(bytes: &'a mut [u8]) -> SegmentsMut<'a> {
-        // SAFETY: the memory is borrowed exclusively for 'a, so nobody else has a reference to it.
+        // SAFETY: the memory is borrowed exclusively for 'a, so no other reference to it exists.
         let segment = unsafe { Segment::from_raw(bytes.as_mut_ptr(), bytes.len()) };
         SegmentsMut(Segments::from(segment))
     }

@@ -110,7 +110,8 @@ async fn read_detour<F: File>(
     let limits = file.limits();
     let cover = cover(&limits, offset_bytes, memory.len() as u64)?;
     let most = piece_bytes(&limits, PIECE_BYTES);
-    let mut buffer = pool.take(file, most.min(cover.end - cover.start) as usize);
+    let len = most.min(cover.end - cover.start) as usize;
+    let mut buffer = pool.take_bounce(file, len).await;
     let mut start = cover.start;
     while start < cover.end {
         let len = most.min(cover.end - start) as usize;
@@ -211,7 +212,8 @@ async fn write_detour<F: File>(
     let end = offset_bytes + data.len() as u64;
     let cover = cover(&limits, offset_bytes, data.len() as u64)?;
     let most = piece_bytes(&limits, PIECE_BYTES);
-    let mut buffer = pool.take(file, most.min(cover.end - cover.start) as usize);
+    let len = most.min(cover.end - cover.start) as usize;
+    let mut buffer = pool.take_bounce(file, len).await;
     let mut start = cover.start;
     while start < cover.end {
         let piece = start..cover.end.min(start + most);

@@ -48,6 +48,8 @@ mod queue;
 mod raw;
 mod read;
 mod resize;
+#[cfg(test)]
+mod scattered_tests;
 mod sector_locks;
 mod snapshot;
 #[cfg(test)]

@@ -14,6 +14,8 @@ use std::rc::Rc;
 
 use gaur_block::File;
 
+use crate::waiters::{AsyncLock, Waiters};
+
 /// Smallest size, as a power of two: a page, and the largest request alignment in common use.
 const MIN_BITS: u32 = 12;
 /// Largest size that is kept: the input of one compressed cluster (up to twice 2 MiB) together
@@ -23,6 +25,9 @@ const CLASSES: usize = (MAX_BITS - MIN_BITS + 1) as usize;
 /// Most bytes kept of one size, but always [`KEPT_MIN`] buffers.
 const KEPT_BYTES: usize = 16 << 20;
 const KEPT_MIN: usize = 8;
+/// Most bytes that the requests of a queue have in bounce buffers at once. A guest chooses how its memory is
+/// aligned, so without a limit it could have a buffer for every request that its rings hold.
+const BOUNCE_BYTES_MAX: usize = 16 << 20;
 
 /// The buffers of one queue. They may serve all files of the queue: a kept buffer that is not
 /// aligned enough for a file is replaced.
@@ -34,6 +39,12 @@ struct Kept<F: File> {
     classes: [RefCell<Vec<F::Buffer>>; CLASSES],
     /// A bit for each size that was asked for since the last trim.
     active: Cell<u32>,
+    /// Bytes of bounce buffers in use.
+    bounce_bytes: Cell<usize>,
+    /// Notified when a bounce buffer comes back.
+    bounce_freed: Waiters,
+    /// The next request to get a bounce buffer has it, so that none is overtaken.
+    bounce_turn: AsyncLock,
 }
 
 impl<F: File> Pool<F> {
@@ -43,6 +54,9 @@ impl<F: File> Pool<F> {
             kept: Rc::new(Kept {
                 classes: std::array::from_fn(|_| RefCell::default()),
                 active: Cell::new(0),
+                bounce_bytes: Cell::new(0),
+                bounce_freed: Waiters::default(),
+                bounce_turn: AsyncLock::default(),
             }),
         }
     }
@@ -71,6 +85,24 @@ impl<F: File> Pool<F> {
             buffer: Some(buffer),
             len_bytes,
             class: Some(class),
+        }
+    }
+}
+
+impl<F: File> Pool<F> {
+    /// A bounce buffer, as [`Pool::take`] gives it, once the queue has room for it. Before the caller gives it
+    /// back it waits for its file and nothing else, so every wait ends.
+    pub(crate) async fn take_bounce(&self, file: &F, len_bytes: usize) -> BounceBuffer<F> {
+        let kept = &self.kept;
+        let _turn = kept.bounce_turn.lock().await;
+        loop {
+            let ticket = kept.bounce_freed.ticket();
+            let used = kept.bounce_bytes.get() + len_bytes;
+            if used <= BOUNCE_BYTES_MAX || used == len_bytes {
+                kept.bounce_bytes.set(used);
+                return BounceBuffer(self.take(file, len_bytes));
+            }
+            kept.bounce_freed.wait(ticket).await;
         }
     }
 }
@@ -143,6 +175,32 @@ impl<F: File> Drop for PoolBuffer<F> {
                 kept.push(buffer);
             }
         }
+    }
+}
+
+/// A buffer that counts as a bounce buffer.
+pub(crate) struct BounceBuffer<F: File>(PoolBuffer<F>);
+
+impl<F: File> Deref for BounceBuffer<F> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl<F: File> DerefMut for BounceBuffer<F> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl<F: File> Drop for BounceBuffer<F> {
+    fn drop(&mut self) {
+        let kept = &self.0.kept;
+        let used = kept.bounce_bytes.get() - self.0.len_bytes;
+        kept.bounce_bytes.set(used);
+        kept.bounce_freed.notify();
     }
 }
 

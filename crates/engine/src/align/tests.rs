@@ -1,4 +1,5 @@
 use std::future::Future;
+use std::io::IoSliceMut;
 use std::pin::Pin;
 
 use gaur_block::{Registered, Segment};
@@ -93,13 +94,11 @@ fn any_read_gives_the_bytes_of_the_file_and_zeros_past_its_end() {
             let (offset, len) = (random.below(21_000), random.below(9000) as usize);
             let skew = random.below(9) as usize;
             let mut memory = vec![0xee; len + skew];
-            block_on(read(
-                &file,
-                &pool,
-                offset,
-                Target::memory(&mut memory[skew..]),
-            ))
-            .unwrap();
+            let cut = random.below(len as u64 + 1) as usize;
+            let (head, tail) = memory[skew..].split_at_mut(cut);
+            let mut parts = [head, &mut [], tail].map(IoSliceMut::new);
+            let target = Target::Memory(SegmentsMut::from(&mut parts[..]));
+            block_on(read(&file, &pool, offset, target)).unwrap();
             let expected: Vec<u8> = (offset as usize..offset as usize + len)
                 .map(|index| bytes.get(index).copied().unwrap_or(0))
                 .collect();
@@ -306,6 +305,33 @@ fn empty_requests_do_nothing_and_ranges_past_the_end_of_numbers_are_refused() {
         let result = block_on(write(&file, &pool, &locks, last, Source::memory(&data)));
         assert_eq!(result, Err(Errno::EFBIG));
     }
+}
+
+/// A guest with badly aligned memory had a buffer of 1 MiB for each request that its rings held.
+#[test]
+fn bounce_buffers_of_many_requests_have_a_limit_and_all_requests_end() {
+    const REQUESTS: usize = 50;
+    let file = TestFile::new(pattern(2 << 20), direct_limits(512)).with_jitter(3, 4);
+    let (pool, locks) = (Pool::new(), SectorLocks::default());
+    let mut memory = vec![vec![0; 1 << 20]; REQUESTS];
+    let tasks = memory.iter_mut().enumerate().map(|(number, memory)| {
+        let (file, pool, locks) = (&file, &pool, &locks);
+        Box::pin(async move {
+            let at = number as u64 * 100 + 1;
+            let done = match number % 5 {
+                0 => write(file, pool, locks, at, Source::memory(&memory[..700])).await,
+                _ => read(file, pool, at, Target::memory(memory)).await,
+            };
+            done.unwrap();
+        }) as Task<'_>
+    });
+    run_shuffled(Random::new(8), tasks.collect());
+    // 16 MiB: those of reads of 1 MiB, and some short ones.
+    assert!(
+        file.buffers_made() <= 15 + REQUESTS / 5,
+        "{}",
+        file.buffers_made()
+    );
 }
 
 #[test]

@@ -129,8 +129,8 @@ impl Chain {
             {
                 (start, len) = (last.start(), last.len() + len);
             }
-            // SAFETY: guest memory stays mapped until the ring has come to rest, and nobody in this
-            // process has a reference to it.
+            // SAFETY: guest memory stays mapped until the ring has come to rest, and this
+            // process has no reference to it.
             segments.push(unsafe { Segment::from_raw(start, len) });
         }
         Ok(())
