@@ -55,46 +55,57 @@ struct PlotSpec {
     logarithmic: bool,
 }
 
+/// Our engine and QEMU's, by sizes of clusters and subclusters.
+const BY_LAYOUT: PlotSpec = PlotSpec {
+    table: "",
+    title: "",
+    group: &["cluster", "subcluster"],
+    split: None,
+    series: &["gaur", "qemu"],
+    logarithmic: false,
+};
+
+/// The same by size of clusters, with subclusters and without.
+const BY_CLUSTER: PlotSpec = PlotSpec {
+    group: &["cluster"],
+    split: Some(("subcluster", with_or_without)),
+    logarithmic: true,
+    ..BY_LAYOUT
+};
+
+const WITH_FIO: &[&str] = &[
+    "gaur",
+    "qemu",
+    "gaur, random",
+    "qemu, io_uring",
+    "fio, raw file",
+];
+
 const RECIPES: &[PlotSpec] = &[
     PlotSpec {
         table: "overlay",
         title: "Random 4 KiB writes to an empty overlay with a full backing image, by cluster size",
-        group: &["cluster"],
-        split: Some(("subcluster", with_or_without)),
-        series: &["gaur", "qemu"],
-        logarithmic: true,
+        ..BY_CLUSTER
     },
     PlotSpec {
         table: "overlay-disk",
         title: "Random 4 KiB writes to an empty overlay on a disk, by cluster size",
-        group: &["cluster"],
-        split: Some(("subcluster", with_or_without)),
-        series: &["gaur", "qemu"],
-        logarithmic: true,
+        ..BY_CLUSTER
     },
     PlotSpec {
         table: "empty",
         title: "Random 4 KiB writes to an empty image, by cluster size",
-        group: &["cluster"],
-        split: Some(("subcluster", with_or_without)),
-        series: &["gaur", "qemu"],
-        logarithmic: true,
+        ..BY_CLUSTER
     },
     PlotSpec {
         table: "growth",
         title: "Size of the file after 100 MiB of random 4 KiB writes, by cluster/subcluster size",
-        group: &["cluster", "subcluster"],
-        split: None,
-        series: &["gaur", "qemu"],
-        logarithmic: false,
+        ..BY_LAYOUT
     },
     PlotSpec {
         table: "mkfs",
         title: "Size of the file after mkfs.ext4 on 1 TiB, by cluster/subcluster size",
-        group: &["cluster", "subcluster"],
-        split: None,
-        series: &["gaur", "qemu"],
-        logarithmic: false,
+        ..BY_LAYOUT
     },
     PlotSpec {
         table: "cache",
@@ -107,52 +118,34 @@ const RECIPES: &[PlotSpec] = &[
                 ", in random order"
             }
         })),
-        series: &["gaur", "qemu"],
-        logarithmic: false,
+        ..BY_LAYOUT
     },
     PlotSpec {
         table: "memory",
         title: "Random 4 KiB requests to a full image in memory",
         group: &["random, 4 KiB"],
-        split: None,
-        series: &[
-            "gaur",
-            "qemu",
-            "gaur, random",
-            "qemu, io_uring",
-            "fio, raw file",
-        ],
-        logarithmic: false,
+        series: WITH_FIO,
+        ..BY_LAYOUT
     },
     PlotSpec {
         table: "disk",
         title: "Random 4 KiB requests to a full image on a disk",
         group: &["random, 4 KiB"],
-        split: None,
-        series: &[
-            "gaur",
-            "qemu",
-            "gaur, random",
-            "qemu, io_uring",
-            "fio, raw file",
-        ],
-        logarithmic: false,
+        series: WITH_FIO,
+        ..BY_LAYOUT
     },
     PlotSpec {
         table: "huge",
         title: "Random 4 KiB reads of 8 TiB with 16 MiB for L2 tables, by cluster/subcluster size",
-        group: &["cluster", "subcluster"],
-        split: None,
         series: &["gaur", "qemu", "gaur, random", "gaur, random, unlimited"],
-        logarithmic: false,
+        ..BY_LAYOUT
     },
     PlotSpec {
         table: "scaling",
         title: "One and two threads on one image",
         group: &["requests"],
-        split: None,
         series: &["one thread", "two threads"],
-        logarithmic: false,
+        ..BY_LAYOUT
     },
 ];
 

@@ -26,81 +26,44 @@ pub struct Contestant {
     pub who: &'static str,
     /// It serves a raw file: a ceiling, not a rival.
     pub raw: bool,
-    pub start: fn(&Programs, &Path) -> Result<RunningContestant>,
+    pub start: Start,
+}
+
+type Start = fn(&Programs, &Path) -> Result<RunningContestant>;
+
+impl Contestant {
+    const fn new(who: &'static str, start: Start) -> Contestant {
+        Contestant {
+            who,
+            raw: false,
+            start,
+        }
+    }
+
+    const fn raw(who: &'static str, start: Start) -> Contestant {
+        Contestant {
+            raw: true,
+            ..Contestant::new(who, start)
+        }
+    }
 }
 
 /// All, in the order in which they are measured: each beside its rival.
 pub const ALL: &[Contestant] = &[
-    Contestant {
-        who: "raw file",
-        raw: true,
-        start: raw_file,
-    },
-    Contestant {
-        who: "gaur ublk, raw",
-        raw: true,
-        start: gaur_ublk_raw,
-    },
-    Contestant {
-        who: "gaur ublk",
-        raw: false,
-        start: gaur_ublk,
-    },
-    Contestant {
-        who: "gaur ublk, direct",
-        raw: false,
-        start: gaur_ublk_direct,
-    },
-    Contestant {
-        who: "rublk",
-        raw: false,
-        start: rublk,
-    },
-    Contestant {
-        who: "qemu-nbd",
-        raw: false,
-        start: qemu_nbd,
-    },
-    Contestant {
-        who: "gaur NBD",
-        raw: false,
-        start: gaur_nbd,
-    },
-    Contestant {
-        who: "qsd NBD",
-        raw: false,
-        start: qsd_nbd,
-    },
-    Contestant {
-        who: "gaur VDUSE",
-        raw: false,
-        start: gaur_vduse,
-    },
-    Contestant {
-        who: "qsd VDUSE",
-        raw: false,
-        start: qsd_vduse,
-    },
-    Contestant {
-        who: "gaur FUSE",
-        raw: false,
-        start: gaur_fuse,
-    },
-    Contestant {
-        who: "qsd FUSE",
-        raw: false,
-        start: qsd_fuse,
-    },
-    Contestant {
-        who: "gaur vhost-user",
-        raw: false,
-        start: gaur_vhost,
-    },
-    Contestant {
-        who: "qsd vhost-user",
-        raw: false,
-        start: qsd_vhost,
-    },
+    Contestant::raw("raw file", raw_file),
+    Contestant::raw("gaur ublk, raw", gaur_ublk_raw),
+    Contestant::new("gaur ublk", gaur_ublk),
+    Contestant::new("gaur ublk, direct", gaur_ublk_direct),
+    Contestant::new("rublk", rublk),
+    Contestant::new("qemu-nbd", qemu_nbd),
+    Contestant::new("gaur NBD", gaur_nbd),
+    Contestant::new("qsd NBD", qsd_nbd),
+    Contestant::new("gaur VDUSE", gaur_vduse),
+    Contestant::new("qsd VDUSE", qsd_vduse),
+    Contestant::new("gaur FUSE", gaur_fuse),
+    Contestant::new("qsd FUSE", qsd_fuse),
+    Contestant::new("gaur vhost-user", gaur_vhost),
+    Contestant::new("qsd vhost-user", qsd_vhost),
 ];
 
 /// Connections of a network block device, and queues of the others.

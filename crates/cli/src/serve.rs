@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gaur_engine::{Format, Job};
-use gaur_export::nbd::{self, Listen, Log};
+use gaur_export::Log;
+use gaur_export::nbd::{self, Listen};
 use gaur_reactor::{Signal, Signals, block_on};
 
 use crate::exporter::{Limits, NewExport};

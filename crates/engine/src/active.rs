@@ -3,11 +3,13 @@
 //! [`Queue`] checks a request and hands it here; every flow that changes mappings, counts or the header
 //! is a method of [`Active`], in the file of that flow. Made for a request, or for a whole operation.
 
-use gaur_block::{Errno, File};
+use gaur_block::{Errno, File, Source, Target};
 use gaur_format::geometry::Geometry;
 
+use crate::align;
 use crate::image::{Image, Qcow2, Writer};
 use crate::queue::{Change, Queue};
+use crate::range::GuestRange;
 use crate::read::MappedLayer;
 
 /// The top layer of an image that is open for writing, and the queue that changes it.
@@ -39,16 +41,11 @@ impl<'q, F: File> Active<'q, F> {
     }
 
     /// Serves a request for a range inside the image.
-    pub(crate) async fn change(
-        &self,
-        offset: u64,
-        len: u64,
-        change: Change<'_>,
-    ) -> Result<(), Errno> {
+    pub(crate) async fn change(&self, range: GuestRange, change: Change<'_>) -> Result<(), Errno> {
         match change {
-            Change::Write(source) => self.write(offset, source).await,
-            Change::Zero(unmap) => self.zero(offset, len, unmap).await,
-            Change::Discard => self.discard(offset, len).await,
+            Change::Write(source) => self.write(range.start, source).await,
+            Change::Zero(unmap) => self.zero(range, unmap).await,
+            Change::Discard => self.discard(range).await,
         }
     }
 
@@ -64,5 +61,17 @@ impl<'q, F: File> Active<'q, F> {
             qcow2: self.qcow2,
             file: self.queue.top_file(),
         }
+    }
+
+    /// Reads bytes of the image file.
+    pub(crate) async fn read_file(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+        let (file, pool) = (self.queue.top_file(), &self.queue.pool);
+        align::read(file, pool, offset, Target::memory(bytes)).await
+    }
+
+    /// Writes bytes of the image file.
+    pub(crate) async fn write_file(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
+        let (file, pool) = (self.queue.top_file(), &self.queue.pool);
+        align::write(file, pool, &self.image.locks, offset, Source::memory(bytes)).await
     }
 }

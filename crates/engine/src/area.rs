@@ -5,16 +5,16 @@
 //! are counted there, before anything leads to them (O1). They become visible together: by entries
 //! in one sector of the refcount table, or by the header (O5).
 
-use gaur_block::{Errno, File, Source};
+use gaur_block::{Errno, File};
 use gaur_format::header::field;
 use gaur_format::refcount;
 
 use crate::active::Active;
-use crate::align;
 use crate::image::Writer;
 use crate::job::Job;
-use crate::metadata::alloc::{AllocError, AllocNeed, Free};
+use crate::metadata::alloc::{AllocError, AllocNeed};
 use crate::metadata::area::{AreaPlan, Uncounted};
+use crate::range::{ClusterRange, HostRange};
 use crate::tables::Taken;
 
 /// New refcount blocks are written this many bytes at a time.
@@ -38,7 +38,7 @@ impl Drop for NewArea<'_> {
         match self.counted {
             None => self.writer.alloc.lock().abandon_area(plan, plan.start),
             Some(counted) => {
-                self.writer.zeroed.write().clear(plan.start, plan.len());
+                self.writer.zeroed.write().clear(plan.all());
                 self.writer.alloc.lock().undo_area(plan, counted);
             }
         }
@@ -51,7 +51,7 @@ impl<'q, F: File> Active<'q, F> {
     pub(crate) async fn take_area(&self, clusters: u64, job: &Job) -> Result<Taken<'q>, Errno> {
         if clusters == 1 {
             let run = self.take_clusters(1).await?;
-            return Ok(self.taken(run.start, 1));
+            return Ok(self.taken(run.range()));
         }
         let _making = self.writer.blocks.lock().await;
         loop {
@@ -61,7 +61,7 @@ impl<'q, F: File> Active<'q, F> {
                 Ok(plan) => {
                     let start = plan.area_start();
                     if self.make_area(plan, job).await? {
-                        return Ok(self.taken(start, clusters));
+                        return Ok(self.taken(ClusterRange::new(start, clusters)));
                     }
                 }
                 Err(AllocError::Need(AllocNeed::Slice(slice))) => {
@@ -102,7 +102,7 @@ impl<'q, F: File> Active<'q, F> {
             return Ok(false);
         }
         let metadata = &self.qcow2.maps.metadata;
-        if metadata.touches(area.plan.start, area.plan.len()) {
+        if metadata.touches(area.plan.all()) {
             let fault = self.writer.alloc.lock().metadata_is_free(area.plan.start);
             return Err(self.image.corrupt(0, fault));
         }
@@ -129,10 +129,7 @@ impl<'q, F: File> Active<'q, F> {
         count: bool,
         job: &Job,
     ) -> Result<Option<u64>, Errno> {
-        let mut rest = Free {
-            start: area.plan.start,
-            len: area.plan.len(),
-        };
+        let mut rest = area.plan.all();
         loop {
             let visited = area.writer.alloc.lock().visit_area(&mut rest, count);
             area.counted = area.counted.map(|_| rest.start);
@@ -165,8 +162,7 @@ impl<'q, F: File> Active<'q, F> {
                         .map_err(|_| Errno::EIO)?;
                 }
             }
-            let source = Source::memory(&bytes);
-            align::write(file, &self.queue.pool, &self.image.locks, at, source).await?;
+            self.write_file(at, &bytes).await?;
             at += bytes.len() as u64;
         }
         Ok(())
@@ -181,38 +177,33 @@ impl<'q, F: File> Active<'q, F> {
             false => self.queue.barrier().await?,
         }
         let _held = self.writer.structure.lock().await;
-        let size = self.geometry().cluster_size();
+        let geometry = self.geometry();
         let (mut entries, place) = {
             let alloc = self.writer.alloc.lock();
             (alloc.table.clone(), alloc.table_offset)
         };
-        let longest = plan.table_clusters * size / 8;
-        entries.resize((entries.len()).max(longest as usize), 0);
-        for (index, cluster) in plan.blocks.iter().zip(plan.start..) {
+        let new_place = plan.table().bytes(geometry);
+        entries.resize(entries.len().max((new_place.len / 8) as usize), 0);
+        let blocks = plan.block_clusters().bytes(geometry);
+        let block_offsets = blocks.pieces(geometry.cluster_size());
+        for (index, block) in plan.blocks.iter().zip(block_offsets) {
             if let Some(slot) = entries.get_mut(*index as usize) {
-                *slot = cluster * size;
+                *slot = block.start;
             }
         }
-        let place = match plan.table_clusters {
-            0 => {
-                self.write_entries(&entries, place, &plan.blocks).await?;
-                None
-            }
-            _ => Some(self.switch_refcount_table(&entries, plan, size).await?),
-        };
+        match new_place.is_empty() {
+            true => self.write_entries(&entries, place, &plan.blocks).await?,
+            false => self.switch_refcount_table(&entries, new_place).await?,
+        }
         let metadata = &self.qcow2.maps.metadata;
-        metadata.insert(plan.start, plan.area_start() - plan.start);
+        metadata.insert(plan.tables());
         let mut alloc = self.writer.alloc.lock();
-        let blocks_bytes = plan.blocks.len() as u64 * size;
-        alloc.blocks.invalidate(plan.start * size, blocks_bytes);
+        alloc.blocks.invalidate(blocks);
         alloc.table = entries;
-        if let Some(place) = place {
-            let old = Free {
-                start: alloc.table_offset / size,
-                len: alloc.table_clusters,
-            };
-            (alloc.table_offset, alloc.table_clusters) = (place, plan.table_clusters);
-            metadata.remove(old.start, old.len);
+        if !new_place.is_empty() {
+            let old = alloc.table_range().clusters(geometry);
+            (alloc.table_offset, alloc.table_clusters) = (new_place.start, plan.table_clusters);
+            metadata.remove(old);
             // The table is not read from disk any more, and the header is durable.
             alloc.releasable.push(old);
         }
@@ -233,59 +224,36 @@ impl<'q, F: File> Active<'q, F> {
         for entry in entries.get(first as usize..=last as usize).unwrap_or(&[]) {
             bytes.extend_from_slice(&entry.to_be_bytes());
         }
-        let (file, locks) = (self.queue.top_file(), &self.image.locks);
-        let (at, source) = (place + first * 8, Source::memory(&bytes));
-        let written = align::write(file, &self.queue.pool, locks, at, source).await;
+        let written = self.write_file(place + first * 8, &bytes).await;
         written.inspect_err(|errno| self.image.poison(*errno))
     }
 
-    /// Puts a new refcount table in place of the present one; where it is.
-    async fn switch_refcount_table(
-        &self,
-        entries: &[u64],
-        plan: &AreaPlan,
-        size: u64,
-    ) -> Result<u64, Errno> {
-        let place = plan.table_start() * size;
-        self.write_table(entries, place, plan.table_clusters * size)
-            .await?;
+    /// Puts a new refcount table in place of the present one.
+    async fn switch_refcount_table(&self, entries: &[u64], place: HostRange) -> Result<(), Errno> {
+        let clusters = self.geometry().clusters_for(place.len);
+        self.write_table(entries, place).await?;
         self.queue.barrier().await?;
         let mut fields = [0; 12];
-        fields[..8].copy_from_slice(&place.to_be_bytes());
-        fields[8..].copy_from_slice(&(plan.table_clusters as u32).to_be_bytes());
+        fields[..8].copy_from_slice(&place.start.to_be_bytes());
+        fields[8..].copy_from_slice(&(clusters as u32).to_be_bytes());
         self.switch_header(field::REFCOUNT_TABLE_OFFSET, &fields)
-            .await?;
-        Ok(place)
+            .await
     }
 
-    /// Writes a table of numbers at `offset`, padded with zeros to `len` bytes.
-    pub(crate) async fn write_table(
-        &self,
-        entries: &[u64],
-        offset: u64,
-        len: u64,
-    ) -> Result<(), Errno> {
-        const PIECE: usize = 64 << 10;
-        let file = self.queue.top_file();
-        let mut piece = self.queue.pool.take(file, PIECE);
-        let mut entries = entries.iter();
-        let mut done = 0;
-        while done < len {
-            let part = (len - done).min(PIECE as u64);
+    /// Writes a table of numbers, padded with zeros to the length of its place.
+    pub(crate) async fn write_table(&self, entries: &[u64], place: HostRange) -> Result<(), Errno> {
+        const PIECE: u64 = 64 << 10;
+        let mut piece = self.queue.pool.take(self.queue.top_file(), PIECE as usize);
+        let (mut entries, mut rest) = (entries.iter(), place);
+        while !rest.is_empty() {
+            let part = rest.first(PIECE);
             piece.fill(0);
-            for (out, entry) in piece[..part as usize].chunks_exact_mut(8).zip(&mut entries) {
+            let bytes = &mut piece[..part.len as usize];
+            for (out, entry) in bytes.chunks_exact_mut(8).zip(&mut entries) {
                 out.copy_from_slice(&entry.to_be_bytes());
             }
-            let source = Source::memory(&piece[..part as usize]);
-            align::write(
-                file,
-                &self.queue.pool,
-                &self.image.locks,
-                offset + done,
-                source,
-            )
-            .await?;
-            done += part;
+            self.write_file(part.start, bytes).await?;
+            rest = rest.after(part.len);
         }
         Ok(())
     }

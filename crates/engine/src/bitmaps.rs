@@ -16,7 +16,7 @@ use gaur_format::header::Header;
 
 use crate::error::{ErrorKind, ImageError};
 use crate::layer::LayerReader;
-use crate::metadata::alloc::Free;
+use crate::range::ClusterRange;
 
 /// Bytes of a bitmap's table read at once.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -29,7 +29,7 @@ pub struct LostBitmaps {
     /// Their names, bytes that are not UTF-8 as U+FFFD; none of bitmaps that were useless before.
     pub names: Vec<String>,
     /// What they refer to.
-    pub(crate) frees: Vec<Free>,
+    pub(crate) frees: Vec<ClusterRange>,
 }
 
 impl LostBitmaps {
@@ -83,7 +83,7 @@ impl<F: File> LayerReader<'_, F> {
         let mut frees = Vec::new();
         let size = header.geometry().cluster_size();
         let mut free_bytes = |offset: u64, len: u64| {
-            Free::join(&mut frees, offset / size, len.div_ceil(size));
+            ClusterRange::new(offset / size, len.div_ceil(size)).join(&mut frees);
         };
         free_bytes(pointer.directory_offset.0, pointer.directory_len_bytes);
         for bitmap in &list {
@@ -112,7 +112,7 @@ impl<F: File> LayerReader<'_, F> {
         &self,
         header: &Header,
         bitmap: &bitmap::Bitmap,
-        frees: &mut Vec<Free>,
+        frees: &mut Vec<ClusterRange>,
     ) -> Result<(), ImageError> {
         const WHAT: &str = "table of a bitmap";
         let geometry = header.geometry();
@@ -126,7 +126,7 @@ impl<F: File> LayerReader<'_, F> {
                 let cluster = bitmap::decode_table_entry(u64::from_be_bytes(*raw), &geometry)
                     .map_err(|what| ImageError::corrupt(what, WHAT))?;
                 if let BitmapCluster::Stored(offset) = cluster {
-                    Free::join(frees, offset.0 / geometry.cluster_size(), 1);
+                    ClusterRange::new(offset.0 / geometry.cluster_size(), 1).join(frees);
                 }
             }
             done += piece;

@@ -39,8 +39,8 @@ impl<F: File> Active<'_, F> {
         piece: &mut Piece<'_, F>,
         data: Source<'_>,
     ) -> Result<(), Errno> {
-        let head_len = (piece.written.0 - piece.region.0) as usize;
-        let tail_len = (piece.region.1 - piece.written.1) as usize;
+        let head_len = (piece.written.start - piece.region.start) as usize;
+        let tail_len = (piece.region.end() - piece.written.end()) as usize;
         let head_len = if piece.head == Fill::Nothing {
             0
         } else {
@@ -51,7 +51,7 @@ impl<F: File> Active<'_, F> {
         } else {
             tail_len
         };
-        let data_at = piece.host + (piece.written.0 - piece.region.0);
+        let data_at = piece.host + (piece.written.start - piece.region.start);
         let (file, pool, locks) = (self.queue.top_file(), &self.queue.pool, &self.image.locks);
         if head_len + tail_len == 0 {
             piece.started = true;
@@ -94,8 +94,8 @@ impl<F: File> Active<'_, F> {
         whole: usize,
     ) -> Result<(), Errno> {
         let (file, pool, locks) = (self.queue.top_file(), &self.queue.pool, &self.image.locks);
-        let guest = piece.written.0 - middle.start as u64;
-        let host = piece.host + (guest - piece.region.0);
+        let guest = piece.written.start - middle.start as u64;
+        let host = piece.host + (guest - piece.region.start);
         let mut buffer = pool.take(file, whole.min(CHUNK_BYTES));
         let (mut start, mut rest) = (0, data);
         while start < whole {
@@ -159,8 +159,8 @@ impl<F: File> Active<'_, F> {
         let mut head = self.queue.pool.take(self.queue.top_file(), head_len);
         let mut tail = self.queue.pool.take(self.queue.top_file(), tail_len);
         let filled = futures_util::join!(
-            self.fill_part(piece.head, piece.written.0 - head_len as u64, &mut head),
-            self.fill_part(piece.tail, piece.written.1, &mut tail),
+            self.fill_part(piece.head, piece.written.start - head_len as u64, &mut head),
+            self.fill_part(piece.tail, piece.written.end(), &mut tail),
         );
         filled.0.and(filled.1)?;
         Ok((head, tail))

@@ -1,14 +1,13 @@
 //! Header updates of an open image: always within one sector, so that a power cut leaves
 //! either the old header or the new one (O5).
 
-use gaur_block::{Errno, File, Source, Target};
+use gaur_block::{Errno, File};
 use gaur_format::extension;
 use gaur_format::feature::{Autoclear, Compatible};
 use gaur_format::geometry::Version;
 use gaur_format::header::{Header, field};
 
 use crate::active::Active;
-use crate::align;
 use crate::metadata::l1_table::SECTOR_BYTES;
 use crate::queue::Queue;
 use crate::sync::atomic::Ordering;
@@ -58,14 +57,13 @@ impl<'q, F: File> Active<'q, F> {
         let file = self.queue.top_file();
         let mut sector = self.queue.pool.take(file, SECTOR_BYTES as usize);
         let first = fields.first().map_or(0, |(at, _)| at & !(SECTOR_BYTES - 1));
-        align::read(file, &self.queue.pool, first, Target::memory(&mut sector)).await?;
+        self.read_file(first, &mut sector).await?;
         for (at, bytes) in fields {
             let at = at.checked_sub(first).ok_or(Errno::EIO)? as usize;
             let slot = sector.get_mut(at..at + bytes.len());
             slot.ok_or(Errno::EIO)?.copy_from_slice(bytes);
         }
-        let (locks, source) = (&self.image.locks, Source::memory(&sector));
-        align::write(file, &self.queue.pool, locks, first, source).await
+        self.write_file(first, &sector).await
     }
 
     /// Before the first change: flushes, because the process that had the image before may have been killed before

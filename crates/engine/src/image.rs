@@ -28,6 +28,7 @@ use crate::metadata::zeroed::ZeroedSpace;
 use crate::options::{Format, OpenOptions};
 use crate::poison::Poison;
 use crate::queue::Queue;
+use crate::range::HostRange;
 use crate::sector_locks::SectorLocks;
 use crate::snapshot::SnapshotList;
 use crate::statistics::{CacheStatistics, HoleStatistics};
@@ -437,8 +438,7 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         allocation: header.allocation().unwrap_or_default(),
         snapshots: Mutex::new(SnapshotList::new(
             part.snapshots.clone(),
-            header.snapshots_offset.0,
-            part.snapshot_table_bytes,
+            HostRange::new(header.snapshots_offset.0, part.snapshot_table_bytes),
         )),
         lost_bitmaps: part.lost_bitmaps.clone(),
     }
@@ -455,7 +455,7 @@ fn metadata_clusters(
     let size = geometry.cluster_size();
     let mut add = |offset: u64, bytes: u64| {
         if bytes > 0 {
-            clean &= set.insert(offset / size, geometry.clusters_for(bytes));
+            clean &= set.insert(HostRange::new(offset, bytes).clusters(geometry));
         }
     };
     add(0, 1);

@@ -45,6 +45,7 @@ mod poison;
 mod pool;
 mod punch;
 mod queue;
+mod range;
 mod raw;
 mod read;
 mod resize;

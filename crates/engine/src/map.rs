@@ -5,6 +5,7 @@ use gaur_block::{Errno, File, Status};
 use crate::metadata::maps::{Extent, Kind};
 use crate::options::Format;
 use crate::queue::Queue;
+use crate::range::GuestRange;
 
 /// A run of guest bytes of one kind, with the fields of `qemu-img map`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,7 +68,7 @@ impl<F: File> Queue<F> {
             .checked_sub(offset_bytes)
             .filter(|left| *left > 0);
         let max = len_bytes.min(left.ok_or(Errno::EINVAL)?).max(1);
-        let found = self.find(offset_bytes, max).await?;
+        let found = self.find(GuestRange::new(offset_bytes, max)).await?;
         let mut extent = MapExtent::from(found);
         if let Kind::Data { host, .. } = found.kind {
             self.look_for_hole(found.layer, host, &mut extent).await?;

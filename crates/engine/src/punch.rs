@@ -12,22 +12,10 @@ use gaur_format::l2::L2Entry;
 
 use crate::active::Active;
 use crate::align;
-use crate::metadata::claims::Claims;
+use crate::metadata::claims::Claim;
 use crate::metadata::holes::Hole;
 use crate::metadata::maps::{Located, Maps};
-
-/// A claimed guest range; given up when dropped.
-struct Claim<'a> {
-    claims: &'a Claims,
-    start: u64,
-    id: u64,
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        self.claims.remove(self.start, self.id);
-    }
-}
+use crate::range::GuestRange;
 
 /// What a second look at a hole shows.
 enum Look<'a> {
@@ -86,19 +74,17 @@ impl<'q, F: File> Active<'q, F> {
     }
 
     fn look_again(&self, hole: Hole) -> Look<'q> {
-        let mut claims = self.writer.claims.lock(hole.guest);
-        if claims.free_prefix(hole.guest, hole.guest + hole.len) < hole.len {
+        let claims = &self.writer.claims;
+        let mut list = claims.lock(hole.guest);
+        let range = GuestRange::new(hole.guest, hole.len);
+        if list.free_prefix(range) != range {
             return Look::Busy;
         }
         match located(&self.qcow2.maps, hole) {
             Err(look) => look,
             Ok(alloc) => Look::Claimed {
                 alloc,
-                _claim: Claim {
-                    claims: &self.writer.claims,
-                    start: hole.guest,
-                    id: claims.insert(hole.guest, hole.guest + hole.len),
-                },
+                _claim: claims.claim(&mut list, range),
             },
         }
     }

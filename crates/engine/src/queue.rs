@@ -14,6 +14,7 @@ use crate::image::{Image, Qcow2};
 use crate::metadata::alloc::Run;
 use crate::metadata::epochs::{EpochGuard, EpochHandle};
 use crate::pool::Pool;
+use crate::range::GuestRange;
 use crate::read::Decompressed;
 use crate::sync::atomic::Ordering;
 use crate::writeback::Staging;
@@ -122,11 +123,10 @@ impl<F: File> Queue<F> {
         }
     }
 
-    fn check_range(&self, offset: u64, len: u64, beyond: Errno) -> Result<(), Errno> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.image.size_bytes() => Ok(()),
-            _ => Err(beyond),
-        }
+    /// Checks that a range lies inside the image.
+    fn check_range(&self, range: Option<GuestRange>, beyond: Errno) -> Result<GuestRange, Errno> {
+        let inside = range.filter(|range| range.end() <= self.image.size_bytes());
+        inside.ok_or(beyond)
     }
 
     fn check_writable(&self) -> Result<(), Errno> {
@@ -143,13 +143,13 @@ impl<F: File> Queue<F> {
         match (request, payload) {
             (Request::Read { offset_bytes }, Payload::Read(target)) => {
                 let _epoch = self.enter_open().await;
-                self.check_range(offset_bytes, target.len() as u64, Errno::EINVAL)?;
+                let range = GuestRange::checked(offset_bytes, target.len() as u64);
+                self.check_range(range, Errno::EINVAL)?;
                 self.read(offset_bytes, target).await
             }
             (Request::Write { offset_bytes, fua }, Payload::Write(source)) => {
-                let len = source.len() as u64;
-                let change = Change::Write(source);
-                self.serve_change(offset_bytes, len, change).await?;
+                let range = GuestRange::checked(offset_bytes, source.len() as u64);
+                self.serve_change(range, Change::Write(source)).await?;
                 self.flush_if(fua).await
             }
             (
@@ -161,8 +161,9 @@ impl<F: File> Queue<F> {
                 },
                 Payload::None,
             ) => {
+                let range = GuestRange::checked(offset_bytes, len_bytes);
                 let change = Change::Zero(Unmap::allowed(may_unmap));
-                self.serve_change(offset_bytes, len_bytes, change).await?;
+                self.serve_change(range, change).await?;
                 self.flush_if(fua).await
             }
             (
@@ -172,8 +173,8 @@ impl<F: File> Queue<F> {
                 },
                 Payload::None,
             ) => {
-                self.serve_change(offset_bytes, len_bytes, Change::Discard)
-                    .await
+                let range = GuestRange::checked(offset_bytes, len_bytes);
+                self.serve_change(range, Change::Discard).await
             }
             (Request::Flush, Payload::None) => self.serve_flush().await,
             _ => Err(Errno::EINVAL),
@@ -181,7 +182,11 @@ impl<F: File> Queue<F> {
     }
 
     /// Changes a range of the image, and writes metadata back if that is due.
-    async fn serve_change(&self, offset: u64, len: u64, change: Change<'_>) -> Result<(), Errno> {
+    async fn serve_change(
+        &self,
+        range: Option<GuestRange>,
+        change: Change<'_>,
+    ) -> Result<(), Errno> {
         let active = self.active();
         {
             let _epoch = self.enter_open().await;
@@ -191,13 +196,13 @@ impl<F: File> Queue<F> {
                 Change::Discard => Errno::EINVAL,
                 _ => Errno::ENOSPC,
             };
-            self.check_range(offset, len, beyond)?;
+            let range = self.check_range(range, beyond)?;
             match active {
                 Some(active) => {
                     active.announce().await?;
-                    active.change(offset, len, change).await?;
+                    active.change(range, change).await?;
                 }
-                None => self.change_raw(offset, len, change).await?,
+                None => self.change_raw(range, change).await?,
             }
         }
         if let Some(active) = active {
@@ -259,7 +264,8 @@ impl<F: File> Device for Queue<F> {
     }
 
     async fn status(&self, offset_bytes: u64, len_bytes: u64) -> Result<Status, Errno> {
-        self.check_range(offset_bytes, len_bytes, Errno::EINVAL)?;
+        let range = GuestRange::checked(offset_bytes, len_bytes);
+        self.check_range(range, Errno::EINVAL)?;
         self.map(offset_bytes, len_bytes).await.map(Status::from)
     }
 }

@@ -8,6 +8,7 @@ use crate::image::Qcow2;
 use crate::metadata::maps::{Extent, Kind, Lookup};
 use crate::pool::PoolBuffer;
 use crate::queue::Queue;
+use crate::range::GuestRange;
 use crate::sync::atomic::Ordering;
 
 /// A qcow2 layer, and the queue that reads it.
@@ -43,7 +44,8 @@ impl<F: File> Queue<F> {
         let mut at = offset;
         let mut rest = target;
         while !rest.is_empty() {
-            let found = self.find(at, rest.len() as u64).await?;
+            let wanted = GuestRange::new(at, rest.len() as u64);
+            let found = self.find(wanted).await?;
             if found.len == rest.len() as u64 {
                 return self.fetch(found, at, rest).await;
             }
@@ -56,7 +58,8 @@ impl<F: File> Queue<F> {
                 if rest.is_empty() {
                     break;
                 }
-                let found = self.find(next, rest.len() as u64).await?;
+                let wanted = GuestRange::new(next, rest.len() as u64);
+                let found = self.find(wanted).await?;
                 let (part, after) = rest.split_at(found.len as usize);
                 *slot = Some((found, next, part));
                 rest = after;
@@ -80,7 +83,8 @@ impl<F: File> Queue<F> {
     pub(crate) async fn read_below(&self, at: u64, out: &mut [u8]) -> Result<(), Errno> {
         let (mut at, mut rest) = (at, out);
         while !rest.is_empty() {
-            let found = self.find_from(1, at, rest.len() as u64).await?;
+            let wanted = GuestRange::new(at, rest.len() as u64);
+            let found = self.find_from(1, wanted).await?;
             let (part, after) = rest.split_at_mut(found.len as usize);
             self.fetch(found, at, Target::memory(part)).await?;
             rest = after;
@@ -89,15 +93,15 @@ impl<F: File> Queue<F> {
         Ok(())
     }
 
-    /// The run that starts at guest offset `at` and is at most `max` bytes (1 or more) long.
-    pub(crate) async fn find(&self, at: u64, max: u64) -> Result<Extent, Errno> {
-        self.find_from(0, at, max).await
+    /// The run at the start of a range, which is not empty.
+    pub(crate) async fn find(&self, range: GuestRange) -> Result<Extent, Errno> {
+        self.find_from(0, range).await
     }
 
     /// The same as layer `top` and those below it see it.
-    async fn find_from(&self, top: usize, at: u64, max: u64) -> Result<Extent, Errno> {
+    async fn find_from(&self, top: usize, range: GuestRange) -> Result<Extent, Errno> {
         loop {
-            match self.find_cached(top, at, max)? {
+            match self.find_cached(top, range)? {
                 Step::Found(found) => return Ok(found),
                 Step::Miss { layer, slice } => {
                     self.mapped(layer)?.load_slice(slice).await?;
@@ -107,17 +111,18 @@ impl<F: File> Queue<F> {
     }
 
     /// The same without waiting; `None` when something has to be loaded first.
-    pub(crate) fn find_now(&self, at: u64, max: u64) -> Result<Option<Extent>, Errno> {
-        match self.find_cached(0, at, max)? {
+    pub(crate) fn find_now(&self, range: GuestRange) -> Result<Option<Extent>, Errno> {
+        match self.find_cached(0, range)? {
             Step::Found(found) => Ok(Some(found)),
             Step::Miss { .. } => Ok(None),
         }
     }
 
-    fn find_cached(&self, top: usize, at: u64, max: u64) -> Result<Step, Errno> {
+    fn find_cached(&self, top: usize, range: GuestRange) -> Result<Step, Errno> {
+        let at = range.start;
         let mut extent = Extent {
             layer: top.saturating_sub(1),
-            len: max,
+            len: range.len,
             kind: Kind::Unallocated { host: None },
         };
         for (depth, layer) in self.image.layers.iter().enumerate().skip(top) {
@@ -139,7 +144,7 @@ impl<F: File> Queue<F> {
                 };
                 break;
             };
-            let lookup = qcow2.maps.extent(at, extent.len);
+            let lookup = qcow2.maps.extent(range.first(extent.len));
             match lookup.map_err(|fault| self.image.corrupt(depth, fault))? {
                 Lookup::Miss(slice) => {
                     return Ok(Step::Miss {

@@ -15,11 +15,10 @@ use gaur_format::limit;
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
 use crate::job::Job;
-use crate::metadata::alloc::Free;
 use crate::metadata::maps::Located;
 use crate::queue::Queue;
+use crate::range::GuestRange;
 use crate::sync::atomic::Ordering;
-use crate::tables::forget_table;
 
 impl<F: File> Queue<F> {
     /// Changes the guest size, also while other queues have requests. Shrinking gives up the data beyond
@@ -101,7 +100,8 @@ impl<F: File> Active<'_, F> {
         // applied, or what another program has left.
         let reached = new.next_multiple_of(self.geometry().cluster_size());
         if reached > end {
-            self.zero_beyond((end, reached), job).await?;
+            self.zero_beyond(GuestRange::between(end, reached), job)
+                .await?;
         }
         self.flush_all().await?;
         self.switch_size(new).await
@@ -113,7 +113,8 @@ impl<F: File> Active<'_, F> {
         // Zeros may be written in place, like a request's: no cluster is given away meanwhile.
         let _epoch = self.queue.enter();
         if end > size && self.cluster_has_bytes(size).await? {
-            self.write_zero_bytes(size, end - size).await?;
+            self.write_zero_bytes(GuestRange::between(size, end))
+                .await?;
         }
         Ok(end)
     }
@@ -160,7 +161,7 @@ impl<F: File> Active<'_, F> {
             let end = self.zero_tail(new).await?;
             // And what their tables map behind the old end, before those go too.
             let last = old.next_multiple_of(geometry.guest_bytes_per_l2());
-            self.forget((end, last), job).await?;
+            self.forget(GuestRange::between(end, last), job).await?;
             let tables = geometry.l1_entries_for(new)..geometry.l1_entries_for(old);
             self.drop_tables(tables).await;
             self.flush_all().await
@@ -175,21 +176,17 @@ impl<F: File> Active<'_, F> {
     /// Gives up the L2 tables of these L1 entries, which are empty.
     async fn drop_tables(&self, indexes: Range<u64>) {
         let _held = self.writer.tables.lock().await;
-        let size = self.geometry().cluster_size();
+        let maps = &self.qcow2.maps;
         let mut frees = Vec::new();
-        {
-            let maps = &self.qcow2.maps;
-            for index in indexes {
-                if let Ok(Some(table)) = maps.table(index)
-                    && table.copied
-                {
-                    maps.l1.set(index, None);
-                    forget_table(maps, table.offset.0, size);
-                    frees.push(Free {
-                        start: table.offset.0 / size,
-                        len: 1,
-                    });
-                }
+        for index in indexes {
+            if let Ok(Some(table)) = maps.table(index)
+                && table.copied
+            {
+                maps.l1.set(index, None);
+                let clusters = self.table_clusters(table);
+                maps.slices.invalidate(clusters.bytes(self.geometry()));
+                maps.metadata.remove(clusters);
+                frees.push(clusters);
             }
         }
         self.unmapped(&frees);
@@ -204,37 +201,30 @@ impl<F: File> Active<'_, F> {
 
     /// Moves the L1 table to a place where it has room for `entries` entries.
     async fn move_l1(&self, entries: u64, job: &Job) -> Result<(), Errno> {
-        let size = self.geometry().cluster_size();
-        let clusters = (entries * 8).div_ceil(size);
-        let taken = self.take_area(clusters, job).await?;
-        let start = taken.free.start;
+        let geometry = self.geometry();
+        let taken = self
+            .take_area(geometry.clusters_for(entries * 8), job)
+            .await?;
+        let (clusters, place) = (taken.clusters, taken.clusters.bytes(geometry));
         let _held = self.writer.tables.lock().await;
         self.flush_all().await?;
-        let (mut table, old_offset) = {
-            let maps = &self.qcow2.maps;
-            (maps.l1.entries(), maps.l1.offset())
-        };
-        let old_clusters = (table.len() as u64 * 8).div_ceil(size);
+        let maps = &self.qcow2.maps;
+        let old = maps.l1.range().clusters(geometry);
+        let mut table = maps.l1.entries();
         table.resize(entries as usize, 0);
-        self.write_table(&table, start * size, clusters * size)
-            .await?;
+        self.write_table(&table, place).await?;
         self.queue.barrier().await?;
         let mut fields = [0; 12];
         fields[..4].copy_from_slice(&(entries as u32).to_be_bytes());
-        fields[4..].copy_from_slice(&(start * size).to_be_bytes());
+        fields[4..].copy_from_slice(&place.start.to_be_bytes());
         {
             let _structure = self.writer.structure.lock().await;
             self.switch_header(field::L1_SIZE, &fields).await?;
         }
         taken.keep();
-        let maps = &self.qcow2.maps;
-        maps.l1.grow(start * size, entries);
-        maps.metadata.insert(start, clusters);
-        maps.metadata.remove(old_offset / size, old_clusters);
-        let old = Free {
-            start: old_offset / size,
-            len: old_clusters,
-        };
+        maps.l1.grow(place.start, entries);
+        maps.metadata.insert(clusters);
+        maps.metadata.remove(old);
         self.writer.alloc.lock().releasable.push(old);
         Ok(())
     }

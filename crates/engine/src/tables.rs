@@ -6,7 +6,7 @@
 //! that entry is flushed by the pass before any reference to a cluster it counts. A refcount table
 //! becomes visible by one header write between two flushes (O5).
 
-use gaur_block::{Errno, File, Source, Target};
+use gaur_block::{Errno, File};
 use gaur_format::addr::{ClusterIndex, HostOffset};
 use gaur_format::l1::L1Ref;
 use gaur_format::{AllocationPolicy, refcount};
@@ -14,16 +14,14 @@ use gaur_format::{AllocationPolicy, refcount};
 use crate::active::Active;
 use crate::align;
 use crate::image::Writer;
-use crate::metadata::alloc::{Alloc, AllocError, AllocNeed, Free, Run, grown_len};
+use crate::metadata::alloc::{Alloc, AllocError, AllocNeed, Run, grown_len};
 use crate::metadata::area::SECTOR_ENTRIES;
-use crate::metadata::maps::Maps;
+use crate::range::{ClusterRange, HostRange};
+use crate::snapshot::references;
 use crate::sync::atomic::Ordering;
 
 /// Refcount blocks of small clusters are made this many bytes at a time.
 const BLOCK_BATCH_BYTES: u64 = 32 << 10;
-/// The bit that says that an entry's cluster belongs to the active image alone.
-const COPIED: u64 = 1 << 63;
-const COMPRESSED: u64 = 1 << 62;
 
 impl<'q, F: File> Active<'q, F> {
     /// Gives L1 entry `index` an L2 table of its own: an empty one, or a copy of the one it shares
@@ -35,72 +33,52 @@ impl<'q, F: File> Active<'q, F> {
             return Ok(());
         }
         let _making = self.writer.tables.lock().await;
-        let old = {
-            let maps = &self.qcow2.maps;
-            maps.table(index)
-                .map_err(|fault| self.image.corrupt(0, fault))?
-        };
+        let maps = &self.qcow2.maps;
+        let old = maps.table(index);
+        let old = old.map_err(|fault| self.image.corrupt(0, fault))?;
         if made(old) {
             return Ok(());
         }
         let run = self.take_clusters(1).await?;
-        let taken = self.taken(run.start, 1);
-        let size = self.geometry().cluster_size();
-        let offset = run.start * size;
+        let taken = self.taken(run.range());
+        let table = run.range().bytes(self.geometry());
+        let shared = old.map(|old| self.table_clusters(old));
         match old {
-            Some(shared) => self.copy_table(shared.offset.0, offset).await?,
+            Some(old) => self.copy_table(old, table.start).await?,
             None if run.zeroed => {}
-            None => self.write_zeros(offset, size).await?,
+            None => self.write_zeros(table).await?,
         }
-        {
-            let maps = &self.qcow2.maps;
-            maps.slices.invalidate(offset, size);
-            maps.metadata.insert(run.start, 1);
-            if let Some(shared) = old {
-                maps.metadata.remove(shared.offset.0 / size, 1);
-            }
-            maps.l1.set(
-                index,
-                Some(L1Ref {
-                    offset: HostOffset(offset),
-                    copied: true,
-                }),
-            );
+        maps.slices.invalidate(table);
+        maps.metadata.insert(run.range());
+        if let Some(shared) = shared {
+            maps.metadata.remove(shared);
         }
+        let entry = L1Ref {
+            offset: HostOffset(table.start),
+            copied: true,
+        };
+        maps.l1.set(index, Some(entry));
         taken.keep();
-        if let Some(shared) = old {
-            let free = Free {
-                start: shared.offset.0 / size,
-                len: 1,
-            };
-            self.unmapped(&[free]);
+        if let Some(shared) = shared {
+            self.unmapped(&[shared]);
         }
         Ok(())
     }
 
-    /// Copies the L2 table at `from` to `to`. Its entries refer to clusters that the copy now
-    /// shares, so none of them is the active image's own.
-    async fn copy_table(&self, from: u64, to: u64) -> Result<(), Errno> {
-        let file = self.queue.top_file();
+    /// The cluster that an L2 table lies in.
+    pub(crate) fn table_clusters(&self, table: L1Ref) -> ClusterRange {
+        ClusterRange::new(self.geometry().cluster_of(table.offset).0, 1)
+    }
+
+    /// Copies an L2 table. Its entries refer to clusters that the copy now shares, so none of them is
+    /// the active image's own.
+    async fn copy_table(&self, from: L1Ref, to: u64) -> Result<(), Errno> {
         let geometry = self.geometry();
-        let mut table = self.queue.pool.take(file, geometry.cluster_size() as usize);
-        align::read(file, &self.queue.pool, from, Target::memory(&mut table)).await?;
-        for entry in table.chunks_exact_mut(geometry.l2_entry_size() as usize) {
-            if let Some(bytes) = entry.first_chunk_mut::<8>() {
-                let raw = u64::from_be_bytes(*bytes);
-                if raw & COMPRESSED == 0 {
-                    *bytes = (raw & !COPIED).to_be_bytes();
-                }
-            }
-        }
-        align::write(
-            file,
-            &self.queue.pool,
-            &self.image.locks,
-            to,
-            Source::memory(&table),
-        )
-        .await
+        let len = geometry.cluster_size() as usize;
+        let mut table = self.queue.pool.take(self.queue.top_file(), len);
+        self.read_file(from.offset.0, &mut table).await?;
+        references::clear_flags(&mut table, geometry);
+        self.write_file(to, &table).await
     }
 
     /// Takes up to `want` clusters in a row, doing whatever that needs.
@@ -152,9 +130,8 @@ impl<'q, F: File> Active<'q, F> {
             }
             alloc.blocks.slice_bytes() as usize
         };
-        let file = self.queue.top_file();
-        let mut buffer = self.queue.pool.take(file, bytes);
-        align::read(file, &self.queue.pool, slice, Target::memory(&mut buffer)).await?;
+        let mut buffer = self.queue.pool.take(self.queue.top_file(), bytes);
+        self.read_file(slice, &mut buffer).await?;
         self.writer.alloc.lock().blocks.insert(slice, &buffer);
         Ok(())
     }
@@ -210,67 +187,54 @@ impl<'q, F: File> Active<'q, F> {
     async fn make_blocks(&self, index: u64) -> Result<(), Errno> {
         let _held = self.writer.structure.lock().await;
         let geometry = self.geometry();
-        let size = geometry.cluster_size();
-        let (start, count) = {
+        let clusters = {
             let mut alloc = self.writer.alloc.lock();
-            let (start, count) = alloc.blocks_to_make(self.queue.id, index);
-            alloc.consume(self.queue.id, count);
-            (start, count)
+            let clusters = alloc.blocks_to_make(self.queue.id, index);
+            alloc.consume(self.queue.id, clusters.len);
+            clusters
         };
-        if count == 0 {
+        if clusters.is_empty() {
             return Ok(());
         }
-        if self.qcow2.maps.metadata.touches(start, count) {
-            let fault = self.writer.alloc.lock().metadata_is_free(start);
+        if self.qcow2.maps.metadata.touches(clusters) {
+            let fault = self.writer.alloc.lock().metadata_is_free(clusters.start);
             return Err(self.image.corrupt(0, fault));
         }
-        let file = self.queue.top_file();
-        let mut bytes = self.queue.pool.take(file, (count * size) as usize);
+        let (blocks, size) = (clusters.bytes(geometry), geometry.cluster_size());
+        let pool = &self.queue.pool;
+        let mut bytes = pool.take(self.queue.top_file(), blocks.len as usize);
         bytes.fill(0);
-        let within = geometry.refcount_block_index(ClusterIndex(start));
-        for at in within..within + count {
-            refcount::set(
-                &mut bytes[..size as usize],
-                geometry.refcount_order(),
-                at,
-                1,
-            )
-            .map_err(|_| Errno::EIO)?;
+        let within = geometry.refcount_block_index(ClusterIndex(clusters.start));
+        let (first, order) = (&mut bytes[..size as usize], geometry.refcount_order());
+        for at in within..within + clusters.len {
+            refcount::set(first, order, at, 1).map_err(|_| Errno::EIO)?;
         }
-        let locks = &self.image.locks;
-        align::write(
-            file,
-            &self.queue.pool,
-            locks,
-            start * size,
-            Source::memory(&bytes),
-        )
-        .await?;
+        self.write_file(blocks.start, &bytes).await?;
         self.queue.barrier().await?;
         let table_offset = self.writer.alloc.lock().table_offset;
         let mut entries = [0; (BLOCK_BATCH_BYTES / 512 * 8) as usize];
-        for (step, out) in entries.chunks_exact_mut(8).take(count as usize).enumerate() {
-            out.copy_from_slice(&((start + step as u64) * size).to_be_bytes());
+        for (block, out) in blocks.pieces(size).zip(entries.chunks_exact_mut(8)) {
+            out.copy_from_slice(&block.start.to_be_bytes());
         }
-        let entries = Source::memory(&entries[..count as usize * 8]);
-        let at = table_offset + index * 8;
-        let written = align::write(file, &self.queue.pool, locks, at, entries).await;
+        let entries = &entries[..clusters.len as usize * 8];
+        let written = self.write_file(table_offset + index * 8, entries).await;
         written.inspect_err(|errno| self.image.poison(*errno))?;
-        self.qcow2.maps.metadata.insert(start, count);
+        self.qcow2.maps.metadata.insert(clusters);
         let mut alloc = self.writer.alloc.lock();
-        alloc.blocks.invalidate(start * size, count * size);
-        for step in 0..count {
-            if let Some(slot) = alloc.table.get_mut((index + step) as usize) {
-                *slot = (start + step) * size;
+        alloc.blocks.invalidate(blocks);
+        for (block, index) in blocks.pieces(size).zip(index..) {
+            if let Some(slot) = alloc.table.get_mut(index as usize) {
+                *slot = block.start;
             }
         }
         Ok(())
     }
 
     /// Makes a range of the top file read as zeros.
-    pub(crate) async fn write_zeros(&self, offset: u64, len: u64) -> Result<(), Errno> {
+    pub(crate) async fn write_zeros(&self, range: HostRange) -> Result<(), Errno> {
         let (file, locks) = (self.queue.top_file(), &self.image.locks);
-        align::write_zeroes(file, &self.queue.pool, locks, offset..offset + len, false).await
+        let range = range.start..range.end();
+        align::write_zeroes(file, &self.queue.pool, locks, range, false).await
     }
 
     /// Takes up to `want` clusters in a row from those that this queue has counted ahead. Counting them many
@@ -296,17 +260,17 @@ impl<'q, F: File> Active<'q, F> {
     }
 
     /// Clusters that are given back unless they are kept.
-    pub(crate) fn taken(&self, start: u64, len: u64) -> Taken<'q> {
+    pub(crate) fn taken(&self, clusters: ClusterRange) -> Taken<'q> {
         Taken {
             writer: self.writer,
-            free: Free { start, len },
+            clusters,
             keep: false,
         }
     }
 
     /// Notes references that a mapping no longer has in memory. They are given back after a pass
     /// has made that durable.
-    pub(crate) fn unmapped(&self, frees: &[Free]) {
+    pub(crate) fn unmapped(&self, frees: &[ClusterRange]) {
         let mut alloc = self.writer.alloc.lock();
         #[cfg(feature = "broken-order")]
         if self.image.breaks(crate::options::BrokenRule::O3) {
@@ -321,7 +285,7 @@ impl<'q, F: File> Active<'q, F> {
 /// Clusters taken and not yet referred to; given back unless `keep` is called.
 pub(crate) struct Taken<'a> {
     writer: &'a Writer,
-    pub(crate) free: Free,
+    pub(crate) clusters: ClusterRange,
     keep: bool,
 }
 
@@ -334,23 +298,23 @@ impl Taken<'_> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         if !self.keep {
-            self.writer.alloc.lock().releasable.push(self.free);
+            self.writer.alloc.lock().releasable.push(self.clusters);
         }
     }
 }
 
 impl Alloc {
-    /// Which clusters of the reservation of `queue` become block `index` and those after it: first
-    /// cluster and count; count 0 if another task made the block meanwhile.
-    fn blocks_to_make(&self, queue: usize, index: u64) -> (u64, u64) {
+    /// Which clusters of the reservation of `queue` become block `index` and those after it; none if
+    /// another task made the block meanwhile.
+    fn blocks_to_make(&self, queue: usize, index: u64) -> ClusterRange {
         let Some(reserved) = self.reserved.get(queue).copied() else {
-            return (0, 0);
+            return ClusterRange::default();
         };
         let counted = self
             .geometry
             .refcount_table_index(ClusterIndex(reserved.start));
         if reserved.len == 0 || counted != index {
-            return (0, 0);
+            return ClusterRange::default();
         }
         let missing = self
             .table
@@ -364,7 +328,7 @@ impl Alloc {
         // lie in one sector of the table.
         let in_sector = SECTOR_ENTRIES - index % SECTOR_ENTRIES;
         let count = batch.min(missing as u64).min(room).min(in_sector);
-        (reserved.start, count)
+        ClusterRange::new(reserved.start, count)
     }
 }
 
@@ -375,10 +339,4 @@ impl Writer {
             self.pressed.store(true, Ordering::Relaxed);
         }
     }
-}
-
-/// Removes what is known of the tables in `len` bytes at `offset`.
-pub(crate) fn forget_table(maps: &Maps, offset: u64, len: u64) {
-    maps.slices.invalidate(offset, len);
-    maps.metadata.remove(offset / len, 1);
 }

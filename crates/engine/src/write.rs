@@ -8,21 +8,23 @@
 use gaur_block::{Errno, File, Source};
 use gaur_format::AllocationPolicy;
 use gaur_format::addr::{GuestOffset, HostOffset};
+use gaur_format::geometry::Geometry;
 use gaur_format::l2::L2Entry;
 
 use crate::active::Active;
 use crate::align;
 use crate::corruption::Fault;
 use crate::fill::Fill;
-use crate::metadata::alloc::{AllocError, AllocNeed, Free, Run};
-use crate::metadata::claims::ClaimList;
+use crate::metadata::alloc::{AllocError, AllocNeed, Run};
+use crate::metadata::claims::{Claim, ClaimList};
 use crate::metadata::maps::{Extent, Kind, Located, Lookup, Maps};
+use crate::range::{ClusterRange, GuestRange, HostRange};
 use crate::waiters::Ticket;
 
 /// What to do with the next bytes of a write.
 enum Plan<'q, F: File> {
     /// Write them where they are.
-    InPlace { host: u64, len: u64 },
+    InPlace(HostRange),
     /// Write them into the piece.
     Piece(Piece<'q, F>),
     /// Do this first, then plan again.
@@ -45,13 +47,13 @@ pub(crate) enum Need {
 /// A claimed guest range that is about to get a new mapping. Dropping it aborts.
 pub(crate) struct Piece<'q, F: File> {
     active: Active<'q, F>,
-    claim: u64,
+    _claim: Claim<'q>,
     /// Pinned L2 slice.
     slice: u64,
     /// Guest range that will be mapped: whole subclusters.
-    pub(crate) region: (u64, u64),
+    pub(crate) region: GuestRange,
     /// Guest range that the guest writes.
-    pub(crate) written: (u64, u64),
+    pub(crate) written: GuestRange,
     /// Host offset of the start of the region.
     pub(crate) host: u64,
     pub(crate) head: Fill,
@@ -59,7 +61,7 @@ pub(crate) struct Piece<'q, F: File> {
     /// Clusters taken for it; empty when the cluster was there.
     run: Run,
     /// References of the old mapping.
-    frees: Vec<Free>,
+    frees: Vec<ClusterRange>,
     /// Bytes of it may be on the disk.
     pub(crate) started: bool,
     committed: bool,
@@ -71,17 +73,17 @@ impl<'q, F: File> Active<'q, F> {
         let mut at = offset;
         let mut rest = source;
         while !rest.is_empty() {
-            match self.plan(at, rest.len() as u64)? {
+            match self.plan(GuestRange::new(at, rest.len() as u64))? {
                 Plan::Need(need) => self.resolve(need).await?,
-                Plan::InPlace { host, len } => {
-                    let (part, after) = rest.split_at(len as usize);
-                    let file = self.queue.top_file();
-                    align::write(file, &self.queue.pool, &self.image.locks, host, part).await?;
+                Plan::InPlace(host) => {
+                    let (part, after) = rest.split_at(host.len as usize);
+                    let (file, pool) = (self.queue.top_file(), &self.queue.pool);
+                    align::write(file, pool, &self.image.locks, host.start, part).await?;
                     rest = after;
-                    at += len;
+                    at += host.len;
                 }
                 Plan::Piece(piece) => {
-                    let len = piece.written.1 - piece.written.0;
+                    let len = piece.written.len;
                     let (part, after) = rest.split_at(len as usize);
                     self.write_piece(piece, part).await?;
                     rest = after;
@@ -105,23 +107,22 @@ impl<'q, F: File> Active<'q, F> {
         }
     }
 
-    fn plan(&self, at: u64, len: u64) -> Result<Plan<'q, F>, Errno> {
-        let maps = &self.qcow2.maps;
-        if let Some(plan) = self.plan_in_place(maps, at, len)? {
+    fn plan(&self, range: GuestRange) -> Result<Plan<'q, F>, Errno> {
+        let (maps, claims, at) = (&self.qcow2.maps, &self.writer.claims, range.start);
+        if let Some(plan) = self.plan_in_place(maps, range)? {
             return Ok(plan);
         }
-        let ticket = self.writer.claims.ticket(at);
-        let mut claims = self.writer.claims.lock(at);
+        let ticket = claims.ticket(at);
+        let mut list = claims.lock(at);
         // The mapping may have changed between the two looks.
-        if let Some(plan) = self.plan_in_place(maps, at, len)? {
+        if let Some(plan) = self.plan_in_place(maps, range)? {
             return Ok(plan);
         }
         let planner = Planner {
             active: *self,
-            at,
-            len: len.min(self.writer.claims.end_of_slice(at) - at),
+            range: claims.within_slice(range),
         };
-        match planner.plan(maps, &mut claims) {
+        match planner.plan(maps, &mut list) {
             Ok(piece) => Ok(Plan::Piece(piece)),
             Err(Obstacle::Busy) => Ok(Plan::Need(Need::Busy(at, ticket))),
             Err(Obstacle::Need(need)) => Ok(Plan::Need(need)),
@@ -129,10 +130,9 @@ impl<'q, F: File> Active<'q, F> {
         }
     }
 
-    fn plan_in_place(&self, maps: &Maps, at: u64, len: u64) -> Result<Option<Plan<'q, F>>, Errno> {
-        let lookup = maps
-            .extent(at, len)
-            .map_err(|fault| self.image.corrupt(0, fault))?;
+    fn plan_in_place(&self, maps: &Maps, range: GuestRange) -> Result<Option<Plan<'q, F>>, Errno> {
+        let lookup = maps.extent(range);
+        let lookup = lookup.map_err(|fault| self.image.corrupt(0, fault))?;
         match lookup {
             Lookup::Miss(slice) => Ok(Some(Plan::Need(Need::Slice(slice)))),
             Lookup::Extent(Extent {
@@ -140,18 +140,17 @@ impl<'q, F: File> Active<'q, F> {
                 len,
                 ..
             }) => {
-                self.check_not_metadata(maps, host, len)?;
-                Ok(Some(Plan::InPlace { host, len }))
+                let host = HostRange::new(host, len);
+                self.check_not_metadata(maps, host)?;
+                Ok(Some(Plan::InPlace(host)))
             }
             Lookup::Extent(_) => Ok(None),
         }
     }
 
-    fn check_not_metadata(&self, maps: &Maps, host: u64, len: u64) -> Result<(), Errno> {
-        let bits = maps.geometry.cluster_bits();
-        let (first, last) = (host >> bits, (host + len - 1) >> bits);
-        if maps.metadata.touches(first, last - first + 1) {
-            return Err(self.image.corrupt(0, Fault::maps_metadata(host)));
+    fn check_not_metadata(&self, maps: &Maps, host: HostRange) -> Result<(), Errno> {
+        if maps.metadata.touches(host.clusters(&maps.geometry)) {
+            return Err(self.image.corrupt(0, Fault::maps_metadata(host.start)));
         }
         Ok(())
     }
@@ -162,9 +161,10 @@ impl<'q, F: File> Active<'q, F> {
             piece.commit();
             return self.fill_piece(&mut piece, data).await;
         }
-        if let Some((offset, len)) = piece.space_to_take() {
+        if let Some(space) = piece.space_to_take() {
             // Best effort: where there is no space for whole clusters there may be some for this.
-            let _ = self.queue.top_file().allocate_at(offset, len).await;
+            let file = self.queue.top_file();
+            let _ = file.allocate_at(space.start, space.len).await;
         }
         self.fill_piece(&mut piece, data).await?;
         piece.commit();
@@ -182,13 +182,13 @@ enum Obstacle {
 /// Looks for the next piece of a write, under the locks of claims and maps.
 struct Planner<'q, F: File> {
     active: Active<'q, F>,
-    at: u64,
-    len: u64,
+    /// What is left to write, as far as one slice maps it.
+    range: GuestRange,
 }
 
 impl<'q, F: File> Planner<'q, F> {
     fn plan(&self, maps: &Maps, claims: &mut ClaimList) -> Result<Piece<'q, F>, Obstacle> {
-        let (entry, slice) = self.entry_at(maps, self.at)?;
+        let (entry, slice) = self.entry_at(maps, self.range.start)?;
         match entry {
             L2Entry::Cluster {
                 host: Some(host),
@@ -244,12 +244,16 @@ impl<'q, F: File> Planner<'q, F> {
         (alloc, zero): (u32, u32),
     ) -> Result<Piece<'q, F>, Obstacle> {
         let geometry = self.active.geometry();
-        let (cluster, sub) = (self.cluster_of(self.at), geometry.subcluster_size());
-        let end = (self.at + self.len).min(cluster + geometry.cluster_size());
-        let first = (self.at - cluster) / sub;
+        let (cluster, sub) = (
+            self.cluster_of(self.range.start),
+            geometry.subcluster_size(),
+        );
+        let end = self.range.end().min(cluster + geometry.cluster_size());
+        let first = (self.range.start - cluster) / sub;
         let last = (end - 1 - cluster) / sub;
-        let region = (cluster + first * sub, cluster + (last + 1) * sub);
-        if claims.free_prefix(region.0, region.1) < region.1 - region.0 {
+        let written = GuestRange::between(self.range.start, end);
+        let region = written.widened(sub);
+        if claims.free_prefix(region) != region {
             return Err(Obstacle::Busy);
         }
         if maps.metadata.contains(geometry.cluster_of(host).0) {
@@ -267,12 +271,12 @@ impl<'q, F: File> Planner<'q, F> {
             }
         };
         let edges = (
-            if self.at > region.0 {
+            if written.start > region.start {
                 edge(first)
             } else {
                 Fill::Nothing
             },
-            if end < region.1 {
+            if written.end() < region.end() {
                 edge(last)
             } else {
                 Fill::Nothing
@@ -281,10 +285,10 @@ impl<'q, F: File> Planner<'q, F> {
         self.pin(maps, slice)?;
         Ok(Piece {
             active: self.active,
-            claim: claims.insert(region.0, region.1),
+            _claim: self.active.writer.claims.claim(claims, region),
             slice,
             region,
-            written: (self.at, end),
+            written,
             host: host.0 + first * sub,
             head: edges.0,
             tail: edges.1,
@@ -305,9 +309,8 @@ impl<'q, F: File> Planner<'q, F> {
     ) -> Result<Piece<'q, F>, Obstacle> {
         let geometry = self.active.geometry();
         let size = geometry.cluster_size();
-        let start = self.cluster_of(self.at);
-        let wanted_end = self.cluster_of(self.at + self.len - 1) + size;
-        let free = claims.free_prefix(start, wanted_end) / size;
+        let start = self.cluster_of(self.range.start);
+        let free = claims.free_prefix(self.range.widened(size)).len / size;
         if free == 0 {
             return Err(Obstacle::Busy);
         }
@@ -323,8 +326,9 @@ impl<'q, F: File> Planner<'q, F> {
                 return Err(obstacle);
             }
         };
-        let last_cluster = start + (run.len - 1) * size;
-        let end = (self.at + self.len).min(last_cluster + size);
+        let clusters = GuestRange::new(start, run.len * size);
+        let written = self.range.intersect(clusters);
+        let last_cluster = clusters.end() - size;
         let last = if run.len == 1 {
             first
         } else {
@@ -332,7 +336,7 @@ impl<'q, F: File> Planner<'q, F> {
                 .map_or(L2Entry::UNALLOCATED, |(entry, _)| entry)
         };
         let (low, head) = self.low_edge(first, start);
-        let (high, tail) = self.high_edge(last, last_cluster, end);
+        let (high, tail) = self.high_edge(last, written);
         let fill = |fill| {
             if fill == Fill::Zeros && run.zeroed {
                 Fill::Nothing
@@ -342,15 +346,15 @@ impl<'q, F: File> Planner<'q, F> {
         };
         Ok(Piece {
             active: self.active,
-            claim: claims.insert(start, start + run.len * size),
+            _claim: self.active.writer.claims.claim(claims, clusters),
             slice,
-            region: (low, high),
-            written: (self.at, end),
+            region: GuestRange::between(low, high),
+            written,
             host: run.start * size + (low - start),
             head: fill(head),
             tail: fill(tail),
             run,
-            frees: self.old_references(maps, start, run.len),
+            frees: self.old_references(maps, clusters),
             started: false,
             committed: false,
         })
@@ -396,7 +400,7 @@ impl<'q, F: File> Planner<'q, F> {
     /// Where the mapped region starts in the first cluster, and what fills it up to the write.
     fn low_edge(&self, old: L2Entry, cluster: u64) -> (u64, Fill) {
         let sub = self.active.geometry().subcluster_size();
-        let index = (self.at - cluster) / sub;
+        let index = (self.range.start - cluster) / sub;
         let old_first = match old {
             L2Entry::Compressed(_) => Some(0),
             L2Entry::Cluster { alloc, .. } if alloc != 0 => Some(u64::from(alloc.trailing_zeros())),
@@ -412,10 +416,11 @@ impl<'q, F: File> Planner<'q, F> {
     }
 
     /// Where the mapped region ends in the last cluster, and what fills it after the write.
-    fn high_edge(&self, old: L2Entry, cluster: u64, end: u64) -> (u64, Fill) {
+    fn high_edge(&self, old: L2Entry, written: GuestRange) -> (u64, Fill) {
         let geometry = self.active.geometry();
         let sub = geometry.subcluster_size();
-        let index = (end - 1 - cluster) / sub;
+        let cluster = self.cluster_of(written.end() - 1);
+        let index = (written.end() - 1 - cluster) / sub;
         let old_last = match old {
             L2Entry::Compressed(_) => Some(u64::from(geometry.subclusters()) - 1),
             L2Entry::Cluster { alloc, .. } if alloc != 0 => {
@@ -440,12 +445,11 @@ impl<'q, F: File> Planner<'q, F> {
         self.fill_for(zero, at)
     }
 
-    fn old_references(&self, maps: &Maps, start: u64, count: u64) -> Vec<Free> {
+    fn old_references(&self, maps: &Maps, clusters: GuestRange) -> Vec<ClusterRange> {
         let geometry = self.active.geometry();
         let mut frees = Vec::new();
-        for index in 0..count {
-            let at = start + index * geometry.cluster_size();
-            if let Ok((entry, _)) = self.entry_at(maps, at)
+        for cluster in clusters.pieces(geometry.cluster_size()) {
+            if let Ok((entry, _)) = self.entry_at(maps, cluster.start)
                 && let Some(free) = reference_of(entry, geometry)
             {
                 frees.push(free);
@@ -456,46 +460,32 @@ impl<'q, F: File> Planner<'q, F> {
 }
 
 /// The host clusters an entry refers to.
-pub(crate) fn reference_of(
-    entry: L2Entry,
-    geometry: &gaur_format::geometry::Geometry,
-) -> Option<Free> {
+pub(crate) fn reference_of(entry: L2Entry, geometry: &Geometry) -> Option<ClusterRange> {
     match entry {
         L2Entry::Compressed(descriptor) => {
             let (first, len) = descriptor.clusters(geometry);
-            Some(Free {
-                start: first.0,
-                len,
-            })
+            Some(ClusterRange::new(first.0, len))
         }
-        L2Entry::Cluster {
-            host: Some(host), ..
-        } => Some(Free {
-            start: geometry.cluster_of(host).0,
-            len: 1,
-        }),
-        L2Entry::Cluster { host: None, .. } => None,
+        L2Entry::Cluster { host, .. } => {
+            host.map(|host| ClusterRange::new(geometry.cluster_of(host).0, 1))
+        }
     }
 }
 
 impl<F: File> Piece<'_, F> {
     /// Under the policy *contiguous*: the host range of new clusters whose space was not taken ahead.
-    fn space_to_take(&self) -> Option<(u64, u64)> {
+    fn space_to_take(&self) -> Option<HostRange> {
         let contiguous = self.active.writer.allocation == AllocationPolicy::Contiguous;
-        let size = self.active.geometry().cluster_size();
         let wanted = contiguous && self.run.len > 0 && !self.run.backed;
-        wanted.then_some((self.run.start * size, self.run.len * size))
+        wanted.then(|| self.run.range().bytes(self.active.geometry()))
     }
 
     /// Makes the new mapping visible. The disk learns of it from a writeback pass.
     fn commit(&mut self) {
         let geometry = self.active.geometry();
-        let size = geometry.cluster_size();
-        let mut cluster = self.region.0 & !(size - 1);
-        while cluster < self.region.1 {
+        for part in self.region.pieces(geometry.cluster_size()) {
             let maps = &self.active.qcow2.maps;
-            maps.update(cluster, |old| self.new_entry(old, cluster));
-            cluster += size;
+            maps.update(part.start, |old| self.new_entry(old, part));
         }
         if !self.frees.is_empty() {
             // After the mapping: a pass takes the frees before it copies the mappings.
@@ -504,17 +494,10 @@ impl<F: File> Piece<'_, F> {
         self.committed = true;
     }
 
-    fn new_entry(&self, old: L2Entry, cluster: u64) -> L2Entry {
+    /// The entry of a cluster of which `part` gets data.
+    fn new_entry(&self, old: L2Entry, part: GuestRange) -> L2Entry {
         let geometry = self.active.geometry();
-        let (size, sub) = (geometry.cluster_size(), geometry.subcluster_size());
-        let first = self.region.0.saturating_sub(cluster) / sub;
-        let last = (self.region.1 - 1 - cluster).min(size - 1) / sub;
-        let upto = if last >= 31 {
-            u32::MAX
-        } else {
-            (1 << (last + 1)) - 1
-        };
-        let covered = upto & !((1_u32 << first) - 1) & geometry.subcluster_mask();
+        let covered = part.subclusters(geometry);
         let (mut alloc, mut zero, mut host) = (0, 0, None);
         if let L2Entry::Cluster {
             alloc: a,
@@ -529,8 +512,9 @@ impl<F: File> Piece<'_, F> {
             }
         }
         if self.run.len > 0 {
-            let index = (cluster - (self.region.0 & !(size - 1))) / size;
-            host = Some(HostOffset((self.run.start + index) * size));
+            let bits = geometry.cluster_bits();
+            let index = (part.start >> bits) - (self.region.start >> bits);
+            host = Some(HostOffset((self.run.start + index) << bits));
         }
         L2Entry::Cluster {
             host,
@@ -545,17 +529,17 @@ impl<F: File> Drop for Piece<'_, F> {
     fn drop(&mut self) {
         if !self.committed && self.run.len > 0 {
             // Nothing refers to the clusters and no request is using them any more.
-            let free = Free {
-                start: self.run.start,
-                len: self.run.len,
-            };
-            self.active.writer.alloc.lock().releasable.push(free);
+            let unused = self.run.range();
+            self.active.writer.alloc.lock().releasable.push(unused);
         } else if !self.committed && self.started {
             // Some of the bytes may be there, and the guest may never see them.
             let cluster = self.active.geometry().cluster_of(HostOffset(self.host));
-            self.active.writer.zeroed.write().clear(cluster.0, 1);
+            self.active
+                .writer
+                .zeroed
+                .write()
+                .clear(ClusterRange::new(cluster.0, 1));
         }
         self.active.qcow2.maps.slices.unpin(self.slice);
-        self.active.writer.claims.remove(self.region.0, self.claim);
     }
 }

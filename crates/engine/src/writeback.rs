@@ -11,14 +11,15 @@
 //! What changes while a pass runs belongs to the next one. Two flushes at most, one if no mapping
 //! changed.
 
-use gaur_block::{Errno, File, Source};
+use gaur_block::{Errno, File};
 
 use crate::active::Active;
 use crate::align;
 use crate::job::Job;
-use crate::metadata::alloc::{AllocNeed, Free, Run};
+use crate::metadata::alloc::{AllocNeed, Run};
 use crate::pool::PoolBuffer;
 use crate::queue::Queue;
+use crate::range::ClusterRange;
 use crate::sync::atomic::Ordering;
 
 /// Bytes staged in one buffer.
@@ -92,8 +93,8 @@ impl<F: File> Staging<F> {
         });
     }
 
-    fn source(&self, write: StagedWrite) -> Source<'_> {
-        Source::memory(&self.buffers[write.buffer][write.start..write.start + write.len])
+    fn bytes(&self, write: StagedWrite) -> &[u8] {
+        &self.buffers[write.buffer][write.start..write.start + write.len]
     }
 }
 
@@ -197,19 +198,8 @@ impl<F: File> Active<'_, F> {
     }
 
     pub(crate) async fn write_staged(&self, staging: &Staging<F>) -> Result<(), Errno> {
-        let file = self.queue.top_file();
         let write = async |write: Option<&StagedWrite>| match write {
-            Some(write) => {
-                let source = staging.source(*write);
-                align::write(
-                    file,
-                    &self.queue.pool,
-                    &self.image.locks,
-                    write.offset,
-                    source,
-                )
-                .await
-            }
+            Some(write) => self.write_file(write.offset, staging.bytes(*write)).await,
             None => Ok(()),
         };
         for group in staging.writes.chunks(4) {
@@ -260,7 +250,7 @@ impl<F: File> Active<'_, F> {
         }
     }
 
-    async fn count_down(&self, free: &mut Free) -> Result<(), Errno> {
+    async fn count_down(&self, free: &mut ClusterRange) -> Result<(), Errno> {
         let mut result = Ok(());
         let mut zeroed = Vec::new();
         while free.len > 0 && result.is_ok() {
@@ -298,9 +288,9 @@ impl<F: File> Active<'_, F> {
     async fn empty(&self, run: Run, job: &Job) -> Run {
         let zeroed = job.step(0).is_ok() && self.punch(run).await;
         if zeroed {
-            self.writer.zeroed.write().set(run.start, run.len);
+            self.writer.zeroed.write().set(run.range());
         } else {
-            self.writer.zeroed.write().clear(run.start, run.len);
+            self.writer.zeroed.write().clear(run.range());
         }
         Run { zeroed, ..run }
     }

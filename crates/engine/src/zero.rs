@@ -17,16 +17,15 @@ use gaur_format::l2::L2Entry;
 use crate::active::Active;
 use crate::image::Writer;
 use crate::job::Job;
-use crate::metadata::alloc::Free;
 use crate::metadata::holes::Hole;
-use crate::metadata::maps::Kind;
-use crate::metadata::maps::{Located, Maps};
+use crate::metadata::maps::{Kind, Located, Maps};
 use crate::queue::Unmap;
+use crate::range::{ClusterRange, GuestRange};
 use crate::write::{Need, reference_of};
 
 /// What is done with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
+enum UnmapMode {
     /// Zeros, and the space stays allocated where it is.
     Keep,
     /// Zeros, and space is given back.
@@ -38,7 +37,7 @@ enum Mode {
 }
 
 /// What became of the start of a range.
-enum Step {
+enum UnmapStep {
     /// So many bytes are done.
     Done(u64),
     /// So many bytes have to be written as zeros.
@@ -58,10 +57,10 @@ struct UnmapRange {
 
 impl UnmapRange {
     /// A range that is whole units already.
-    fn whole((start, end): (u64, u64)) -> UnmapRange {
+    fn whole(range: GuestRange) -> UnmapRange {
         UnmapRange {
-            start,
-            end,
+            start: range.start,
+            end: range.end(),
             unit: 1,
             last_unit: 1,
         }
@@ -73,42 +72,41 @@ const ZEROS_BYTES: u64 = 64 << 10;
 
 impl<F: File> Active<'_, F> {
     /// Makes a range inside the image read as zeros.
-    pub(crate) async fn zero(&self, offset: u64, len: u64, unmap: Unmap) -> Result<(), Errno> {
-        let geometry = self.geometry();
-        let unit = geometry.subcluster_size();
-        let end = offset + len;
-        let first = offset.next_multiple_of(unit);
-        let range = UnmapRange {
+    pub(crate) async fn zero(&self, range: GuestRange, unmap: Unmap) -> Result<(), Errno> {
+        let unit = self.geometry().subcluster_size();
+        let first = range.start.next_multiple_of(unit);
+        let whole = UnmapRange {
             start: first,
-            end,
+            end: range.end(),
             unit,
             last_unit: unit,
         };
-        if first >= self.last_unit(range) {
-            return self.zero_by_writing(offset, len).await;
+        if first >= self.last_unit(whole) {
+            return self.zero_by_writing(range).await;
         }
-        self.zero_by_writing(offset, first - offset).await?;
+        let head = GuestRange::between(range.start, first);
+        self.zero_by_writing(head).await?;
         let mode = match unmap {
-            Unmap::Allowed => Mode::Unmap,
-            Unmap::Forbidden => Mode::Keep,
+            Unmap::Allowed => UnmapMode::Unmap,
+            Unmap::Forbidden => UnmapMode::Keep,
         };
         let job = Job::default();
-        let last = self.unmap(range, mode, &job).await?;
-        let tail = end.saturating_sub(last);
-        self.zero_by_writing(last, tail).await
+        let last = self.unmap(whole, mode, &job).await?;
+        let tail = GuestRange::between(last, range.end());
+        self.zero_by_writing(tail).await
     }
 
     /// Gives back the whole clusters or subclusters of a range inside the image.
-    pub(crate) async fn discard(&self, offset: u64, len: u64) -> Result<(), Errno> {
+    pub(crate) async fn discard(&self, range: GuestRange) -> Result<(), Errno> {
         let unit = self.writer.discard_unit(self.geometry());
         let range = UnmapRange {
-            start: offset.next_multiple_of(unit),
-            end: offset + len,
+            start: range.start.next_multiple_of(unit),
+            end: range.end(),
             unit,
             last_unit: self.geometry().cluster_size(),
         };
         let job = Job::default();
-        self.unmap(range, Mode::Discard, &job).await?;
+        self.unmap(range, UnmapMode::Discard, &job).await?;
         Ok(())
     }
 
@@ -124,37 +122,38 @@ impl<F: File> Active<'_, F> {
     }
 
     /// Removes every mapping in a range of whole clusters.
-    pub(crate) async fn forget(&self, range: (u64, u64), job: &Job) -> Result<(), Errno> {
-        self.unmap(UnmapRange::whole(range), Mode::Forget, job)
+    pub(crate) async fn forget(&self, range: GuestRange, job: &Job) -> Result<(), Errno> {
+        self.unmap(UnmapRange::whole(range), UnmapMode::Forget, job)
             .await?;
         Ok(())
     }
 
     /// Makes clusters beyond the end of the image read as zeros when it will reach them.
-    pub(crate) async fn zero_beyond(&self, range: (u64, u64), job: &Job) -> Result<(), Errno> {
+    pub(crate) async fn zero_beyond(&self, range: GuestRange, job: &Job) -> Result<(), Errno> {
         // As above: some of it may be written.
         let _epoch = self.queue.enter();
-        self.unmap(UnmapRange::whole(range), Mode::Unmap, job)
+        self.unmap(UnmapRange::whole(range), UnmapMode::Unmap, job)
             .await?;
         Ok(())
     }
 
     /// Goes through the whole units of a range; says where the last of them ended.
-    async fn unmap(&self, range: UnmapRange, mode: Mode, job: &Job) -> Result<u64, Errno> {
+    async fn unmap(&self, range: UnmapRange, mode: UnmapMode, job: &Job) -> Result<u64, Errno> {
         let (mut at, mut told) = (range.start, range.start);
         job.expect(range.end.saturating_sub(range.start));
         while at < self.last_unit(range) {
             job.step(at - told)?;
             told = at;
             match self.unmap_step(at, range, mode)? {
-                Step::Done(len) => at += len,
-                Step::Need(need) => self.resolve(need).await?,
-                Step::Write(len) => {
+                UnmapStep::Done(len) => at += len,
+                UnmapStep::Need(need) => self.resolve(need).await?,
+                UnmapStep::Write(len) => {
                     let stop = (at + len).min(range.end);
-                    let inside = self.image.size_bytes().clamp(at, stop) - at;
-                    self.zero_by_writing(at, inside).await?;
+                    let inside = self.image.size_bytes().clamp(at, stop);
+                    self.zero_by_writing(GuestRange::between(at, inside))
+                        .await?;
                     // A growing image needs zeros where it is about to reach.
-                    self.write_zero_bytes(at + inside, stop - at - inside)
+                    self.write_zero_bytes(GuestRange::between(inside, stop))
                         .await?;
                     at += len;
                 }
@@ -166,32 +165,35 @@ impl<F: File> Active<'_, F> {
     }
 
     /// Zeros a range by writing, unless it reads as zeros already.
-    async fn zero_by_writing(&self, offset: u64, len: u64) -> Result<(), Errno> {
+    async fn zero_by_writing(&self, range: GuestRange) -> Result<(), Errno> {
         let reads_as_zeros =
             |kind: &Kind| matches!(kind, Kind::Unallocated { .. } | Kind::Zero { .. });
-        let (mut at, end) = (offset, offset + len);
-        while at < end {
-            let found = self.queue.find(at, end - at).await?;
+        let claims = &self.writer.claims;
+        let mut rest = range;
+        while !rest.is_empty() {
+            let at = rest.start;
+            let found = self.queue.find(rest).await?;
+            let run = rest.first(found.len);
             if !reads_as_zeros(&found.kind) {
-                self.write_zero_bytes(at, found.len).await?;
-                at += found.len;
+                self.write_zero_bytes(run).await?;
+                rest = rest.after(run.len);
                 continue;
             }
             // A write that is under way has its data in place already, and so may others that were
             // overtaken by it. Its commit must not bring any of that up after these zeros.
-            let ticket = self.writer.claims.ticket(at);
-            let len = found.len.min(self.writer.claims.end_of_slice(at) - at);
+            let ticket = claims.ticket(at);
+            let run = claims.within_slice(run);
             let now = {
-                let claims = self.writer.claims.lock(at);
-                if claims.free_prefix(at, at + len) == len {
-                    Some(self.queue.find_now(at, len)?)
+                let list = claims.lock(at);
+                if list.free_prefix(run) == run {
+                    Some(self.queue.find_now(run)?)
                 } else {
                     None
                 }
             };
             match now {
-                None => self.writer.claims.waiters(at).wait(ticket).await,
-                Some(Some(now)) if reads_as_zeros(&now.kind) => at += now.len,
+                None => claims.waiters(at).wait(ticket).await,
+                Some(Some(now)) if reads_as_zeros(&now.kind) => rest = rest.after(now.len),
                 Some(_) => {}
             }
         }
@@ -199,38 +201,38 @@ impl<F: File> Active<'_, F> {
     }
 
     /// Writes zeros, whatever is there.
-    pub(crate) async fn write_zero_bytes(&self, offset: u64, len: u64) -> Result<(), Errno> {
-        let (mut at, end) = (offset, offset + len);
-        while at < end {
-            let step = (end - at).min(ZEROS_BYTES);
-            let mut zeros = self.queue.pool.take(self.queue.top_file(), step as usize);
+    pub(crate) async fn write_zero_bytes(&self, range: GuestRange) -> Result<(), Errno> {
+        let mut rest = range;
+        while !rest.is_empty() {
+            let part = rest.first(ZEROS_BYTES);
+            let (file, pool) = (self.queue.top_file(), &self.queue.pool);
+            let mut zeros = pool.take(file, part.len as usize);
             zeros.fill(0);
-            self.write(at, Source::memory(&zeros)).await?;
-            at += step;
+            self.write(part.start, Source::memory(&zeros)).await?;
+            rest = rest.after(part.len);
         }
         Ok(())
     }
 
-    fn unmap_step(&self, at: u64, range: UnmapRange, mode: Mode) -> Result<Step, Errno> {
+    fn unmap_step(&self, at: u64, range: UnmapRange, mode: UnmapMode) -> Result<UnmapStep, Errno> {
         let geometry = self.geometry();
         let ticket = self.writer.claims.ticket(at);
         let claims = self.writer.claims.lock(at);
         // Looked at under the lock: a write to where the image has grown to comes after it.
         let end = self.last_unit(range);
         if at >= end {
-            return Ok(Step::Done(0));
+            return Ok(UnmapStep::Done(0));
         }
         // A cluster goes away as a whole when its last subcluster does, so a write to any part of it
         // has to be over, also to parts outside the range.
         let size = geometry.cluster_size();
         let start = at & !(size - 1);
-        let reach = end
-            .next_multiple_of(size)
-            .min(self.writer.claims.end_of_slice(start));
-        let quiet = start + claims.free_prefix(start, reach) / size * size;
-        let free = quiet.min(end).saturating_sub(at);
-        if free == 0 {
-            return Ok(Step::Need(Need::Busy(at, ticket)));
+        let reach = GuestRange::between(start, end.next_multiple_of(size));
+        let reach = self.writer.claims.within_slice(reach);
+        let quiet = start + claims.free_prefix(reach).len / size * size;
+        let free = GuestRange::between(at, quiet.min(end));
+        if free.is_empty() {
+            return Ok(UnmapStep::Need(Need::Busy(at, ticket)));
         }
         let maps = &self.qcow2.maps;
         let located = maps
@@ -240,16 +242,16 @@ impl<F: File> Active<'_, F> {
         let per_table = geometry.guest_bytes_per_l2();
         let table_end = (at / per_table + 1).saturating_mul(per_table);
         let slice = match located {
-            Located::NoTable if mode == Mode::Forget || !self.image.has_backing_at(at) => {
-                return Ok(Step::Done(table_end.min(end) - at));
+            Located::NoTable if mode == UnmapMode::Forget || !self.image.has_backing_at(at) => {
+                return Ok(UnmapStep::Done(table_end.min(end) - at));
             }
             Located::NoTable if geometry.version() == Version::V2 => {
                 let len = table_end.min(end) - at;
-                let skip = mode == Mode::Discard;
+                let skip = mode == UnmapMode::Discard;
                 return Ok(if skip {
-                    Step::Done(len)
+                    UnmapStep::Done(len)
                 } else {
-                    Step::Write(len)
+                    UnmapStep::Write(len)
                 });
             }
             Located::NoTable
@@ -257,9 +259,9 @@ impl<F: File> Active<'_, F> {
                 table_copied: false,
                 ..
             } => {
-                return Ok(Step::Need(Need::Table(index)));
+                return Ok(UnmapStep::Need(Need::Table(index)));
             }
-            Located::Miss(slice) => return Ok(Step::Need(Need::Slice(slice))),
+            Located::Miss(slice) => return Ok(UnmapStep::Need(Need::Slice(slice))),
             Located::Entry { slice, .. } => slice,
         };
         let unmapper = Unmapper {
@@ -268,7 +270,7 @@ impl<F: File> Active<'_, F> {
             slice,
         };
         let mut frees = Vec::new();
-        let step = unmapper.run(maps, (at, at + free), &mut frees);
+        let step = unmapper.run(maps, free, &mut frees);
         if !frees.is_empty() {
             self.unmapped(&frees);
         }
@@ -289,12 +291,12 @@ impl Writer {
 /// Changes the entries of one slice, under the lock of its claims.
 struct Unmapper<'q, F: File> {
     active: Active<'q, F>,
-    mode: Mode,
+    mode: UnmapMode,
     slice: u64,
 }
 
 /// What is done with one entry.
-enum Change {
+enum EntryChange {
     /// It stays.
     None,
     /// It becomes this; the references of the old entry go if `true`.
@@ -304,61 +306,57 @@ enum Change {
 }
 
 impl<F: File> Unmapper<'_, F> {
-    fn run(&self, maps: &Maps, range: (u64, u64), frees: &mut Vec<Free>) -> Step {
+    fn run(&self, maps: &Maps, range: GuestRange, frees: &mut Vec<ClusterRange>) -> UnmapStep {
         if !maps.slices.pin(self.slice) {
             // Other threads needed its place since it was found.
-            return Step::Need(Need::Slice(self.slice));
+            return UnmapStep::Need(Need::Slice(self.slice));
         }
         let step = self.run_pinned(maps, range, frees);
         maps.slices.unpin(self.slice);
         step
     }
 
-    fn run_pinned(&self, maps: &Maps, range: (u64, u64), frees: &mut Vec<Free>) -> Step {
-        let size = self.active.geometry().cluster_size();
-        let (start, end) = range;
-        let mut at = start;
-        while at < end {
-            let upto = ((at & !(size - 1)) + size).min(end);
-            let entry = match maps.locate(at) {
+    fn run_pinned(
+        &self,
+        maps: &Maps,
+        range: GuestRange,
+        frees: &mut Vec<ClusterRange>,
+    ) -> UnmapStep {
+        let (geometry, discards) = (self.active.geometry(), self.mode == UnmapMode::Discard);
+        let mut done = 0;
+        for part in range.pieces(geometry.cluster_size()) {
+            let entry = match maps.locate(part.start) {
                 Ok(Located::Entry { entry, slice, .. }) if slice == self.slice => entry,
+                // In another slice, or damaged: the next look reports it.
                 _ => break,
             };
-            match self.change(entry, at, upto) {
+            match self.change(entry, part) {
                 // Space that an earlier writer left there.
-                Change::None if self.mode == Mode::Discard => self.note_hole(entry, at, upto),
-                Change::None => {}
-                Change::Entry(new, gone) => {
-                    maps.update(at, |_| new);
-                    match reference_of(entry, self.active.geometry()) {
-                        Some(free) if gone => Free::join(frees, free.start, free.len),
+                EntryChange::None if discards => self.note_hole(entry, part),
+                EntryChange::None => {}
+                EntryChange::Entry(new, gone) => {
+                    maps.update(part.start, |_| new);
+                    match reference_of(entry, geometry) {
+                        Some(free) if gone => free.join(frees),
                         Some(kept) if data_of(entry) & !data_of(new) != 0 => {
                             // What the guest had there stays behind in its cluster.
-                            self.active
-                                .writer
-                                .zeroed
-                                .write()
-                                .clear(kept.start, kept.len);
-                            self.note_hole(new, at, upto);
+                            self.active.writer.zeroed.write().clear(kept);
+                            self.note_hole(new, part);
                         }
-                        Some(_) if self.mode == Mode::Discard => self.note_hole(new, at, upto),
+                        Some(_) if discards => self.note_hole(new, part),
                         _ => {}
                     }
                 }
-                Change::Write if at > start => break,
-                Change::Write => return Step::Write(upto - at),
+                EntryChange::Write if done > 0 => break,
+                EntryChange::Write => return UnmapStep::Write(part.len),
             }
-            at = upto;
+            done += part.len;
         }
-        if at == start {
-            // The entry is in another slice, or damaged: look again, which reports it.
-            return Step::Done(0);
-        }
-        Step::Done(at - start)
+        UnmapStep::Done(done)
     }
 
-    /// Notes the space of guest bytes `at..upto`, which have no data any more, under *compact*.
-    fn note_hole(&self, entry: L2Entry, at: u64, upto: u64) {
+    /// Notes the space of a part of a cluster that has no data any more, under *compact*.
+    fn note_hole(&self, entry: L2Entry, part: GuestRange) {
         let L2Entry::Cluster {
             host: Some(host),
             copied: true,
@@ -370,14 +368,14 @@ impl<F: File> Unmapper<'_, F> {
         };
         let given_back =
             self.active.image.options.discard && self.active.writer.limits.discard_zeroes;
-        let wanted = matches!(self.mode, Mode::Unmap | Mode::Discard) && given_back;
+        let wanted = matches!(self.mode, UnmapMode::Unmap | UnmapMode::Discard) && given_back;
         if !wanted || self.active.writer.allocation != AllocationPolicy::Compact {
             return;
         }
         let geometry = self.active.geometry();
-        let offset = geometry.offset_in_cluster(GuestOffset(at));
-        let cluster = at - offset;
-        if let Some((start, end)) = empty_blocks(alloc, offset, upto - cluster, geometry) {
+        let offset = geometry.offset_in_cluster(GuestOffset(part.start));
+        let cluster = part.start - offset;
+        if let Some((start, end)) = empty_blocks(alloc, offset, offset + part.len, geometry) {
             let hole = Hole {
                 guest: cluster + start,
                 host: host.0 + start,
@@ -389,29 +387,28 @@ impl<F: File> Unmapper<'_, F> {
         }
     }
 
-    fn change(&self, entry: L2Entry, at: u64, upto: u64) -> Change {
+    /// What becomes of an entry when a part of its cluster is unmapped; the part is whole subclusters.
+    fn change(&self, entry: L2Entry, part: GuestRange) -> EntryChange {
         let geometry = self.active.geometry();
         let all = geometry.subcluster_mask();
-        let mask = self.mask(at, upto);
-        if self.mode == Mode::Forget {
+        let mask = part.subclusters(geometry);
+        if self.mode == UnmapMode::Forget {
             return match entry {
-                L2Entry::UNALLOCATED => Change::None,
-                _ => Change::Entry(L2Entry::UNALLOCATED, true),
+                L2Entry::UNALLOCATED => EntryChange::None,
+                _ => EntryChange::Entry(L2Entry::UNALLOCATED, true),
             };
         }
-        let backed = self
-            .active
-            .image
-            .has_backing_at(at & !(geometry.cluster_size() - 1));
+        let cluster = part.start & !(geometry.cluster_size() - 1);
+        let backed = self.active.image.has_backing_at(cluster);
         if geometry.version() == Version::V2 {
             return self.change_v2(entry, backed);
         }
         let (host, copied, alloc, zero) = match entry {
-            L2Entry::Compressed(_) if mask != all && self.mode == Mode::Discard => {
-                return Change::None;
+            L2Entry::Compressed(_) if mask != all && self.mode == UnmapMode::Discard => {
+                return EntryChange::None;
             }
-            L2Entry::Compressed(_) if mask != all => return Change::Write,
-            L2Entry::Compressed(_) => return Change::Entry(plain_zero(all), true),
+            L2Entry::Compressed(_) if mask != all => return EntryChange::Write,
+            L2Entry::Compressed(_) => return EntryChange::Entry(plain_zero(all), true),
             L2Entry::Cluster {
                 host,
                 copied,
@@ -421,13 +418,13 @@ impl<F: File> Unmapper<'_, F> {
         };
         // Zeros already. A cluster without any data is given up below.
         if alloc & mask == 0 && !backed && (host.is_none() || alloc != 0) {
-            return Change::None;
+            return EntryChange::None;
         }
         let (alloc, zero_now) = (alloc & !mask, zero | mask);
         // A cluster shared with a snapshot is no space of ours to keep.
-        let keep = self.mode == Mode::Keep && copied;
+        let keep = self.mode == UnmapMode::Keep && copied;
         if host.is_some() && alloc == 0 && !keep {
-            return Change::Entry(plain_zero(zero_now), true);
+            return EntryChange::Entry(plain_zero(zero_now), true);
         }
         let new = L2Entry::Cluster {
             host,
@@ -436,34 +433,20 @@ impl<F: File> Unmapper<'_, F> {
             zero: zero_now,
         };
         if new == entry {
-            Change::None
+            EntryChange::None
         } else {
-            Change::Entry(new, false)
+            EntryChange::Entry(new, false)
         }
     }
 
     /// Version 2 has no zero clusters: without a backing file an unallocated one does as well.
-    fn change_v2(&self, entry: L2Entry, backed: bool) -> Change {
+    fn change_v2(&self, entry: L2Entry, backed: bool) -> EntryChange {
         match (entry, self.mode) {
-            (_, Mode::Discard) if backed => Change::None,
-            (_, _) if backed => Change::Write,
-            (L2Entry::UNALLOCATED, _) => Change::None,
-            _ => Change::Entry(L2Entry::UNALLOCATED, true),
+            (_, UnmapMode::Discard) if backed => EntryChange::None,
+            (_, _) if backed => EntryChange::Write,
+            (L2Entry::UNALLOCATED, _) => EntryChange::None,
+            _ => EntryChange::Entry(L2Entry::UNALLOCATED, true),
         }
-    }
-
-    /// The subclusters of one cluster that `at..upto` covers; both are multiples of a subcluster.
-    fn mask(&self, at: u64, upto: u64) -> u32 {
-        let geometry = self.active.geometry();
-        let sub = geometry.subcluster_size();
-        let first = geometry.offset_in_cluster(GuestOffset(at)) / sub;
-        let count = (upto - at) / sub;
-        let ones = if count >= 32 {
-            u32::MAX
-        } else {
-            (1 << count) - 1
-        };
-        (ones << first) & geometry.subcluster_mask()
     }
 }
 

@@ -77,7 +77,7 @@ macro_rules! atomic {
             #[track_caller]
             pub fn store(&self, value: $value, ordering: Ordering) {
                 // As a swap, so that it comes last of all stores so far: loom lets a store that
-                // nobody saw come before others, even between the two halves of a swap.
+                // no thread saw come before others, even between the two halves of a swap.
                 let store = |granted| match ordering {
                     Ordering::SeqCst => drop(self.value.swap(value, granted)),
                     _ => self.value.store(value, granted),

@@ -48,7 +48,7 @@ impl<T> RwLock<T> {
     }
 }
 
-/// `std::sync::OnceLock`: the value is there for whoever sees that it is.
+/// `std::sync::OnceLock`: a thread that sees the value as set sees all of it.
 #[derive(Debug, Default)]
 pub struct OnceLock<T> {
     is_set: loom::sync::atomic::AtomicBool,

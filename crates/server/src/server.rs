@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gaur_engine::ErrorKind;
-use gaur_export::nbd::{self, Listen, Listener, Log};
+use gaur_export::Log;
+use gaur_export::nbd::{self, Listen, Listener};
 use gaur_reactor::Stop;
 use parking_lot::{Condvar, Mutex};
 

@@ -128,8 +128,8 @@ fn end(mut server: Server) -> String {
     server.wait().ok().stderr
 }
 
-/// The server of a disk was killed, and its image served without the log, or written to by QEMU. Then somebody
-/// remembered the log, and 200 clusters that belonged to others by now were "taken over": flushed writes
+/// The server of a disk was killed, and its image served without the log, or written to by QEMU. Then a user
+/// remembered the log, and 200 clusters that had other owners by now were "taken over": flushed writes
 /// were replaced, and the check found errors.
 fn a_log_is_stale_after(name: &str, with_snapshot: bool, between: impl Fn(&Disk)) {
     let disk = Disk::new(name);

@@ -74,8 +74,8 @@ impl Bench {
     }
 
     /// Writes to the broken image; with the field put right again, everything that was not written
-    /// is as it was. Not so if the field names a cluster of guest data as metadata, which nobody
-    /// can tell without looking at the whole image: then `look` is off.
+    /// is as it was. Not so if the field names a cluster of guest data as metadata, which no writer
+    /// can see without looking at the whole image: then `look` is off.
     fn write_and_look(&self, field: Field, truth: u64, look: bool, what: &str) {
         let cluster = self.layout.cluster_bytes;
         let write = |cluster_number: u64, len| Op::Write {

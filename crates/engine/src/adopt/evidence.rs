@@ -6,18 +6,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gaur_block::{File, Target};
+use gaur_block::File;
 use gaur_format::geometry::Geometry;
 use gaur_format::l1;
 use gaur_format::l2::L2Entry;
 
 use super::unshared;
 use crate::active::Active;
-use crate::align;
 use crate::commit_log::Commit;
 use crate::error::{ErrorKind, ImageError};
 use crate::metadata::alloc::AllocError;
 use crate::metadata::maps::Located;
+use crate::range::ClusterRange;
 use crate::snapshot::references::{Reference, reference};
 use crate::write::{Need, reference_of};
 
@@ -81,7 +81,7 @@ impl<F: File> Active<'_, F> {
         }
         if let Some(lost) = &self.writer.lost_bitmaps {
             for free in &lost.frees {
-                suspects.see_other(free.start, free.len, "a bitmap")?;
+                suspects.see_other(*free, "a bitmap")?;
             }
         }
         let tables = self.tables_of_all(&suspects).await?;
@@ -212,8 +212,7 @@ impl<F: File> Active<'_, F> {
 
     /// Nothing was changed yet, so what the file says counts.
     async fn read_evidence(&self, offset: u64, bytes: &mut [u8]) -> Result<(), ImageError> {
-        let target = Target::memory(bytes);
-        let read = align::read(self.queue.top_file(), &self.queue.pool, offset, target).await;
+        let read = self.read_file(offset, bytes).await;
         read.map_err(|errno| ImageError::io(errno, format!("cannot read the table at {offset}")))
     }
 }
@@ -226,13 +225,16 @@ impl Suspects {
         let Some(table) = table.map(|table| table.offset.0) else {
             return Ok(None);
         };
-        self.see_other(table / self.geometry.cluster_size(), 1, "an l2 table")?;
+        self.see_other(
+            ClusterRange::new(table / self.geometry.cluster_size(), 1),
+            "an l2 table",
+        )?;
         Ok(Some(table))
     }
 
     /// A structure that cannot share them refers to these clusters.
-    fn see_other(&self, start: u64, len: u64, whose: &str) -> Result<(), ImageError> {
-        match self.guests.range(start..start.saturating_add(len)).next() {
+    fn see_other(&self, clusters: ClusterRange, whose: &str) -> Result<(), ImageError> {
+        match self.guests.range(clusters.numbers()).next() {
             Some((host, _)) => Err(refusal(format!("host cluster {host} belongs to {whose}"))),
             None => Ok(()),
         }
@@ -248,8 +250,8 @@ impl Suspects {
             let host = match reference(raw, &self.geometry) {
                 Ok(Reference::Nothing) => continue,
                 Ok(Reference::Cluster(host)) => host,
-                Ok(Reference::Compressed(start, len)) => {
-                    self.see_other(start, len, "compressed data")?;
+                Ok(Reference::Compressed(clusters)) => {
+                    self.see_other(clusters, "compressed data")?;
                     continue;
                 }
                 Err(what) => return Err(ImageError::corrupt(what, "an l2 table is damaged")),

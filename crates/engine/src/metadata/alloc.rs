@@ -22,6 +22,7 @@ use super::epochs::Epochs;
 use super::freed::FreedBlocks;
 use super::holes::{Hole, Holes};
 use crate::corruption::{Fault, Finding, Structure};
+use crate::range::{ClusterRange, HostRange};
 
 /// A run of clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,25 +35,6 @@ pub(crate) struct Run {
     pub(crate) zeroed: bool,
     /// The host's space was taken ahead.
     pub(crate) backed: bool,
-}
-
-/// References to give back: each cluster of the run loses one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Free {
-    /// First cluster.
-    pub(crate) start: u64,
-    /// Number of clusters.
-    pub(crate) len: u64,
-}
-
-impl Free {
-    /// Adds clusters to a list of runs, to the last of them where they follow it.
-    pub(crate) fn join(list: &mut Vec<Free>, start: u64, len: u64) {
-        match list.last_mut() {
-            Some(last) if last.start + last.len == start => last.len += len,
-            _ => list.push(Free { start, len }),
-        }
-    }
 }
 
 /// What has to be done before an allocation can go on.
@@ -102,18 +84,18 @@ pub(crate) struct Alloc {
     /// Number of clusters there can be at most (a block device).
     pub(crate) capacity: Option<u64>,
     /// References removed in memory since the last writeback pass began.
-    pub(crate) unmapped: Vec<Free>,
+    pub(crate) unmapped: Vec<ClusterRange>,
     /// References durably gone, whose clusters some request may still be using.
-    pub(crate) durable: Vec<Free>,
+    pub(crate) durable: Vec<ClusterRange>,
     /// Of those, the ones that wait for `draining_epoch` to drain.
-    pub(crate) draining: Vec<Free>,
+    pub(crate) draining: Vec<ClusterRange>,
     pub(crate) draining_epoch: u64,
     /// Free clusters whose space is being punched.
     punching: Vec<Run>,
     /// Clusters that a switch of the whole image has freed and that wait to be punched.
     pub(crate) freed: FreedBlocks,
     /// References that no request uses any more and that are to be counted down.
-    pub(crate) releasable: Vec<Free>,
+    pub(crate) releasable: Vec<ClusterRange>,
     /// Discarded space inside clusters that stay; it drains along with the references.
     pub(crate) holes: Holes,
 }
@@ -479,7 +461,7 @@ impl Alloc {
     /// may use them have ended.
     pub(crate) fn drain(&mut self, epochs: &Epochs) {
         let holes = &mut self.holes;
-        let nothing = |free: &[Free], holes: &[Hole]| free.is_empty() && holes.is_empty();
+        let nothing = |free: &[ClusterRange], holes: &[Hole]| free.is_empty() && holes.is_empty();
         if !nothing(&self.draining, &holes.draining) && epochs.drained(self.draining_epoch) {
             self.releasable.append(&mut self.draining);
             holes.ready.append(&mut holes.draining);
@@ -500,6 +482,12 @@ impl Alloc {
         }
     }
 
+    /// Where the refcount table is.
+    pub(crate) fn table_range(&self) -> HostRange {
+        let len = self.table_clusters * self.geometry.cluster_size();
+        HostRange::new(self.table_offset, len)
+    }
+
     /// Whether references wait to be given back.
     pub(crate) fn has_pending(&self) -> bool {
         let lists = [
@@ -516,7 +504,7 @@ impl Alloc {
     /// those that reach zero to `zeroed`. What is left to do stays in `free`.
     pub(crate) fn count_down(
         &mut self,
-        free: &mut Free,
+        free: &mut ClusterRange,
         zeroed: &mut Vec<Run>,
     ) -> Result<(), AllocNeed> {
         while free.len > 0 {
@@ -586,10 +574,7 @@ impl Alloc {
                     self.give_back(one);
                 }
                 // A pass loads the count and takes it down.
-                None => self.releasable.push(Free {
-                    start: cluster,
-                    len: 1,
-                }),
+                None => self.releasable.push(ClusterRange::new(cluster, 1)),
             }
         }
     }
@@ -695,6 +680,11 @@ impl Alloc {
 }
 
 impl Run {
+    /// Its clusters.
+    pub(crate) fn range(self) -> ClusterRange {
+        ClusterRange::new(self.start, self.len)
+    }
+
     /// No clusters.
     pub(crate) const EMPTY: Run = Run {
         start: 0,

@@ -13,7 +13,8 @@
 use gaur_block::Errno;
 use gaur_format::{limit, refcount};
 
-use super::alloc::{Alloc, AllocError, Free, Run};
+use super::alloc::{Alloc, AllocError, Run};
+use crate::range::ClusterRange;
 
 /// Entries of a refcount table in one sector: so many new ones become visible at once.
 pub(crate) const SECTOR_ENTRIES: u64 = 512 / 8;
@@ -49,9 +50,24 @@ impl AreaPlan {
         self.area_start() + self.clusters
     }
 
-    /// Clusters of it all.
-    pub(crate) fn len(&self) -> u64 {
-        self.end() - self.start
+    /// The clusters of it all.
+    pub(crate) fn all(&self) -> ClusterRange {
+        ClusterRange::between(self.start, self.end())
+    }
+
+    /// The new refcount blocks.
+    pub(crate) fn block_clusters(&self) -> ClusterRange {
+        ClusterRange::between(self.start, self.table_start())
+    }
+
+    /// The new refcount table; empty where the present one does.
+    pub(crate) fn table(&self) -> ClusterRange {
+        ClusterRange::new(self.table_start(), self.table_clusters)
+    }
+
+    /// The new refcount blocks and the new refcount table.
+    pub(crate) fn tables(&self) -> ClusterRange {
+        ClusterRange::between(self.start, self.area_start())
     }
 }
 
@@ -124,12 +140,12 @@ impl Alloc {
             }
             let plan = self.plan_area(run.start, clusters, None);
             let plan = plan.map_err(AllocError::Failed)?;
-            if plan.len() > run.len {
+            if plan.all().len > run.len {
                 continue;
             }
             let rest = Run {
                 start: plan.end(),
-                len: run.len - plan.len(),
+                len: run.len - plan.all().len,
                 ..run
             };
             if rest.len == 0 {
@@ -215,7 +231,11 @@ impl Alloc {
 
     /// Looks whether the clusters of `rest` are free, as far as refcount blocks in force count them and are
     /// cached, and with `count` counts each of those once. What is left to do stays in `rest`.
-    pub(crate) fn visit_area(&mut self, rest: &mut Free, count: bool) -> Result<(), Uncounted> {
+    pub(crate) fn visit_area(
+        &mut self,
+        rest: &mut ClusterRange,
+        count: bool,
+    ) -> Result<(), Uncounted> {
         let order = self.geometry.refcount_order();
         while rest.len > 0 {
             let len = match self.slice_of(rest.start) {
@@ -281,10 +301,7 @@ impl Alloc {
                 None => at,
             };
             if counted > at {
-                self.releasable.push(Free {
-                    start: at,
-                    len: counted - at,
-                });
+                self.releasable.push(ClusterRange::new(at, counted - at));
             }
             self.give_back(Run {
                 start: counted,
@@ -345,9 +362,9 @@ mod tests {
                         longer => longer * per_table,
                     };
                     assert!(plan.blocks.iter().all(|index| *index < entries));
-                    let extra = plan.len() - clusters;
+                    let extra = plan.all().len - clusters;
                     let table = (plan.end() / per_block + 1) * 2 / per_table + 1;
-                    let blocks = plan.len() / per_block + 2;
+                    let blocks = plan.all().len / per_block + 2;
                     assert!(extra <= blocks + table, "{extra} beside {clusters}");
                 }
             }
@@ -388,7 +405,7 @@ mod tests {
             });
         }
         let plan = alloc.find_area(5).unwrap();
-        assert_eq!((plan.start, plan.len()), (20, 5));
+        assert_eq!((plan.start, plan.all().len), (20, 5));
         let plan = alloc.find_area(8).unwrap();
         assert_eq!(plan.start, 40);
         let plan = alloc.find_area(4).unwrap();

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
+use crate::range::HostRange;
 use crate::statistics::CacheStatistics;
 
 /// The cache.
@@ -116,12 +117,10 @@ impl SliceCache {
         self.index.insert(offset, at);
     }
 
-    /// Forgets every slice in the `len` bytes from host offset `start` on, dirty or not: the
-    /// cluster there begins a new life, or ends one.
-    pub(crate) fn invalidate(&mut self, start: u64, len: u64) {
-        let mut offset = start;
-        while offset < start + len {
-            if let Some(at) = self.index.remove(&offset)
+    /// Forgets every slice in these bytes, dirty or not: the cluster there begins a new life, or ends one.
+    pub(crate) fn invalidate(&mut self, range: HostRange) {
+        for slice in range.pieces(self.slice_bytes as u64) {
+            if let Some(at) = self.index.remove(&slice.start)
                 && let Some(slot) = self.slots.get_mut(at as usize)
             {
                 self.dirty -= usize::from(slot.dirty);
@@ -130,7 +129,6 @@ impl SliceCache {
                 slot.writing = false;
                 self.vacant.push(at);
             }
-            offset += self.slice_bytes as u64;
         }
     }
 
@@ -289,7 +287,7 @@ mod tests {
         let mut cache = cache(16);
         cache.insert(0, &[1; 4096]);
         assert!(cache.get_dirty(0).is_some());
-        cache.invalidate(0, 65536);
+        cache.invalidate(HostRange::new(0, 65536));
         assert_eq!(cache.dirty(), 0);
         cache.stage_dirty(|_, _| panic!("nothing is dirty"));
         assert!(cache.get(0).is_none());

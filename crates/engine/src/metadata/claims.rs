@@ -7,6 +7,7 @@
 //!
 //! Lock order: claims, then maps, then alloc.
 
+use crate::range::GuestRange;
 use crate::sync::{Mutex, MutexGuard};
 use crate::waiters::{Ticket, Waiters};
 
@@ -30,7 +31,7 @@ struct Part {
 /// The claims of a part while they are locked.
 #[derive(Debug, Default)]
 pub(crate) struct ClaimList {
-    claims: Vec<Claim>,
+    claims: Vec<Held>,
     next: u64,
 }
 
@@ -39,11 +40,30 @@ const CLAIMS_USUAL: usize = 8;
 /// Number of parts, a power of two.
 const PARTS: usize = 32;
 
+/// A claim in its list.
 #[derive(Debug)]
-struct Claim {
+struct Held {
     id: u64,
-    start: u64,
-    end: u64,
+    range: GuestRange,
+}
+
+/// A claimed guest range; given up when dropped.
+#[derive(Debug)]
+pub(crate) struct Claim<'a> {
+    part: &'a Part,
+    id: u64,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        {
+            let held = &mut self.part.list.lock().claims;
+            if let Some(at) = held.iter().position(|held| held.id == self.id) {
+                held.swap_remove(at);
+            }
+        }
+        self.part.waiters.notify();
+    }
 }
 
 impl Claims {
@@ -65,9 +85,9 @@ impl Claims {
         &self.parts[(guest / self.slice_bytes) as usize % PARTS]
     }
 
-    /// Where the slice ends that maps guest offset `guest`: as far as one lock reaches.
-    pub(crate) fn end_of_slice(&self, guest: u64) -> u64 {
-        (guest / self.slice_bytes + 1).saturating_mul(self.slice_bytes)
+    /// The part of a range that is mapped by the same slice as its start: as far as one lock reaches.
+    pub(crate) fn within_slice(&self, range: GuestRange) -> GuestRange {
+        range.first(self.slice_bytes - range.start % self.slice_bytes)
     }
 
     /// Locks the claims in the slice that maps `guest`; look at the maps and insert a claim under
@@ -86,44 +106,23 @@ impl Claims {
         &self.part(guest).waiters
     }
 
-    /// Gives up claim `id` at `guest`.
-    pub(crate) fn remove(&self, guest: u64, id: u64) {
-        let part = self.part(guest);
-        {
-            let mut list = part.list.lock();
-            if let Some(at) = list.claims.iter().position(|claim| claim.id == id) {
-                list.claims.swap_remove(at);
-            }
-        }
-        part.waiters.notify();
+    /// Claims a range that no other claim touches, under the lock of `list`.
+    pub(crate) fn claim(&self, list: &mut ClaimList, range: GuestRange) -> Claim<'_> {
+        debug_assert_eq!(list.free_prefix(range), range, "a range is claimed once");
+        list.next += 1;
+        let id = list.next;
+        list.claims.push(Held { id, range });
+        let part = self.part(range.start);
+        Claim { part, id }
     }
 }
 
 impl ClaimList {
-    /// Length of the prefix of guest bytes `start..end` that no claim touches.
-    pub(crate) fn free_prefix(&self, start: u64, end: u64) -> u64 {
-        let mut first = end;
-        for claim in &self.claims {
-            if claim.start < first && claim.end > start {
-                first = claim.start.max(start);
-            }
-        }
-        first - start
-    }
-
-    /// Claims guest bytes `start..end`, which no other claim touches; returns the claim's number.
-    pub(crate) fn insert(&mut self, start: u64, end: u64) -> u64 {
-        debug_assert_eq!(
-            self.free_prefix(start, end),
-            end - start,
-            "a range is claimed once"
-        );
-        self.next += 1;
-        self.claims.push(Claim {
-            id: self.next,
-            start,
-            end,
-        });
-        self.next
+    /// The prefix of a guest range that no claim touches.
+    pub(crate) fn free_prefix(&self, range: GuestRange) -> GuestRange {
+        let touching = self.claims.iter().filter(|held| held.range.overlaps(range));
+        let first = touching.map(|held| held.range.start).min();
+        let end = first.unwrap_or(range.end()).clamp(range.start, range.end());
+        GuestRange::between(range.start, end)
     }
 }

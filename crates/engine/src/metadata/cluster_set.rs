@@ -6,6 +6,8 @@
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
+use crate::range::ClusterRange;
+
 /// A sparse set of host cluster numbers, 64 to a word.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterSet {
@@ -13,10 +15,10 @@ pub(crate) struct ClusterSet {
 }
 
 impl ClusterSet {
-    /// Adds `count` clusters from `first` on; returns whether none of them was there before.
-    pub(crate) fn insert(&mut self, first: u64, count: u64) -> bool {
+    /// Adds clusters; returns whether none of them was there before.
+    pub(crate) fn insert(&mut self, clusters: ClusterRange) -> bool {
         let mut all_new = true;
-        for cluster in first..first.saturating_add(count) {
+        for cluster in clusters.numbers() {
             let word = self.words.entry(cluster / 64).or_default();
             let bit = 1 << (cluster % 64);
             all_new &= *word & bit == 0;
@@ -25,9 +27,9 @@ impl ClusterSet {
         all_new
     }
 
-    /// Removes `count` clusters from `first` on.
-    pub(crate) fn remove(&mut self, first: u64, count: u64) {
-        for cluster in first..first.saturating_add(count) {
+    /// Removes clusters.
+    pub(crate) fn remove(&mut self, clusters: ClusterRange) {
+        for cluster in clusters.numbers() {
             if let Some(word) = self.words.get_mut(&(cluster / 64)) {
                 *word &= !(1 << (cluster % 64));
                 if *word == 0 {

@@ -8,6 +8,7 @@ use gaur_format::l1::{self, L1Ref};
 use gaur_format::limit;
 
 use crate::metadata::tracker::Tracker;
+use crate::range::HostRange;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, OnceLock};
 
@@ -62,6 +63,11 @@ impl L1Table {
     /// Where it is in the image file.
     pub(crate) fn offset(&self) -> u64 {
         self.offset.load(Ordering::Acquire)
+    }
+
+    /// Its bytes in the image file.
+    pub(crate) fn range(&self) -> HostRange {
+        HostRange::new(self.offset(), self.len() * 8)
     }
 
     /// Entry `index` as on disk; 0 beyond the end.

@@ -6,6 +6,7 @@
 
 use super::l2_shard::{Shard, View};
 use super::packed::{Entry, Shape};
+use crate::range::HostRange;
 use crate::statistics::CacheStatistics;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, RwLock};
@@ -132,13 +133,10 @@ impl L2Cache {
         self.pressed.load(Ordering::Relaxed)
     }
 
-    /// Forgets every slice in the `len` bytes from host offset `start` on, dirty or not: the cluster
-    /// there begins a new life, or ends one.
-    pub(crate) fn invalidate(&self, start: u64, len: u64) {
-        let mut slice = start;
-        while slice < start + len {
-            self.part(slice).write().remove(slice);
-            slice += self.slice_bytes;
+    /// Forgets every slice in these bytes, dirty or not: the cluster there begins a new life, or ends one.
+    pub(crate) fn invalidate(&self, range: HostRange) {
+        for slice in range.pieces(self.slice_bytes) {
+            self.part(slice.start).write().remove(slice.start);
         }
     }
 

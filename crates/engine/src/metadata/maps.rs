@@ -23,6 +23,7 @@ use super::packed::{Entry, Shape};
 use crate::cache_options::CacheSizes;
 use crate::commit_log::{Commit, CommitLog};
 use crate::corruption::{Fault, Finding, Structure};
+use crate::range::GuestRange;
 
 /// The mapping of one qcow2 layer.
 #[derive(Debug)]
@@ -172,20 +173,19 @@ impl Maps {
         })
     }
 
-    /// The longest run from `guest` on that is of one kind, at most `max` bytes (1 or more) and
-    /// never beyond the slice.
-    pub(crate) fn extent(&self, guest: u64, max: u64) -> Result<Lookup, Fault> {
-        let offset = GuestOffset(guest);
+    /// The longest run at the start of a range (of 1 byte or more) that is of one kind, never beyond the slice.
+    pub(crate) fn extent(&self, range: GuestRange) -> Result<Lookup, Fault> {
+        let offset = GuestOffset(range.start);
         let geometry = &self.geometry;
         let Some(table) = self.table(geometry.l1_index(offset))? else {
             let per_table = geometry.guest_bytes_per_l2();
-            let len = (per_table - guest % per_table).min(max);
+            let len = range.first(per_table - range.start % per_table).len;
             return Ok(Lookup::of(Kind::Unallocated { host: None }, len));
         };
         let (slice, index) = self.place(table.offset, offset);
         let run = self
             .slices
-            .look(slice, |view| self.run_in_slice(view, index, guest, max));
+            .look(slice, |view| self.run_in_slice(view, index, range));
         let Some(run) = run else {
             return Ok(Lookup::Miss(slice));
         };
@@ -194,7 +194,7 @@ impl Maps {
             // A cluster in a table that is shared with a snapshot is shared, whatever it says.
             *copied &= table.copied;
         }
-        Ok(Lookup::of(kind, len.min(max)))
+        Ok(Lookup::of(kind, len.min(range.len)))
     }
 
     /// The entry with this index in the slice at host offset `slice` cannot be right.
@@ -207,18 +207,18 @@ impl Maps {
         }
     }
 
-    /// The kind at `guest`, whose entry has this index in the slice, and how far it goes on.
+    /// The kind at the start of a range, whose entry has this index in the slice, and how far it goes on.
     #[inline]
     fn run_in_slice(
         &self,
         view: View<'_>,
         index: usize,
-        guest: u64,
-        max: u64,
+        range: GuestRange,
     ) -> Result<(Kind, u64), Corruption> {
+        let guest = range.start;
         let (mut kind, mut len) = self.run_in_cluster(self.decode(view.get(index))?, guest);
         let mut index = index + 1;
-        while len < max && (guest + len) & (self.geometry.cluster_size() - 1) == 0 {
+        while len < range.len && (guest + len) & (self.geometry.cluster_size() - 1) == 0 {
             if index >= view.len() {
                 break;
             }

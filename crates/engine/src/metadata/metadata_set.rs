@@ -4,6 +4,7 @@
 //! cluster's number, answers most of it: a bit that is not set means "no". Bits are never cleared.
 
 use super::cluster_set::ClusterSet;
+use crate::range::ClusterRange;
 use crate::sync::RwLock;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -47,17 +48,17 @@ impl MetadataSet {
         word.fetch_or(bit, Ordering::Release);
     }
 
-    /// Adds `count` clusters from `first` on.
-    pub(crate) fn insert(&self, first: u64, count: u64) {
-        self.exact.write().insert(first, count);
-        for cluster in first..first.saturating_add(count) {
+    /// Adds clusters.
+    pub(crate) fn insert(&self, clusters: ClusterRange) {
+        self.exact.write().insert(clusters);
+        for cluster in clusters.numbers() {
             self.hint(cluster);
         }
     }
 
-    /// Removes `count` clusters from `first` on.
-    pub(crate) fn remove(&self, first: u64, count: u64) {
-        self.exact.write().remove(first, count);
+    /// Removes clusters.
+    pub(crate) fn remove(&self, clusters: ClusterRange) {
+        self.exact.write().remove(clusters);
     }
 
     /// Whether `cluster` is in the set.
@@ -67,10 +68,10 @@ impl MetadataSet {
         word.load(Ordering::Acquire) & bit != 0 && self.exact.read().contains(cluster)
     }
 
-    /// Whether any of `count` clusters from `first` on is in the set.
+    /// Whether any of these clusters is in the set.
     #[inline]
-    pub(crate) fn touches(&self, first: u64, count: u64) -> bool {
-        (first..first.saturating_add(count)).any(|cluster| self.contains(cluster))
+    pub(crate) fn touches(&self, clusters: ClusterRange) -> bool {
+        clusters.numbers().any(|cluster| self.contains(cluster))
     }
 }
 
@@ -81,18 +82,18 @@ mod tests {
     #[test]
     fn hints_never_hide_a_cluster() {
         let mut exact = ClusterSet::default();
-        exact.insert(0, 3);
-        exact.insert(1 << 40, 1);
+        exact.insert(ClusterRange::new(0, 3));
+        exact.insert(ClusterRange::new(1 << 40, 1));
         let set = MetadataSet::new(exact);
         for cluster in (0..200_000).step_by(7) {
-            set.insert(cluster, 1);
+            set.insert(ClusterRange::new(cluster, 1));
         }
         for cluster in 0..200_000 {
             let expected = cluster % 7 == 0 || cluster < 3;
             assert_eq!(set.contains(cluster), expected, "{cluster}");
         }
-        assert!(set.touches((1 << 40) - 5, 6));
-        set.remove(1 << 40, 1);
+        assert!(set.touches(ClusterRange::new((1 << 40) - 5, 6)));
+        set.remove(ClusterRange::new(1 << 40, 1));
         assert!(!set.contains(1 << 40));
     }
 }

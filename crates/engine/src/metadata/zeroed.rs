@@ -12,6 +12,7 @@
 //! Sync only; locked last, and alone.
 
 use super::cluster_set::ClusterSet;
+use crate::range::ClusterRange;
 
 /// Words of cleared clusters after which no space counts as zeroed any more: about 2 MiB.
 const WORDS_MAX: usize = 1 << 16;
@@ -40,18 +41,17 @@ impl ZeroedSpace {
     }
 
     /// Some bytes of these clusters may be of no mapping and not zeros.
-    pub(crate) fn clear(&mut self, first: u64, count: u64) {
-        let end = first.saturating_add(count);
-        let first = first.max(self.from);
-        self.cleared.insert(first, end.saturating_sub(first));
+    pub(crate) fn clear(&mut self, clusters: ClusterRange) {
+        let behind = ClusterRange::between(self.from, u64::MAX);
+        self.cleared.insert(clusters.intersect(behind));
         if self.cleared.words() > WORDS_MAX {
             *self = ZeroedSpace::new(u64::MAX);
         }
     }
 
     /// These clusters are free and read as zeros again.
-    pub(crate) fn set(&mut self, first: u64, count: u64) {
-        self.cleared.remove(first, count);
+    pub(crate) fn set(&mut self, clusters: ClusterRange) {
+        self.cleared.remove(clusters);
     }
 }
 
@@ -64,11 +64,11 @@ mod tests {
         let mut zeroed = ZeroedSpace::new(100);
         assert!(!zeroed.contains(99));
         assert!(zeroed.contains(100));
-        zeroed.clear(98, 4);
+        zeroed.clear(ClusterRange::new(98, 4));
         assert!(!zeroed.contains(100));
         assert!(!zeroed.contains(101));
         assert!(zeroed.contains(102));
-        zeroed.set(90, 11);
+        zeroed.set(ClusterRange::new(90, 11));
         assert!(
             !zeroed.contains(99),
             "it was there before the file was opened"
@@ -82,11 +82,11 @@ mod tests {
         let mut zeroed = ZeroedSpace::new(0);
         for word in 0..=WORDS_MAX as u64 {
             assert!(zeroed.contains(u64::MAX - 1), "not before it is too much");
-            zeroed.clear(word * 64, 1);
+            zeroed.clear(ClusterRange::new(word * 64, 1));
         }
         assert!(!zeroed.contains(u64::MAX - 1));
         assert_eq!(zeroed.cleared.words(), 0);
-        zeroed.clear(5, 1);
+        zeroed.clear(ClusterRange::new(5, 1));
         assert_eq!(zeroed.cleared.words(), 0);
     }
 }

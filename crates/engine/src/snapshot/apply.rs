@@ -21,6 +21,7 @@ use super::{list, references};
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
 use crate::job::Job;
+use crate::range::HostRange;
 
 impl<F: File> Active<'_, F> {
     /// See [`crate::Queue::apply_snapshot`].
@@ -136,7 +137,8 @@ impl<F: File> Switch<'_, F> {
             if let Ok(slot) = self.plan.slot_of(*raw)
                 && slot.table != 0
             {
-                self.active.qcow2.maps.slices.invalidate(slot.table, size);
+                let table = HostRange::new(slot.table, size);
+                self.active.qcow2.maps.slices.invalidate(table);
             }
         }
         Ok(l1)

@@ -11,12 +11,13 @@ use gaur_format::{HostOffset, limit};
 use super::failure::Failure;
 use super::plan::Plan;
 use super::references;
-use super::switch::{Area, Outcome, Switch};
+use super::switch::{Outcome, Switch};
 use super::{NewSnapshot, SavedState, list};
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
 use crate::job::Job;
 use crate::metadata::tracker::Changed;
+use crate::range::HostRange;
 
 /// Rounds of copying what changed meanwhile before requests are stopped.
 pub(crate) const ROUNDS_MAX: usize = 8;
@@ -49,9 +50,9 @@ impl<F: File> Active<'_, F> {
             return Err(ImageError::new(ErrorKind::Unsupported, text));
         }
         let size_bytes = self.image.size_bytes();
-        let state_bytes = state.map_or(0, |state| state.size_bytes);
         let all = self.writer.snapshots.lock().all().to_vec();
-        let entry = new.entry(&all, size_bytes, state_bytes)?;
+        let mut entry = new.entry(&all, size_bytes)?;
+        entry.vm_state_size = state.map_or(0, |state| state.size_bytes);
         let announced = self.announce().await;
         announced.map_err(|errno| ImageError::io(errno, DOING))?;
         let wanted = Wanted {
@@ -94,9 +95,9 @@ impl<F: File> Active<'_, F> {
             let active = switch.shared_entries(needed);
             let shared = active.get(..disk as usize).unwrap_or_default();
             let entries = snapshot_l1(shared, own, wanted.state);
-            switch.write_snapshot_l1(&entries, own_area).await?;
+            switch.active.write_table(&entries, own_area).await?;
             if let Some(entry) = all.last_mut() {
-                entry.l1_table_offset = HostOffset(own_area.offset);
+                entry.l1_table_offset = HostOffset(own_area.start);
                 entry.l1_size = entries.len() as u32;
             }
             Ok(Outcome {
@@ -107,9 +108,8 @@ impl<F: File> Active<'_, F> {
             })
         };
         switch.finish(Copying::Create, last).await?;
-        let size = geometry.cluster_size();
-        let (first, count) = (own_area.offset / size, own_area.len / size);
-        self.qcow2.maps.metadata.insert(first, count);
+        let metadata = &self.qcow2.maps.metadata;
+        metadata.insert(own_area.clusters(geometry));
         all.pop().ok_or(Failure::Again)
     }
 }
@@ -181,13 +181,6 @@ impl<F: File> Switch<'_, F> {
         slots
             .map(|slot| Plan::raw_entry(table(slot), false))
             .collect()
-    }
-
-    async fn write_snapshot_l1(&self, entries: &[u64], area: Area) -> Result<(), Failure> {
-        self.active
-            .write_table(entries, area.offset, area.len)
-            .await?;
-        Ok(())
     }
 
     /// Copies again what requests have changed, until little is left to do while they wait.
@@ -282,7 +275,9 @@ impl<F: File> Switch<'_, F> {
         };
         if slot.counted {
             let source = if slot.copied { slot.copy } else { slot.table };
-            let bytes = self.read(source, self.cluster_size()).await?;
+            let bytes = self
+                .read(HostRange::new(source, self.cluster_size()))
+                .await?;
             self.cover_blocks();
             self.plan.refer(&bytes, -1)?;
             if slot.copied {

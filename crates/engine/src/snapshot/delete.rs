@@ -15,10 +15,11 @@ use super::list;
 use super::plan::Plan;
 use super::references;
 use super::select::find_to_delete;
-use super::switch::{Area, Outcome, Switch};
+use super::switch::{Outcome, Switch};
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
 use crate::job::Job;
+use crate::range::HostRange;
 
 impl<F: File> Active<'_, F> {
     /// See [`crate::Queue::delete_snapshot`].
@@ -63,10 +64,8 @@ impl<F: File> Active<'_, F> {
         for (_, table) in &tables {
             switch.plan.count(*table, -1)?;
         }
-        let own_bytes = u64::from(gone.l1_size) * 8;
-        switch
-            .plan
-            .count_bytes(gone.l1_table_offset.0, own_bytes, -1)?;
+        let own_l1 = l1_range(gone);
+        switch.plan.count_bytes(own_l1, -1)?;
         switch.note_shared(&rest).await?;
         switch.load_counts().await?;
         switch.flag_active().await?;
@@ -86,10 +85,8 @@ impl<F: File> Active<'_, F> {
             })
         };
         switch.finish(Copying::Delete, last).await?;
-        let size = self.geometry().cluster_size();
-        let clusters = own_bytes.div_ceil(size);
         let metadata = &self.qcow2.maps.metadata;
-        metadata.remove(gone.l1_table_offset.0 / size, clusters);
+        metadata.remove(own_l1.clusters(self.geometry()));
         Ok(())
     }
 }
@@ -122,14 +119,19 @@ fn flag_table(plan: &mut Plan, index: u64, bytes: &mut [u8]) -> Result<Option<u6
     Ok(Some(slot.copy))
 }
 
+/// The L1 table of a snapshot.
+fn l1_range(snapshot: &Snapshot) -> HostRange {
+    let len = u64::from(snapshot.l1_size) * 8;
+    HostRange::new(snapshot.l1_table_offset.0, len)
+}
+
 impl<F: File> Switch<'_, F> {
     /// The L2 tables of a snapshot, by L1 index.
     pub(crate) async fn snapshot_tables(
         &mut self,
         snapshot: &Snapshot,
     ) -> Result<Vec<(u64, u64)>, Failure> {
-        let len = u64::from(snapshot.l1_size) * 8;
-        let bytes = self.read(snapshot.l1_table_offset.0, len).await?;
+        let bytes = self.read(l1_range(snapshot)).await?;
         let mut tables = Vec::new();
         for (index, raw) in (0..).zip(bytes.as_chunks().0) {
             let slot = self.plan.slot_of(u64::from_be_bytes(*raw))?;
@@ -141,9 +143,9 @@ impl<F: File> Switch<'_, F> {
     }
 
     /// Room for the table of snapshots; none if there are none.
-    pub(crate) async fn list_area(&mut self, bytes: u64) -> Result<Area, Failure> {
+    pub(crate) async fn list_area(&mut self, bytes: u64) -> Result<HostRange, Failure> {
         match bytes {
-            0 => Ok(Area { offset: 0, len: 0 }),
+            0 => Ok(HostRange::default()),
             _ => self.take_area(bytes).await,
         }
     }
@@ -168,10 +170,7 @@ impl<F: File> Switch<'_, F> {
         let own: BTreeSet<u64> = tables.map(|(_, table)| table).collect();
         for some in rest.chunks(L1_TABLES_AT_ONCE) {
             let this = &*self;
-            let reads = some.iter().map(|one| {
-                let len = u64::from(one.l1_size) * 8;
-                this.read(one.l1_table_offset.0, len)
-            });
+            let reads = some.iter().map(|one| this.read(l1_range(one)));
             for bytes in try_join_all(reads).await? {
                 for raw in bytes.as_chunks().0 {
                     // A snapshot that is damaged is nothing to the one that goes.
@@ -242,7 +241,7 @@ impl<F: File> Switch<'_, F> {
             let single = |cluster| self.plan.new_count(cluster).map(|count| count == 1);
             let changed = references::set_flags(&mut bytes, self.active.geometry(), single);
             match to {
-                Some(to) => self.write_piece(to + at, &bytes).await?,
+                Some(to) => self.active.write_file(to + at, &bytes).await?,
                 None if changed => again.push(index),
                 None => {}
             }

@@ -1,6 +1,8 @@
 //! Refcount deltas: how much the count of each host cluster is to change, a number for every cluster of each refcount
 //! block that has one to change.
 
+use crate::range::ClusterRange;
+
 /// Changes of refcounts.
 #[derive(Debug)]
 pub(crate) struct Deltas {
@@ -38,9 +40,9 @@ impl Deltas {
         }
     }
 
-    /// Changes the counts of `len` clusters from `start` on by `by`.
-    pub(crate) fn add(&mut self, start: u64, len: u64, by: i16) -> Result<(), DeltaError> {
-        let (mut at, end) = (start, start.saturating_add(len));
+    /// Changes the counts of these clusters by `by`.
+    pub(crate) fn add(&mut self, clusters: ClusterRange, by: i16) -> Result<(), DeltaError> {
+        let (mut at, end) = (clusters.start, clusters.end());
         while at < end {
             let (index, within) = (at / self.per_block, at % self.per_block);
             let count = (self.per_block - within).min(end - at);
@@ -105,15 +107,21 @@ mod tests {
     fn runs_cross_blocks_and_what_nobody_counts_is_an_error() {
         let mut deltas = Deltas::new(8);
         deltas.cover(3);
-        deltas.add(6, 12, 1).unwrap();
-        deltas.add(7, 1, -2).unwrap();
+        deltas.add(ClusterRange::new(6, 12), 1).unwrap();
+        deltas.add(ClusterRange::new(7, 1), -2).unwrap();
         let all: Vec<i16> = (5..19).map(|cluster| deltas.get(cluster)).collect();
         assert_eq!(all, [0, 1, -1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0]);
         assert_eq!(deltas.touched().collect::<Vec<_>>(), [0, 1, 2]);
-        assert_eq!(deltas.add(23, 2, 1), Err(DeltaError::Uncounted(24)));
+        assert_eq!(
+            deltas.add(ClusterRange::new(23, 2), 1),
+            Err(DeltaError::Uncounted(24))
+        );
         for _ in 0..0x7ffe {
-            deltas.add(20, 1, 1).unwrap();
+            deltas.add(ClusterRange::new(20, 1), 1).unwrap();
         }
-        assert_eq!(deltas.add(20, 1, 1), Err(DeltaError::TooMany(20)));
+        assert_eq!(
+            deltas.add(ClusterRange::new(20, 1), 1),
+            Err(DeltaError::TooMany(20))
+        );
     }
 }

@@ -6,24 +6,24 @@ use gaur_format::{HostOffset, limit};
 
 use super::NewSnapshot;
 use crate::error::{ErrorKind, ImageError};
+use crate::range::HostRange;
 
 /// The table of snapshots as it is on the disk, and which of them have readers.
 #[derive(Debug)]
 pub(crate) struct SnapshotList {
     all: Vec<Snapshot>,
-    pub(crate) offset: u64,
-    pub(crate) table_bytes: u64,
+    /// Where it is; empty if there are no snapshots.
+    pub(crate) place: HostRange,
     /// Ids of snapshots that are being read, once for each reader.
     held: Vec<Vec<u8>>,
 }
 
 impl SnapshotList {
     /// What was read when the image was opened.
-    pub(crate) fn new(all: Vec<Snapshot>, offset: u64, table_bytes: u64) -> SnapshotList {
+    pub(crate) fn new(all: Vec<Snapshot>, place: HostRange) -> SnapshotList {
         SnapshotList {
             all,
-            offset,
-            table_bytes,
+            place,
             held: Vec::new(),
         }
     }
@@ -34,8 +34,8 @@ impl SnapshotList {
     }
 
     /// The table is another one now.
-    pub(crate) fn replace(&mut self, all: Vec<Snapshot>, offset: u64, table_bytes: u64) {
-        (self.all, self.offset, self.table_bytes) = (all, offset, table_bytes);
+    pub(crate) fn replace(&mut self, all: Vec<Snapshot>, place: HostRange) {
+        (self.all, self.place) = (all, place);
     }
 
     /// A reader of the snapshot with this id begins.
@@ -81,13 +81,8 @@ pub(crate) fn check_name(
 }
 
 impl NewSnapshot {
-    /// The entry for it, without its L1 table.
-    pub(crate) fn entry(
-        &self,
-        all: &[Snapshot],
-        disk_size: u64,
-        vm_state_size: u64,
-    ) -> Result<Snapshot, ImageError> {
+    /// The entry for it, without its L1 table and any state.
+    pub(crate) fn entry(&self, all: &[Snapshot], disk_size: u64) -> Result<Snapshot, ImageError> {
         check_name(all, &self.name, None)?;
         if all.len() as u64 >= u64::from(limit::SNAPSHOTS_MAX) {
             let text = format!("an image has at most {} snapshots", limit::SNAPSHOTS_MAX);
@@ -105,7 +100,7 @@ impl NewSnapshot {
             date_sec: self.date_sec,
             date_nsec: self.date_nsec,
             vm_clock_nsec: self.vm_clock_nsec,
-            vm_state_size,
+            vm_state_size: 0,
             disk_size: Some(disk_size),
             icount: self.icount,
             unknown_extra: Vec::new(),
@@ -168,7 +163,7 @@ mod tests {
             name: name.to_owned(),
             ..NewSnapshot::default()
         };
-        new.entry(all, 512, 0)
+        new.entry(all, 512)
     }
 
     #[test]

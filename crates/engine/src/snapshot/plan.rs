@@ -12,6 +12,7 @@ use super::deltas::{DeltaError, Deltas};
 use super::failure::Failure;
 use super::references;
 use crate::metadata::freed::FreedBlocks;
+use crate::range::{ClusterRange, HostRange};
 
 /// An entry of the active L1 table, and what becomes of its L2 table.
 #[derive(Clone, Copy, Debug, Default)]
@@ -84,20 +85,19 @@ impl Plan {
     /// Changes the count of the cluster at host offset `offset`.
     pub(crate) fn count(&mut self, offset: u64, by: i16) -> Result<(), DeltaError> {
         let cluster = offset >> self.geometry.cluster_bits();
-        self.deltas.add(cluster, 1, by)
+        self.deltas.add(ClusterRange::new(cluster, 1), by)
     }
 
-    /// Changes the counts of all clusters that `len` bytes at host offset `offset` touch.
-    pub(crate) fn count_bytes(&mut self, offset: u64, len: u64, by: i16) -> Result<(), DeltaError> {
-        let first = offset >> self.geometry.cluster_bits();
-        self.deltas.add(first, self.geometry.clusters_for(len), by)
+    /// Changes the counts of all clusters that these bytes touch.
+    pub(crate) fn count_bytes(&mut self, range: HostRange, by: i16) -> Result<(), DeltaError> {
+        self.deltas.add(range.clusters(&self.geometry), by)
     }
 
     /// Changes the counts of all that `entries` refer to.
     pub(crate) fn refer(&mut self, entries: &[u8], by: i16) -> Result<(), Failure> {
         let (geometry, deltas) = (self.geometry, &mut self.deltas);
-        references::each_run(entries, &geometry, |start, len| {
-            deltas.add(start, len, by).map_err(Failure::from)
+        references::each_run(entries, &geometry, |clusters| {
+            deltas.add(clusters, by).map_err(Failure::from)
         })
     }
 

@@ -5,6 +5,8 @@ use gaur_format::geometry::Geometry;
 use gaur_format::l1::{COPIED, OFFSET_MASK};
 use gaur_format::{CompressedDescriptor, Corruption};
 
+use crate::range::ClusterRange;
+
 const COMPRESSED: u64 = 1 << 62;
 
 /// What one entry refers to.
@@ -13,7 +15,7 @@ pub(crate) enum Reference {
     /// A cluster that may carry the flag.
     Cluster(u64),
     /// Clusters with compressed data.
-    Compressed(u64, u64),
+    Compressed(ClusterRange),
 }
 
 /// What an entry refers to.
@@ -21,7 +23,7 @@ pub(crate) fn reference(raw: u64, geometry: &Geometry) -> Result<Reference, Corr
     if raw & COMPRESSED != 0 {
         let descriptor = CompressedDescriptor::decode(raw, geometry)?;
         let (first, count) = descriptor.clusters(geometry);
-        return Ok(Reference::Compressed(first.0, count));
+        return Ok(Reference::Compressed(ClusterRange::new(first.0, count)));
     }
     // An offset inside a cluster counts as the cluster; a read through it finds the damage.
     match (raw & OFFSET_MASK) >> geometry.cluster_bits() {
@@ -36,31 +38,30 @@ fn raw_of(entry: &[u8]) -> u64 {
         .map_or(0, |bytes| u64::from_be_bytes(*bytes))
 }
 
-/// Calls `visit` with every run of clusters that entries next to each other refer to: first cluster and
-/// number.
+/// Calls `visit` with every run of clusters that entries next to each other refer to.
 pub(crate) fn each_run<E: From<Corruption>>(
     entries: &[u8],
     geometry: &Geometry,
-    mut visit: impl FnMut(u64, u64) -> Result<(), E>,
+    mut visit: impl FnMut(ClusterRange) -> Result<(), E>,
 ) -> Result<(), E> {
-    let (mut start, mut len) = (0, 0);
+    let mut run = ClusterRange::default();
     for entry in entries.chunks_exact(geometry.l2_entry_size() as usize) {
-        let (first, count) = match reference(raw_of(entry), geometry)? {
+        let next = match reference(raw_of(entry), geometry)? {
             Reference::Nothing => continue,
-            Reference::Cluster(cluster) => (cluster, 1),
-            Reference::Compressed(first, count) => (first, count),
+            Reference::Cluster(cluster) => ClusterRange::new(cluster, 1),
+            Reference::Compressed(clusters) => clusters,
         };
-        if len > 0 && first == start + len {
-            len += count;
+        if !run.is_empty() && next.start == run.end() {
+            run.len += next.len;
             continue;
         }
-        if len > 0 {
-            visit(start, len)?;
+        if !run.is_empty() {
+            visit(run)?;
         }
-        (start, len) = (first, count);
+        run = next;
     }
-    if len > 0 {
-        visit(start, len)?;
+    if !run.is_empty() {
+        visit(run)?;
     }
     Ok(())
 }
@@ -124,8 +125,8 @@ mod tests {
 
     fn runs(entries: &[u64]) -> Vec<(u64, u64)> {
         let mut runs = Vec::new();
-        each_run(&table(entries), &geometry(), |start, len| {
-            runs.push((start, len));
+        each_run(&table(entries), &geometry(), |run| {
+            runs.push((run.start, run.len));
             Ok::<(), Corruption>(())
         })
         .unwrap();

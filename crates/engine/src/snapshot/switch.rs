@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 
 use futures_util::future::try_join_all;
-use gaur_block::{Errno, File, Source, Target};
+use gaur_block::{Errno, File};
 use gaur_format::geometry::Version;
 use gaur_format::header::field;
 use gaur_format::snapshot::Snapshot;
@@ -21,10 +21,9 @@ use super::failure::Failure;
 use super::list;
 use super::plan::{Block, Plan};
 use crate::active::Active;
-use crate::align;
 use crate::job::Job;
-use crate::metadata::alloc::Free;
 use crate::metadata::tracker::Changed;
+use crate::range::{ClusterRange, HostRange};
 use crate::sync::atomic::Ordering;
 
 /// Bytes of tables read at once.
@@ -39,15 +38,8 @@ pub(crate) struct Switch<'a, F: File> {
     pub(crate) active: Active<'a, F>,
     pub(crate) job: &'a Job,
     pub(crate) plan: Plan,
-    taken: Vec<Free>,
+    taken: Vec<ClusterRange>,
     switched: bool,
-}
-
-/// Where the new tables go: host offset and room in bytes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Area {
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
 }
 
 /// What the header is to lead to.
@@ -55,11 +47,11 @@ pub(crate) struct Area {
 pub(crate) struct Outcome {
     pub(crate) size_bytes: u64,
     /// Entries of the active L1 table, and where it is.
-    pub(crate) l1: (Vec<u64>, Area),
+    pub(crate) l1: (Vec<u64>, HostRange),
     /// Snapshots, and where their table goes.
-    pub(crate) snapshots: (Vec<Snapshot>, Area),
+    pub(crate) snapshots: (Vec<Snapshot>, HostRange),
     /// Where the refcount table goes.
-    pub(crate) refcount_table: Area,
+    pub(crate) refcount_table: HostRange,
 }
 
 impl<'a, F: File> Switch<'a, F> {
@@ -102,27 +94,21 @@ impl<'a, F: File> Switch<'a, F> {
         while self.plan.spare.len() < count {
             let want = (count - self.plan.spare.len()) as u64;
             let run = self.active.take_clusters(want).await?;
-            self.taken.push(Free {
-                start: run.start,
-                len: run.len,
-            });
-            self.plan.spare.extend(run.start..run.start + run.len);
+            self.taken.push(run.range());
+            self.plan.spare.extend(run.range().numbers());
         }
         Ok(())
     }
 
     /// Room for `len` bytes in one piece.
-    pub(crate) async fn take_area(&mut self, len: u64) -> Result<Area, Failure> {
-        let clusters = self.active.geometry().clusters_for(len.max(1));
-        let taken = self.active.take_area(clusters, self.job);
-        let taken = taken.await?;
-        let free = taken.free;
+    pub(crate) async fn take_area(&mut self, len: u64) -> Result<HostRange, Failure> {
+        let geometry = self.active.geometry();
+        let clusters = geometry.clusters_for(len.max(1));
+        let taken = self.active.take_area(clusters, self.job).await?;
+        let clusters = taken.clusters;
         taken.keep();
-        self.taken.push(free);
-        Ok(Area {
-            offset: free.start * self.cluster_size(),
-            len: clusters * self.cluster_size(),
-        })
+        self.taken.push(clusters);
+        Ok(clusters.bytes(geometry))
     }
 
     /// Reads tables at the host offsets of `list` and shows each to `visit` with its number. Where that
@@ -172,13 +158,12 @@ impl<'a, F: File> Switch<'a, F> {
         size: u64,
         buffer: &mut [u8],
     ) -> Result<(), Failure> {
-        let (file, pool) = (self.active.queue.top_file(), &self.active.queue.pool);
         let (mut reads, mut rest, mut at) = (Vec::new(), buffer, 0);
         while at < places.len() {
             let count = in_a_row(&places[at..], size);
             let (part, after) = rest.split_at_mut(count * size as usize);
             rest = after;
-            reads.push(align::read(file, pool, places[at], Target::memory(part)));
+            reads.push(self.active.read_file(places[at], part));
             at += count;
         }
         try_join_all(reads).await?;
@@ -230,49 +215,26 @@ impl<'a, F: File> Switch<'a, F> {
             let known: Vec<u64> = places[at..].iter().map_while(|place| *place).collect();
             let count = in_a_row(&known, size);
             let part = &buffer[at * size as usize..(at + count) * size as usize];
-            writes.push(self.write(place, part));
+            writes.push(self.active.write_file(place, part));
             at += count;
         }
         try_join_all(writes).await?;
         Ok(())
     }
 
-    async fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
-        let (file, locks) = (self.active.queue.top_file(), &self.active.image.locks);
-        align::write(
-            file,
-            &self.active.queue.pool,
-            locks,
-            offset,
-            Source::memory(bytes),
-        )
-        .await
-    }
-
-    /// Reads `len` bytes at host offset `offset`.
-    pub(crate) async fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, Failure> {
-        let file = self.active.queue.top_file();
-        let mut bytes = vec![0; len as usize];
-        align::read(
-            file,
-            &self.active.queue.pool,
-            offset,
-            Target::memory(&mut bytes),
-        )
-        .await?;
+    /// Reads these bytes of the image file.
+    pub(crate) async fn read(&self, range: HostRange) -> Result<Vec<u8>, Failure> {
+        let mut bytes = vec![0; range.len as usize];
+        self.active.read_file(range.start, &mut bytes).await?;
         Ok(bytes)
-    }
-
-    /// Writes `bytes` at host offset `offset`, as part of a copy.
-    pub(crate) async fn write_piece(&self, offset: u64, bytes: &[u8]) -> Result<(), Failure> {
-        Ok(self.write(offset, bytes).await?)
     }
 
     /// What is known of a new table's cluster from its former life is forgotten.
     pub(crate) fn forget_copies(&self) {
         let size = self.cluster_size();
         for slot in self.plan.slots.iter().filter(|slot| slot.copied) {
-            self.active.qcow2.maps.slices.invalidate(slot.copy, size);
+            let copy = HostRange::new(slot.copy, size);
+            self.active.qcow2.maps.slices.invalidate(copy);
         }
     }
 
@@ -372,7 +334,7 @@ impl<'a, F: File> Switch<'a, F> {
         let this = &*self;
         let writes = blocks
             .iter()
-            .map(|(place, bytes)| this.write(*place, bytes));
+            .map(|(place, bytes)| this.active.write_file(*place, bytes));
         try_join_all(writes).await?;
         Ok(())
     }
@@ -380,7 +342,9 @@ impl<'a, F: File> Switch<'a, F> {
     /// The counts of a refcount block as they are now, on the disk or in memory.
     pub(crate) async fn counts_in_force(&self, index: u64) -> Result<Vec<u8>, Failure> {
         let offset = self.block_offset(index)?;
-        let mut bytes = self.read(offset, self.cluster_size()).await?;
+        let mut bytes = self
+            .read(HostRange::new(offset, self.cluster_size()))
+            .await?;
         let alloc = self.active.writer.alloc.lock();
         let slice_bytes = alloc.blocks.slice_bytes();
         let slices = bytes.chunks_exact_mut(slice_bytes as usize);
@@ -393,8 +357,8 @@ impl<'a, F: File> Switch<'a, F> {
     }
 
     /// Room for the refcount table, which keeps its length.
-    pub(crate) async fn take_refcount_table(&mut self) -> Result<Area, Failure> {
-        let bytes = self.active.writer.alloc.lock().table_clusters * self.cluster_size();
+    pub(crate) async fn take_refcount_table(&mut self) -> Result<HostRange, Failure> {
+        let bytes = self.active.writer.alloc.lock().table_range().len;
         self.take_area(bytes).await
     }
 
@@ -402,20 +366,18 @@ impl<'a, F: File> Switch<'a, F> {
     /// the refcount table and the table of snapshots.
     pub(crate) fn drop_old_areas(&mut self) -> Result<(), Failure> {
         self.cover_blocks();
-        let l1 = &self.active.qcow2.maps.l1;
-        self.plan.count_bytes(l1.offset(), l1.len() * 8, -1)?;
-        let (offset, clusters) = {
-            let alloc = self.active.writer.alloc.lock();
-            (alloc.table_offset, alloc.table_clusters)
-        };
-        let size = self.cluster_size();
-        self.plan.count_bytes(offset, clusters * size, -1)?;
-        let (offset, bytes) = {
-            let list = self.active.writer.snapshots.lock();
-            (list.offset, list.table_bytes)
-        };
-        self.plan.count_bytes(offset, bytes, -1)?;
+        for area in self.areas_in_force() {
+            self.plan.count_bytes(area, -1)?;
+        }
         Ok(())
+    }
+
+    /// The active L1 table, the refcount table and the table of snapshots as the header has them.
+    fn areas_in_force(&self) -> [HostRange; 3] {
+        let refcount_table = self.active.writer.alloc.lock().table_range();
+        let snapshots = self.active.writer.snapshots.lock().place;
+        let l1 = self.active.qcow2.maps.l1.range();
+        [l1, refcount_table, snapshots]
     }
 
     /// Writes what is left to write and switches. No request is inside, and this is the only pass. The
@@ -449,18 +411,16 @@ impl<'a, F: File> Switch<'a, F> {
         if table.len() as u64 * 8 > area.len {
             return Err(Failure::Again);
         }
-        self.active
-            .write_table(&table, area.offset, area.len)
-            .await?;
+        self.active.write_table(&table, area).await?;
         let (l1, area) = &outcome.l1;
-        self.active.write_table(l1, area.offset, area.len).await?;
+        self.active.write_table(l1, *area).await?;
         let (all, area) = &outcome.snapshots;
         let mut bytes = list::encode(all, self.active.geometry())?;
         if bytes.len() as u64 > area.len {
             return Err(Failure::Again);
         }
         bytes.resize(area.len as usize, 0);
-        self.write_piece(area.offset, &bytes).await
+        Ok(self.active.write_file(area.start, &bytes).await?)
     }
 
     async fn switch_header(&self, outcome: &Outcome) -> Result<(), Errno> {
@@ -484,17 +444,17 @@ impl<'a, F: File> Switch<'a, F> {
         // Encrypted images are not opened for writing.
         put(field::CRYPT_METHOD, &0_u32.to_be_bytes());
         put(field::L1_SIZE, &(l1.len() as u32).to_be_bytes());
-        put(field::L1_TABLE_OFFSET, &l1_area.offset.to_be_bytes());
+        put(field::L1_TABLE_OFFSET, &l1_area.start.to_be_bytes());
         put(
             field::REFCOUNT_TABLE_OFFSET,
-            &outcome.refcount_table.offset.to_be_bytes(),
+            &outcome.refcount_table.start.to_be_bytes(),
         );
         put(
             field::REFCOUNT_TABLE_CLUSTERS,
             &table_clusters.to_be_bytes(),
         );
         put(field::NB_SNAPSHOTS, &(all.len() as u32).to_be_bytes());
-        put(field::SNAPSHOTS_OFFSET, &list_area.offset.to_be_bytes());
+        put(field::SNAPSHOTS_OFFSET, &list_area.start.to_be_bytes());
         let marks = self.active.marks_with(all.len()).encode();
         let both = [(field::SIZE, &fields[..]), (field::COMPATIBLE, &marks[..])];
         let count = match geometry.version() {
@@ -512,7 +472,7 @@ impl<'a, F: File> Switch<'a, F> {
         let kept: BTreeSet<u64> = tables.map(|slot| slot.table).collect();
         for slice in slices.dirty_slices() {
             if !kept.contains(&(slice & !(size - 1))) {
-                slices.invalidate(slice, slices.slice_bytes());
+                slices.invalidate(HostRange::new(slice, slices.slice_bytes()));
             }
         }
     }
@@ -521,68 +481,62 @@ impl<'a, F: File> Switch<'a, F> {
     fn switch_memory(&mut self, outcome: Outcome) {
         self.forget_copies();
         self.forget_dirt(&outcome.l1.0);
-        let size = self.cluster_size();
+        let (geometry, size) = (self.active.geometry(), self.cluster_size());
         let maps = &self.active.qcow2.maps;
-        let clusters_of = |area: Area| (area.offset / size, area.len / size);
-        for raw in maps.l1.entries() {
-            if let Ok(slot) = self.plan.slot_of(raw)
-                && slot.table != 0
-            {
-                maps.metadata.remove(slot.table / size, 1);
-            }
-        }
-        let old_l1 = (maps.l1.offset() / size, (maps.l1.len() * 8).div_ceil(size));
-        maps.metadata.remove(old_l1.0, old_l1.1);
         let (l1, l1_area) = outcome.l1;
-        for raw in &l1 {
-            if let Ok(slot) = self.plan.slot_of(*raw)
-                && slot.table != 0
-            {
-                maps.metadata.insert(slot.table / size, 1);
-            }
+        let (snapshots, list_area) = outcome.snapshots;
+        self.each_table_cluster(&maps.l1.entries(), |table| maps.metadata.remove(table));
+        for area in self.areas_in_force() {
+            maps.metadata.remove(area.clusters(geometry));
         }
-        for area in [l1_area, outcome.snapshots.1, outcome.refcount_table] {
-            let (first, count) = clusters_of(area);
-            maps.metadata.insert(first, count);
+        self.each_table_cluster(&l1, |table| maps.metadata.insert(table));
+        for area in [l1_area, list_area, outcome.refcount_table] {
+            maps.metadata.insert(area.clusters(geometry));
         }
-        maps.l1.replace(l1_area.offset, &l1);
+        maps.l1.replace(l1_area.start, &l1);
         {
             let mut alloc = self.active.writer.alloc.lock();
-            maps.metadata
-                .remove(alloc.table_offset / size, alloc.table_clusters);
             for (index, block) in &self.plan.blocks {
-                alloc.blocks.invalidate(block.old, size);
-                alloc.blocks.invalidate(block.new, size);
-                maps.metadata.remove(block.old / size, 1);
-                maps.metadata.insert(block.new / size, 1);
+                let [old, new] = [block.old, block.new].map(|at| HostRange::new(at, size));
+                alloc.blocks.invalidate(old);
+                alloc.blocks.invalidate(new);
+                maps.metadata.remove(old.clusters(geometry));
+                maps.metadata.insert(new.clusters(geometry));
                 if let Some(slot) = alloc.table.get_mut(*index as usize) {
                     *slot = block.new;
                 }
             }
-            alloc.table_offset = outcome.refcount_table.offset;
+            alloc.table_offset = outcome.refcount_table.start;
             alloc.table_clusters = outcome.refcount_table.len / size;
             alloc.holes.forget();
-            let per_block = self.active.geometry().refcount_block_entries();
+            let per_block = geometry.refcount_block_entries();
             let none = crate::metadata::freed::FreedBlocks::new(per_block);
             alloc
                 .freed
                 .append(std::mem::replace(&mut self.plan.freed, none));
         }
-        let (all, area) = outcome.snapshots;
-        let bytes = gaur_format::snapshot::encode_table(&all).len() as u64;
+        let bytes = gaur_format::snapshot::encode_table(&snapshots).len() as u64;
         let mut known = self.active.writer.snapshots.lock();
-        let old_list = (known.offset / size, known.table_bytes.div_ceil(size));
-        maps.metadata.remove(old_list.0, old_list.1);
-        known.replace(all, area.offset, bytes);
-        self.active
-            .image
-            .size_bytes
-            .store(outcome.size_bytes, Ordering::Release);
+        known.replace(snapshots, list_area.first(bytes));
+        let new_size = outcome.size_bytes;
+        let size_bytes = &self.active.image.size_bytes;
+        size_bytes.store(new_size, Ordering::Release);
         self.switched = true;
     }
 
+    /// Calls `visit` with the cluster of every L2 table that these entries lead to.
+    fn each_table_cluster(&self, l1: &[u64], visit: impl Fn(ClusterRange)) {
+        for raw in l1 {
+            if let Ok(slot) = self.plan.slot_of(*raw)
+                && slot.table != 0
+            {
+                visit(ClusterRange::new(slot.table / self.cluster_size(), 1));
+            }
+        }
+    }
+
     /// Clusters that were taken and that nothing refers to.
-    fn unused(&mut self) -> Vec<Free> {
+    fn unused(&mut self) -> Vec<ClusterRange> {
         if !self.switched {
             return std::mem::take(&mut self.taken);
         }
@@ -593,7 +547,7 @@ impl<'a, F: File> Switch<'a, F> {
             kept.filter(|slot| slot.copy != 0)
                 .map(|slot| slot.copy / size),
         );
-        let one = |start| Free { start, len: 1 };
+        let one = |start| ClusterRange::new(start, 1);
         unused.into_iter().map(one).collect()
     }
 }

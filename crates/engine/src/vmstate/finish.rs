@@ -18,8 +18,8 @@ use crate::align;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Image, Qcow2};
 use crate::job::Job;
-use crate::metadata::alloc::Free;
 use crate::queue::Queue;
+use crate::range::{ClusterRange, HostRange};
 use crate::snapshot::{NewSnapshot, SavedState, Snapshot};
 
 /// Tables next to each other are written so many bytes at a time.
@@ -105,10 +105,7 @@ impl VmStateSave {
         let mut rest = wanted.as_slice();
         while !rest.is_empty() {
             let run = self.take_run(queue, most.min(rest.len() as u64)).await?;
-            tables.taken.push(Free {
-                start: run.start,
-                len: run.len,
-            });
+            tables.taken.push(ClusterRange::new(run.start, run.len));
             let (now, later) = rest.split_at(rest.len().min(run.len as usize));
             self.write_tables(queue, &shape, now, run.start).await?;
             let hosts = run.start..run.start + run.len;
@@ -144,7 +141,8 @@ impl VmStateSave {
         for cluster in 0..tables.len() as u64 {
             // Some other table may have been there once.
             let at = offset + cluster * self.cluster_bytes;
-            qcow2.maps.slices.invalidate(at, self.cluster_bytes);
+            let table = HostRange::new(at, self.cluster_bytes);
+            qcow2.maps.slices.invalidate(table);
         }
         let (locks, source) = (&self.image.locks, Source::memory(&bytes));
         let written = align::write(file, &queue.pool, locks, offset, source).await;
@@ -227,7 +225,7 @@ impl Drop for Finishing<'_> {
 /// The L2 tables of a state; given back if nobody says `keep`.
 pub(super) struct Tables {
     pub(super) state: SavedState,
-    taken: Vec<Free>,
+    taken: Vec<ClusterRange>,
     save: Arc<VmStateSave>,
 }
 

@@ -20,6 +20,7 @@ use crate::metadata::cluster_set::ClusterSet;
 use crate::metadata::l1_table::L1Table;
 use crate::metadata::maps::{Extent, Kind, Lookup, Maps};
 use crate::queue::Queue;
+use crate::range::GuestRange;
 use crate::read::MappedLayer;
 use crate::snapshot::{HeldSnapshot, Snapshot, find_snapshot};
 
@@ -235,7 +236,7 @@ impl State {
         max: u64,
     ) -> Result<Extent, ImageError> {
         loop {
-            let found = self.qcow2.maps.extent(at, max);
+            let found = self.qcow2.maps.extent(GuestRange::new(at, max));
             match found.map_err(|fault| ImageError::corrupt(fault, READING))? {
                 Lookup::Extent(extent) => return Ok(extent),
                 Lookup::Miss(slice) => {

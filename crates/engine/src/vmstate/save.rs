@@ -15,8 +15,9 @@ use super::writer::VmStateWriter;
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Image, Qcow2};
-use crate::metadata::alloc::{Free, Run};
+use crate::metadata::alloc::Run;
 use crate::queue::Queue;
+use crate::range::ClusterRange;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
@@ -273,13 +274,11 @@ impl VmStateSave {
         shared.chunks.clear();
         shared.spare.clear();
         let places = shared.places.take();
-        let places = places.iter().map(|place| (place.host, place.len));
-        let reserve = shared.reserve.drain(..).map(|run| (run.start, run.len));
-        self.release(
-            places
-                .chain(reserve)
-                .map(|(start, len)| Free { start, len }),
-        );
+        let places = places
+            .iter()
+            .map(|place| ClusterRange::new(place.host, place.len));
+        let reserve = shared.reserve.drain(..).map(Run::range);
+        self.release(places.chain(reserve));
     }
 
     /// Gives back what was taken ahead and not used, so that what comes next takes its place.
@@ -296,7 +295,7 @@ impl VmStateSave {
     }
 
     /// Nothing refers to these clusters: the next pass gives them back.
-    pub(super) fn release(&self, frees: impl Iterator<Item = Free>) {
+    pub(super) fn release(&self, frees: impl Iterator<Item = ClusterRange>) {
         if let Some(writer) = &self.image.writer {
             writer.alloc.lock().releasable.extend(frees);
         }

@@ -31,16 +31,16 @@ fn what_was_put_in_before_is_found() {
         let table = thread::spawn({
             let (set, visible) = (Arc::clone(&set), Arc::clone(&table_is_visible));
             move || {
-                set.insert(first, 1);
+                set.insert(ClusterRange::new(first, 1));
                 visible.store(1, Ordering::Release);
             }
         });
         let others = thread::spawn({
             let set = Arc::clone(&set);
             move || {
-                set.insert(second, 1);
-                set.insert(third, 1);
-                set.remove(third, 1);
+                set.insert(ClusterRange::new(second, 1));
+                set.insert(ClusterRange::new(third, 1));
+                set.remove(ClusterRange::new(third, 1));
                 assert!(set.contains(second));
                 assert!(!set.contains(third));
             }
