@@ -29,7 +29,13 @@ use crate::options::OptionList;
 use crate::pin::Prospect;
 use crate::pin_args::PinArgs;
 use crate::size::parse_size;
+<<<<<<< HEAD
 use crate::{background, socket_path};
+=======
+use crate::{background, socket_path, trimmer};
+use gaur_server::control::server::{self as control_server, ControlServer};
+use gaur_server::events;
+>>>>>>> main
 use gaur_server::export_name::stem;
 use gaur_server::server::{Config, Ended, Server, Stopper};
 
@@ -157,6 +163,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if args.fork && !args.forked {
         return background::run(out);
     }
+    events::log_events();
     let (exports, nbd) = match &args.export_json {
         Some(json) => (vec![names::from_json(json, args.recover)?], false),
         None => asked_for(args)?,

@@ -12,9 +12,14 @@ use std::time::{Duration, Instant};
 use gaur_block::{Errno, Request};
 use gaur_engine::Image;
 use jiff::Zoned;
+<<<<<<< HEAD
 use parking_lot::Mutex;
+=======
+use tracing::Level;
+>>>>>>> main
 
-use crate::notice::{one_line, say};
+use crate::events::time;
+use crate::notice::one_line;
 
 /// Requests of a kind succeed again when one has and none failed for so long: on a full disk those that
 /// need no space succeed among the others.
@@ -103,10 +108,6 @@ pub struct Health {
     troubles: Mutex<[Option<Trouble>; KINDS.len()]>,
 }
 
-fn time(at: &Zoned) -> String {
-    at.strftime("%Y-%m-%d %H:%M:%S").to_string()
-}
-
 impl Health {
     /// Of an image about which nothing is known yet.
     pub fn new(export: &str, file: &str, image: &Arc<Image>) -> Health {
@@ -142,8 +143,22 @@ impl Health {
         (!parts.is_empty()).then(|| parts.join("; "))
     }
 
+<<<<<<< HEAD
     fn tell(&self, what: impl fmt::Display) {
         say(format!("{} {}: {what}", time(&Zoned::now()), self.subject));
+=======
+    fn lock(&self) -> MutexGuard<'_, [Option<Trouble>; KINDS.len()]> {
+        self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, level: Level, what: fmt::Arguments<'_>) {
+        let export = format_args!("{}", self.subject);
+        match level {
+            Level::ERROR => tracing::error!(?export, "{what}"),
+            Level::WARN => tracing::warn!(?export, "{what}"),
+            _ => tracing::info!(?export, "{what}"),
+        }
+>>>>>>> main
     }
 
     #[cold]
@@ -156,15 +171,14 @@ impl Health {
         }
         if self.count(asked, errno) {
             self.failing.store(true, Ordering::Relaxed);
-            self.tell(format_args!(
-                "{asked} failed: {errno} (further ones are counted)"
-            ));
+            let what = format_args!("{asked} failed: {errno} (further ones are counted)");
+            self.tell(Level::WARN, what);
         }
         let corruption = self.image.corruption();
         if let Some(report) = &corruption
             && !self.corrupt.swap(true, Ordering::Relaxed)
         {
-            self.tell(format_args!("is corrupt: {report}"));
+            self.tell(Level::ERROR, format_args!("is corrupt: {report}"));
         }
         if let Some(errno) = self.image.poisoned()
             && !self.refuses.swap(true, Ordering::Relaxed)
@@ -173,9 +187,9 @@ impl Health {
                 Some(_) => "it is corrupt",
                 None => "metadata may not have reached the disk",
             };
-            self.tell(format_args!(
-                "refuses writes until it is served anew, because {reason}: {errno}"
-            ));
+            let what =
+                format_args!("refuses writes until it is served anew, because {reason}: {errno}");
+            self.tell(Level::ERROR, what);
         }
     }
 
@@ -214,7 +228,8 @@ impl Health {
         let failing = troubles.iter().any(Option::is_some);
         self.failing.store(failing, Ordering::Relaxed);
         drop(troubles);
-        self.tell(format_args!("{asked} succeeded again; before, {over}"));
+        let what = format_args!("{asked} succeeded again; before, {over}");
+        self.tell(Level::INFO, what);
     }
 }
 
@@ -227,7 +242,7 @@ impl Drop for Health {
             .flatten()
             .filter(|trouble| trouble.count > 1)
         {
-            self.tell(format_args!("{trouble}"));
+            self.tell(Level::INFO, format_args!("{trouble}"));
         }
     }
 }
