@@ -29,13 +29,8 @@ use crate::options::OptionList;
 use crate::pin::Prospect;
 use crate::pin_args::PinArgs;
 use crate::size::parse_size;
-<<<<<<< HEAD
 use crate::{background, socket_path};
-=======
-use crate::{background, socket_path, trimmer};
-use gaur_server::control::server::{self as control_server, ControlServer};
 use gaur_server::events;
->>>>>>> main
 use gaur_server::export_name::stem;
 use gaur_server::server::{Config, Ended, Server, Stopper};
 

@@ -12,11 +12,8 @@ use std::time::{Duration, Instant};
 use gaur_block::{Errno, Request};
 use gaur_engine::Image;
 use jiff::Zoned;
-<<<<<<< HEAD
 use parking_lot::Mutex;
-=======
 use tracing::Level;
->>>>>>> main
 
 use crate::events::time;
 use crate::notice::one_line;
@@ -143,14 +140,6 @@ impl Health {
         (!parts.is_empty()).then(|| parts.join("; "))
     }
 
-<<<<<<< HEAD
-    fn tell(&self, what: impl fmt::Display) {
-        say(format!("{} {}: {what}", time(&Zoned::now()), self.subject));
-=======
-    fn lock(&self) -> MutexGuard<'_, [Option<Trouble>; KINDS.len()]> {
-        self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn tell(&self, level: Level, what: fmt::Arguments<'_>) {
         let export = format_args!("{}", self.subject);
         match level {
@@ -158,7 +147,6 @@ impl Health {
             Level::WARN => tracing::warn!(?export, "{what}"),
             _ => tracing::info!(?export, "{what}"),
         }
->>>>>>> main
     }
 
     #[cold]
