@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gaur_engine::{ErrorKind, Format, Job};
-use gaur_export::nbd::{self, Listen, Listener, Log};
+use gaur_export::Log;
+use gaur_export::nbd::{self, Listen, Listener};
 use gaur_reactor::{Signal, Signals};
 
 use crate::exporter::{Exporter, Limits, NbdSettings, NewExport};
@@ -30,6 +31,7 @@ use crate::pin_args::PinArgs;
 use crate::size::parse_size;
 use crate::{background, socket_path, trimmer};
 use gaur_server::control::server::{self as control_server, ControlServer};
+use gaur_server::events;
 use gaur_server::export_name::stem;
 
 mod announce;
@@ -159,6 +161,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if args.fork && !args.forked {
         return background::run(out);
     }
+    events::log_events();
     let (exports, nbd) = match &args.export_json {
         Some(json) => (vec![names::from_json(json, args.recover)?], false),
         None => asked_for(args)?,

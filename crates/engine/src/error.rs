@@ -7,6 +7,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 use gaur_block::{Errno, OpenError};
@@ -207,6 +208,19 @@ impl StdError for ImageError {
 impl From<ImageError> for Errno {
     fn from(error: ImageError) -> Errno {
         error.errno()
+    }
+}
+
+impl From<ImageError> for io::Error {
+    fn from(error: ImageError) -> io::Error {
+        let kind = match error.kind() {
+            ErrorKind::NoSpace => io::ErrorKind::StorageFull,
+            ErrorKind::InvalidInput => io::ErrorKind::InvalidInput,
+            ErrorKind::ReadOnly => io::ErrorKind::ReadOnlyFilesystem,
+            ErrorKind::Corrupt => io::ErrorKind::InvalidData,
+            _ => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, error)
     }
 }
 

@@ -17,6 +17,7 @@ use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
 use crate::corruption::{CorruptionReport, Fault};
 use crate::error::{ErrorKind, ImageError};
+use crate::events::RequestEvents;
 use crate::flush::FlushGroup;
 use crate::metadata::alloc::Alloc;
 use crate::metadata::claims::Claims;
@@ -48,6 +49,7 @@ pub struct Image {
     pub(crate) read_only: bool,
     pub(crate) size_bytes: AtomicU64,
     pub(crate) poison: Poison,
+    pub(crate) events: RequestEvents,
     /// The host failed to flush the top file: it may have lost what was written since the flush before.
     pub(crate) flush_failed: AtomicBool,
     corrupt: AtomicBool,
@@ -198,6 +200,8 @@ impl Image {
             }
             layers.push(layer);
         }
+        let name = layers.first().map(|top: &Layer| top.name().into_owned());
+        let name = name.unwrap_or_default();
         Ok(Image {
             layers,
             options: options.clone(),
@@ -206,7 +210,8 @@ impl Image {
             flushing: AsyncLock::default(),
             read_only,
             size_bytes: AtomicU64::new(size_bytes),
-            poison: Poison::default(),
+            poison: Poison::new(name),
+            events: RequestEvents::default(),
             flush_failed: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
             first_corruption: OnceLock::new(),
@@ -232,6 +237,11 @@ impl Image {
     /// Guest size in bytes, as of now.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes.load(Ordering::Acquire)
+    }
+
+    /// The path of the top layer, to be shown.
+    pub(crate) fn name(&self) -> Cow<'_, str> {
+        self.layers.first().map_or(Cow::Borrowed(""), Layer::name)
     }
 
     /// The backing chain, top first.
@@ -321,7 +331,14 @@ impl Image {
     /// nothing is written any more and the header is to say so.
     #[cold]
     pub(crate) fn corrupt(&self, depth: usize, fault: Fault) -> Errno {
-        self.first_corruption.get_or_init(|| (depth, fault));
+        let mut is_first = false;
+        self.first_corruption.get_or_init(|| {
+            is_first = true;
+            (depth, fault)
+        });
+        if is_first && let Some(report) = self.corruption() {
+            tracing::error!(image = %self.name(), layer = depth, %report, "the image is corrupt");
+        }
         if depth == 0 && self.writer.is_some() {
             self.corrupt.store(true, Ordering::Release);
             self.poison(Errno::EIO);

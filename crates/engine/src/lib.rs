@@ -30,6 +30,7 @@ mod create;
 #[cfg(test)]
 mod damaged_images;
 mod error;
+mod events;
 mod fill;
 mod flush;
 mod gate;
@@ -86,6 +87,4 @@ pub use options::{Format, OpenOptions};
 pub use queue::Queue;
 pub use snapshot::{NewSnapshot, Snapshot, find_snapshot};
 pub use statistics::{CacheStatistics, HoleStatistics};
-pub use vmstate::{
-    BlockOn, VmStateInput, VmStateOutput, VmStateReader, VmStateSave, VmStateWriter,
-};
+pub use vmstate::{BlockOn, VmStateIo, VmStateReader, VmStateSave, VmStateWriter};

@@ -10,6 +10,7 @@ use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, St
 
 use crate::active::Active;
 use crate::compress::Decompressor;
+use crate::events::Served;
 use crate::image::{Image, Qcow2};
 use crate::metadata::alloc::Run;
 use crate::metadata::epochs::{EpochGuard, EpochHandle};
@@ -41,6 +42,17 @@ pub(crate) enum Change<'a> {
     Write(Source<'a>),
     Zero(Unmap),
     Discard,
+}
+
+impl Change<'_> {
+    /// What an event calls it.
+    fn name(&self) -> &'static str {
+        match self {
+            Change::Write(_) => "write",
+            Change::Zero(_) => "write zeroes",
+            Change::Discard => "discard",
+        }
+    }
 }
 
 /// Whether zeros may take space away from the file.
@@ -144,8 +156,12 @@ impl<F: File> Queue<F> {
             (Request::Read { offset_bytes }, Payload::Read(target)) => {
                 let _epoch = self.enter_open().await;
                 let range = GuestRange::checked(offset_bytes, target.len() as u64);
-                self.check_range(range, Errno::EINVAL)?;
-                self.read(offset_bytes, target).await
+                let range = self.check_range(range, Errno::EINVAL)?;
+                let read = Served {
+                    kind: "read",
+                    range,
+                };
+                self.image.note(read, self.read(offset_bytes, target).await)
             }
             (Request::Write { offset_bytes, fua }, Payload::Write(source)) => {
                 let range = GuestRange::checked(offset_bytes, source.len() as u64);
@@ -197,13 +213,15 @@ impl<F: File> Queue<F> {
                 _ => Errno::ENOSPC,
             };
             let range = self.check_range(range, beyond)?;
-            match active {
-                Some(active) => {
-                    active.announce().await?;
-                    active.change(range, change).await?;
-                }
-                None => self.change_raw(range, change).await?,
-            }
+            let kind = change.name();
+            let done = match active {
+                Some(active) => match active.announce().await {
+                    Ok(()) => active.change(range, change).await,
+                    Err(errno) => Err(errno),
+                },
+                None => self.change_raw(range, change).await,
+            };
+            self.image.note(Served { kind, range }, done)?;
         }
         if let Some(active) = active {
             active.relieve().await;
@@ -216,7 +234,11 @@ impl<F: File> Queue<F> {
             return Ok(());
         }
         self.check_writable()?;
-        self.flush_all().await
+        let flush = Served {
+            kind: "flush",
+            range: GuestRange::default(),
+        };
+        self.image.note(flush, self.flush_all().await)
     }
 
     async fn flush_if(&self, fua: bool) -> Result<(), Errno> {

@@ -120,6 +120,7 @@ impl<F: File> Active<'_, F> {
             }
         }
         written?;
+        self.tell_of_pass(&maps, &counts, frees.len());
         self.staged_are_written(&maps, &counts);
         self.keep_staging(maps);
         self.keep_staging(counts);
@@ -131,6 +132,17 @@ impl<F: File> Active<'_, F> {
         self.release().await;
         self.punch_holes().await;
         Ok(())
+    }
+
+    fn tell_of_pass(&self, maps: &Staging<F>, counts: &Staging<F>, unmapped_runs: usize) {
+        let bytes = |staging: &Staging<F>| staging.writes.iter().map(|one| one.len).sum::<usize>();
+        tracing::debug!(
+            image = %self.image.name(),
+            mapping_bytes = bytes(maps),
+            refcount_bytes = bytes(counts),
+            unmapped_runs,
+            "writeback pass"
+        );
     }
 
     #[cfg(not(feature = "broken-order"))]

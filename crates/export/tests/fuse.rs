@@ -323,7 +323,7 @@ fn a_growing_disk_grows_when_it_is_written_to() {
 }
 
 #[test]
-fn a_new_size_is_seen_by_who_has_it_open() {
+fn resize_is_seen_through_open_files() {
     let place = Place::new();
     let device = Elastic::new(4 * MIB);
     let server = cover(place.options(), device.clone());
@@ -341,7 +341,7 @@ fn a_new_size_is_seen_by_who_has_it_open() {
 }
 
 #[test]
-fn what_is_read_only_is_not_written() {
+fn a_read_only_export_refuses_writes() {
     let place = Place::new();
     let mut options = place.options();
     options.read_only = true;
@@ -379,7 +379,7 @@ fn owner_permissions_and_times_can_be_set() {
 }
 
 #[test]
-fn what_is_asked_to_be_durable_is_flushed() {
+fn fsync_and_dsync_flush() {
     use std::os::unix::fs::OpenOptionsExt;
     let place = Place::new();
     let device = gate::Gated::new(MIB);

@@ -38,7 +38,7 @@ fn only_a_regular_file_that_is_there_is_covered() {
 }
 
 #[test]
-fn what_is_covered_is_not_covered_again() {
+fn a_covered_file_is_refused() {
     let place = Place::new();
     let server = cover(place.options(), Null::new(MIB));
     let again = refused(place.options());
@@ -63,7 +63,7 @@ fn a_link_leads_to_the_file() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_opened_covers_nothing() {
+fn a_failed_device_leaves_nothing_mounted() {
     let place = Place::new();
     let mut options = place.options();
     options.threads = 3;
@@ -90,7 +90,7 @@ fn unmounting_ends_the_server() {
 }
 
 #[test]
-fn a_server_that_is_forgotten_uncovers() {
+fn dropping_the_server_unmounts() {
     let place = Place::new();
     drop(cover(place.options(), Null::new(MIB)));
     place.expect_uncovered();
@@ -168,7 +168,7 @@ fn a_stop_waits_for_requests_and_a_second_one_does_not() {
 }
 
 #[test]
-fn a_disk_that_breaks_its_word_ends_the_export() {
+fn a_device_that_panics_ends_the_export() {
     let place = Place::new();
     let device = gate::Gated::new(MIB);
     device.gate.panic_at(4096);
@@ -203,7 +203,7 @@ fn serve_until_killed() {
 
 /// A server that was killed leaves a mount that answers nobody; the next one takes it away.
 #[test]
-fn what_a_killed_server_left_is_taken_away() {
+fn a_stale_mount_is_replaced() {
     let place = Place::new();
     let program = std::env::current_exe().expect("this program");
     let mut child = Command::new(program)
@@ -236,7 +236,7 @@ fn what_a_killed_server_left_is_taken_away() {
 }
 
 #[test]
-fn beginnings_and_ends_in_a_row() {
+fn start_and_stop_repeat() {
     let place = Place::new();
     let start = Instant::now();
     for _ in 0..50 {
@@ -250,7 +250,7 @@ fn beginnings_and_ends_in_a_row() {
 }
 
 #[test]
-fn options_without_sense_are_refused() {
+fn invalid_options_are_refused() {
     let place = Place::new();
     type Spoil = fn(&mut Options);
     let spoils: [(Spoil, &str); 4] = [

@@ -299,7 +299,7 @@ fn a_socket_can_be_handed_over() {
 }
 
 #[test]
-fn options_that_make_no_sense_are_refused() {
+fn invalid_options_are_refused() {
     let refused = |change: fn(&mut Options)| {
         let mut options = options();
         change(&mut options);

@@ -177,7 +177,7 @@ fn there_is_one_node() {
 }
 
 #[test]
-fn what_a_disk_has_no_use_for_is_refused_for_good() {
+fn unsupported_requests_answer_enosys() {
     const COPY_FILE_RANGE: u32 = 47;
     const GETXATTR: u32 = 22;
     const POLL: u32 = 40;

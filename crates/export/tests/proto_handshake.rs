@@ -378,7 +378,7 @@ fn an_oversized_option_is_skipped_and_the_next_one_is_answered() {
 }
 
 #[test]
-fn what_breaks_the_protocol_ends_the_connection() {
+fn protocol_violations_end_the_connection() {
     let ends = |input: Vec<u8>| match run(&input).1 {
         Step::Violation(violation) => violation,
         step => panic!("{step:?}"),

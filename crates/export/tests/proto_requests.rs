@@ -222,7 +222,7 @@ fn a_payload_belongs_to_the_caller() {
 }
 
 #[test]
-fn what_breaks_the_protocol_ends_the_connection() {
+fn protocol_violations_end_the_connection() {
     let (_, event) = Parser::new(SESSION).feed(&hex("25609514"));
     assert_eq!(
         event,

@@ -16,7 +16,7 @@ use harness::*;
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn what_is_written_is_read() {
+fn reads_return_what_was_written() {
     for mode in MODES {
         let server = Server::start(mode, options(), Memory::new(64 * MIB));
         let mut client = Client::simple(&server.socket, "");

@@ -164,7 +164,7 @@ fn a_drain_finishes_the_request_under_way() {
 /// Others hold all there is and never go on; whoever comes is served all the same, and gets memory
 /// again when they are gone.
 #[test]
-fn clients_that_stall_keep_nobody_from_being_served() {
+fn stalled_clients_do_not_block_others() {
     for mode in MODES {
         let mut options = options();
         options.buffers_bytes = 64 << 20;

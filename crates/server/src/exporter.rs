@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use gaur_engine::{ErrorKind, Job};
 use gaur_export::Front;
-use gaur_export::nbd::Log;
+use gaur_export::Log;
 use gaur_reactor::block_on;
 
 use crate::failure::Failure;

@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 use gaur_block::{Errno, Request};
 use gaur_engine::Image;
 use jiff::Zoned;
+use tracing::Level;
 
-use crate::notice::{one_line, say};
+use crate::events::time;
+use crate::notice::one_line;
 
 /// Requests of a kind succeed again when one has and none failed for so long: on a full disk those that
 /// need no space succeed among the others.
@@ -102,10 +104,6 @@ pub struct Health {
     troubles: Mutex<[Option<Trouble>; KINDS.len()]>,
 }
 
-fn time(at: &Zoned) -> String {
-    at.strftime("%Y-%m-%d %H:%M:%S").to_string()
-}
-
 impl Health {
     /// Of an image about which nothing is known yet.
     pub fn new(export: &str, file: &str, image: &Arc<Image>) -> Health {
@@ -145,8 +143,13 @@ impl Health {
         self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, what: impl fmt::Display) {
-        say(format!("{} {}: {what}", time(&Zoned::now()), self.subject));
+    fn tell(&self, level: Level, what: fmt::Arguments<'_>) {
+        let export = format_args!("{}", self.subject);
+        match level {
+            Level::ERROR => tracing::error!(?export, "{what}"),
+            Level::WARN => tracing::warn!(?export, "{what}"),
+            _ => tracing::info!(?export, "{what}"),
+        }
     }
 
     #[cold]
@@ -159,15 +162,14 @@ impl Health {
         }
         if self.count(asked, errno) {
             self.failing.store(true, Ordering::Relaxed);
-            self.tell(format_args!(
-                "{asked} failed: {errno} (further ones are counted)"
-            ));
+            let what = format_args!("{asked} failed: {errno} (further ones are counted)");
+            self.tell(Level::WARN, what);
         }
         let corruption = self.image.corruption();
         if let Some(report) = &corruption
             && !self.corrupt.swap(true, Ordering::Relaxed)
         {
-            self.tell(format_args!("is corrupt: {report}"));
+            self.tell(Level::ERROR, format_args!("is corrupt: {report}"));
         }
         if let Some(errno) = self.image.poisoned()
             && !self.refuses.swap(true, Ordering::Relaxed)
@@ -176,9 +178,9 @@ impl Health {
                 Some(_) => "it is corrupt",
                 None => "metadata may not have reached the disk",
             };
-            self.tell(format_args!(
-                "refuses writes until it is served anew, because {reason}: {errno}"
-            ));
+            let what =
+                format_args!("refuses writes until it is served anew, because {reason}: {errno}");
+            self.tell(Level::ERROR, what);
         }
     }
 
@@ -217,7 +219,8 @@ impl Health {
         let failing = troubles.iter().any(Option::is_some);
         self.failing.store(failing, Ordering::Relaxed);
         drop(troubles);
-        self.tell(format_args!("{asked} succeeded again; before, {over}"));
+        let what = format_args!("{asked} succeeded again; before, {over}");
+        self.tell(Level::INFO, what);
     }
 }
 
@@ -230,7 +233,7 @@ impl Drop for Health {
             .flatten()
             .filter(|trouble| trouble.count > 1)
         {
-            self.tell(format_args!("{trouble}"));
+            self.tell(Level::INFO, format_args!("{trouble}"));
         }
     }
 }

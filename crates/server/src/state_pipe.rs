@@ -17,35 +17,8 @@ const PIECES: usize = 16;
 /// piece do little else on a busy machine.
 const PIECES_TO_WAKE: usize = PIECES / 2;
 
-/// A piece of memory and how much of it counts.
-pub struct Piece {
-    memory: Box<[u8]>,
-    len: usize,
-}
-
-impl Piece {
-    fn new() -> Piece {
-        Piece {
-            memory: vec![0; PIECE_BYTES].into_boxed_slice(),
-            len: 0,
-        }
-    }
-
-    /// What is in it.
-    pub fn bytes(&self) -> &[u8] {
-        self.memory.get(..self.len).unwrap_or_default()
-    }
-
-    /// All of its memory, to be filled.
-    pub fn memory(&mut self) -> &mut [u8] {
-        &mut self.memory
-    }
-
-    /// Says how much was filled.
-    pub fn set_len(&mut self, len: usize) {
-        self.len = len.min(self.memory.len());
-    }
-}
+/// A piece of the stream.
+pub type Piece = Vec<u8>;
 
 /// How a stream ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +32,6 @@ enum End {
 struct State {
     free: Vec<Piece>,
     full: VecDeque<Piece>,
-    /// Pieces that were made.
-    made: usize,
     end: Option<End>,
     sent_bytes: u64,
     sender: Option<Waker>,
@@ -103,9 +74,8 @@ pub struct Broken;
 /// A new pipe.
 pub fn pipe() -> (Sender, Receiver, Handle) {
     let shared = Shared(Arc::new(Mutex::new(State {
-        free: Vec::new(),
+        free: vec![Piece::new(); PIECES],
         full: VecDeque::new(),
-        made: 0,
         end: None,
         sent_bytes: 0,
         sender: None,
@@ -119,9 +89,11 @@ pub fn pipe() -> (Sender, Receiver, Handle) {
 }
 
 impl Sender {
-    /// Memory for the next bytes; waits until there is some.
+    /// Memory for the next bytes, [`PIECE_BYTES`] long; waits until there is some.
     pub async fn piece(&self) -> Result<Piece, Broken> {
-        poll_fn(|context| self.poll_piece(context)).await
+        let mut piece = poll_fn(|context| self.poll_piece(context)).await?;
+        piece.resize(PIECE_BYTES, 0);
+        Ok(piece)
     }
 
     fn poll_piece(&self, context: &Context<'_>) -> Poll<Result<Piece, Broken>> {
@@ -132,10 +104,6 @@ impl Sender {
         if let Some(piece) = state.free.pop() {
             return Poll::Ready(Ok(piece));
         }
-        if state.made < PIECES {
-            state.made += 1;
-            return Poll::Ready(Ok(Piece::new()));
-        }
         state.sender = Some(context.waker().clone());
         Poll::Pending
     }
@@ -144,7 +112,7 @@ impl Sender {
     pub fn send(&self, piece: Piece) {
         let waker = {
             let mut state = self.0.lock();
-            state.sent_bytes += piece.len as u64;
+            state.sent_bytes += piece.len() as u64;
             state.full.push_back(piece);
             state.receiver.take()
         };
@@ -224,8 +192,8 @@ mod tests {
 
     fn send(sender: &Sender, bytes: &[u8]) -> Result<(), Broken> {
         let mut piece = block_on(sender.piece())?;
-        piece.memory()[..bytes.len()].copy_from_slice(bytes);
-        piece.set_len(bytes.len());
+        piece.truncate(bytes.len());
+        piece.copy_from_slice(bytes);
         sender.send(piece);
         Ok(())
     }
@@ -241,13 +209,14 @@ mod tests {
         });
         let mut expected = 0_u32;
         while let Some(piece) = block_on(receiver.next()).expect("whole") {
-            assert_eq!(piece.bytes(), expected.to_be_bytes());
+            assert_eq!(piece, expected.to_be_bytes());
             expected += 1;
             receiver.give_back(piece);
         }
         writer.join().expect("no panic");
         assert_eq!((expected, handle.sent_bytes()), (1000, 4000));
-        assert!(receiver.0.lock().made <= PIECES);
+        let state = receiver.0.lock();
+        assert!(state.free.len() + state.full.len() <= PIECES);
     }
 
     #[test]
@@ -271,7 +240,7 @@ mod tests {
         sender.finish();
         handle.cancel();
         let piece = block_on(receiver.next()).expect("whole").expect("a piece");
-        assert_eq!(piece.bytes(), b"all");
+        assert_eq!(piece, b"all");
         assert!(block_on(receiver.next()).expect("whole").is_none());
     }
 

@@ -86,10 +86,7 @@ async fn write_all<F: File>(
 ) -> Result<(), SaveError> {
     let mut writer = state.writer(queue);
     while let Some(piece) = receiver.next().await.map_err(|Broken| SaveError::Broken)? {
-        writer
-            .write(piece.bytes())
-            .await
-            .map_err(SaveError::Image)?;
+        writer.write(&piece).await.map_err(SaveError::Image)?;
         receiver.give_back(piece);
     }
     writer.flush().await.map_err(SaveError::Image)
@@ -107,12 +104,12 @@ pub async fn extract<F: File>(
     loop {
         let piece = sender.piece().await;
         let mut piece = piece.map_err(|Broken| Failure::cancelled(name))?;
-        let len = reader.read(piece.memory()).await.map_err(image)?;
+        let len = reader.read(&mut piece).await.map_err(image)?;
         if len == 0 {
             sender.finish();
             return Ok(());
         }
-        piece.set_len(len);
+        piece.truncate(len);
         sender.send(piece);
     }
 }

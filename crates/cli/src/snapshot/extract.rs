@@ -162,7 +162,7 @@ fn extract_here(
 /// Writes what comes out of a pipe.
 fn drain(receiver: Receiver, mut sink: Sink) -> (Sink, Result<(), Failure>) {
     while let Ok(Some(piece)) = block_on(receiver.next()) {
-        if let Err(failure) = sink.put(piece.bytes()) {
+        if let Err(failure) = sink.put(&piece) {
             return (sink, Err(failure));
         }
         receiver.give_back(piece);

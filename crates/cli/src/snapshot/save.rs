@@ -144,9 +144,9 @@ fn save_here(
 /// Reads the state into a pipe, until its end or that of the pipe.
 fn pump(mut source: Source, sender: Sender, trouble: &ReadError) {
     while let Ok(mut piece) = block_on(sender.piece()) {
-        match fill(&mut source.input, piece.memory()) {
+        match fill(&mut source.input, &mut piece) {
             Ok(filled) => {
-                piece.set_len(filled);
+                piece.truncate(filled);
                 if filled > 0 {
                     sender.send(piece);
                 }
@@ -275,8 +275,8 @@ mod tests {
         let outcome = loop {
             match block_on(receiver.next()) {
                 Ok(Some(piece)) => {
-                    assert!(piece.bytes().iter().all(|byte| *byte == 7));
-                    total += piece.bytes().len();
+                    assert!(piece.iter().all(|byte| *byte == 7));
+                    total += piece.len();
                     receiver.give_back(piece);
                 }
                 Ok(None) => break Ok(total),

@@ -579,29 +579,6 @@ impl Alloc {
         }
     }
 
-    /// The same for clusters that were taken ahead. If they are the last that were ever used, they never
-    /// were: what comes next takes their place, and the file has no hole there.
-    pub(crate) fn take_back_ahead(&mut self, run: Run) {
-        let last = run.zeroed && run.start + run.len == self.bump;
-        if last && self.uncount(run) {
-            self.bump = run.start;
-        } else {
-            self.take_back(run);
-        }
-    }
-
-    /// Sets the counts of a run to 0, and whether all of them are cached and it could.
-    fn uncount(&mut self, run: Run) -> bool {
-        let order = self.geometry.refcount_order();
-        (run.start..run.start + run.len).all(|cluster| {
-            let Some((slice, within)) = self.slice_of(cluster) else {
-                return false;
-            };
-            let bytes = self.blocks.get_dirty(slice);
-            bytes.is_some_and(|bytes| refcount::set(bytes, order, within, 0).is_ok())
-        })
-    }
-
     /// The space of these clusters has been punched, if it was to be.
     fn punched(&mut self, run: Run) {
         let end = run.start + run.len;

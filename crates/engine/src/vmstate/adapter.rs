@@ -6,9 +6,8 @@ use gaur_block::File;
 
 use super::reader::VmStateReader;
 use super::writer::VmStateWriter;
-use crate::error::{ErrorKind as ImageErrorKind, ImageError};
 
-/// Waits for a future. The engine has no runtime, so whoever has one says how; with `gaur-reactor` it is
+/// Waits for a future. The engine has no runtime, so the caller says how; with `gaur-reactor` it is
 /// one line, `gaur_reactor::block_on(future)` on the blocking host or `reactor.block_on(future)` on a
 /// thread with a ring.
 pub trait BlockOn {
@@ -22,91 +21,70 @@ impl<B: BlockOn> BlockOn for &B {
     }
 }
 
-/// A state that is being saved, as [`Write`] and [`Seek`]; [`VmStateWriter::into_io`] makes it.
+/// A writer of a state as [`Write`] and [`Seek`], or a reader as [`Read`] and [`Seek`].
 #[derive(Debug)]
-pub struct VmStateOutput<'q, F: File, B> {
-    writer: VmStateWriter<'q, F>,
+pub struct VmStateIo<T, B> {
+    inner: T,
     block: B,
 }
 
-/// A state that is read, as [`Read`] and [`Seek`]; [`VmStateReader::into_io`] makes it.
-#[derive(Debug)]
-pub struct VmStateInput<'q, F: File, B> {
-    reader: VmStateReader<'q, F>,
-    block: B,
+impl<T, B> VmStateIo<T, B> {
+    /// The writer or reader behind it.
+    pub fn into_inner(self) -> T {
+        self.inner
+    }
 }
 
-impl<'q, F: File> VmStateWriter<'q, F> {
+impl<F: File> VmStateWriter<'_, F> {
     /// As a stream; `block` waits for its futures.
-    pub fn into_io<B: BlockOn>(self, block: B) -> VmStateOutput<'q, F, B> {
-        VmStateOutput {
-            writer: self,
-            block,
-        }
+    pub fn into_io<B: BlockOn>(self, block: B) -> VmStateIo<Self, B> {
+        VmStateIo { inner: self, block }
     }
 }
 
-impl<'q, F: File> VmStateReader<'q, F> {
+impl<F: File> VmStateReader<'_, F> {
     /// As a stream; `block` waits for its futures.
-    pub fn into_io<B: BlockOn>(self, block: B) -> VmStateInput<'q, F, B> {
-        VmStateInput {
-            reader: self,
-            block,
-        }
+    pub fn into_io<B: BlockOn>(self, block: B) -> VmStateIo<Self, B> {
+        VmStateIo { inner: self, block }
     }
 }
 
-impl<'q, F: File, B> VmStateOutput<'q, F, B> {
-    /// The writer behind it.
-    pub fn into_inner(self) -> VmStateWriter<'q, F> {
-        self.writer
-    }
-}
-
-impl<'q, F: File, B> VmStateInput<'q, F, B> {
-    /// The reader behind it.
-    pub fn into_inner(self) -> VmStateReader<'q, F> {
-        self.reader
-    }
-}
-
-impl<F: File, B: BlockOn> Write for VmStateOutput<'_, F, B> {
+impl<F: File, B: BlockOn> Write for VmStateIo<VmStateWriter<'_, F>, B> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.block.block_on(self.writer.write(bytes));
-        written.map(|()| bytes.len()).map_err(io_error)
+        self.block.block_on(self.inner.write(bytes))?;
+        Ok(bytes.len())
     }
 
     fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        let written = self.block.block_on(self.writer.write_vectored(parts));
-        written.map_err(io_error)?;
+        self.block.block_on(self.inner.write_vectored(parts))?;
         Ok(parts.iter().map(|part| part.len()).sum())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.block.block_on(self.writer.flush()).map_err(io_error)
+        Ok(self.block.block_on(self.inner.flush())?)
     }
 }
 
-impl<F: File, B: BlockOn> Seek for VmStateOutput<'_, F, B> {
+impl<F: File, B: BlockOn> Seek for VmStateIo<VmStateWriter<'_, F>, B> {
     /// From the end is from the last byte that any writer has written.
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let end = self.writer.save().size_bytes();
-        let position = target(to, self.writer.position(), end)?;
-        self.writer.set_position(position);
+        let end = self.inner.save().size_bytes();
+        let position = target(to, self.inner.position(), end)?;
+        self.inner.set_position(position);
         Ok(position)
     }
 }
 
-impl<F: File, B: BlockOn> Read for VmStateInput<'_, F, B> {
+impl<F: File, B: BlockOn> Read for VmStateIo<VmStateReader<'_, F>, B> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        self.block.block_on(self.reader.read(out)).map_err(io_error)
+        Ok(self.block.block_on(self.inner.read(out))?)
     }
 }
 
-impl<F: File, B: BlockOn> Seek for VmStateInput<'_, F, B> {
+impl<F: File, B: BlockOn> Seek for VmStateIo<VmStateReader<'_, F>, B> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        let position = target(to, self.reader.position(), self.reader.size_bytes())?;
-        self.reader.set_position(position);
+        let position = target(to, self.inner.position(), self.inner.size_bytes())?;
+        self.inner.set_position(position);
         Ok(position)
     }
 }
@@ -118,15 +96,4 @@ fn target(to: SeekFrom, position: u64, end: u64) -> io::Result<u64> {
         SeekFrom::End(by) => end.checked_add_signed(by),
     };
     target.ok_or_else(|| Error::new(ErrorKind::InvalidInput, "seek to before the start"))
-}
-
-fn io_error(error: ImageError) -> Error {
-    let kind = match error.kind() {
-        ImageErrorKind::NoSpace => ErrorKind::StorageFull,
-        ImageErrorKind::InvalidInput => ErrorKind::InvalidInput,
-        ImageErrorKind::ReadOnly => ErrorKind::ReadOnlyFilesystem,
-        ImageErrorKind::Corrupt => ErrorKind::InvalidData,
-        _ => ErrorKind::Other,
-    };
-    Error::new(kind, error)
 }

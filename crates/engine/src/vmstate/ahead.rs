@@ -11,7 +11,7 @@ use futures_util::stream::{FuturesOrdered, StreamExt};
 use gaur_block::File;
 
 use super::reader::State;
-use super::writer::DEPTH;
+use super::writer::IN_FLIGHT_MAX;
 use crate::error::ImageError;
 use crate::pool::PoolBuffer;
 use crate::queue::Queue;
@@ -27,16 +27,16 @@ struct Piece<F: File> {
     memory: PoolBuffer<F>,
 }
 
-type Flying<'q, F> = Pin<Box<dyn Future<Output = Result<Piece<F>, ImageError>> + 'q>>;
+type InFlight<'q, F> = Pin<Box<dyn Future<Output = Result<Piece<F>, ImageError>> + 'q>>;
 
 /// The piece that is being read, and those that come next.
 pub(super) struct Ahead<'q, F: File> {
     current: Option<Piece<F>>,
-    flying: FuturesOrdered<Flying<'q, F>>,
+    in_flight: FuturesOrdered<InFlight<'q, F>>,
     /// Where the first piece on its way begins, and the next one to be asked for.
     first: u64,
     next: u64,
-    /// So many pieces are asked for: more the longer somebody reads on.
+    /// So many pieces are asked for: more the longer a reader reads on.
     depth: usize,
 }
 
@@ -44,7 +44,7 @@ impl<F: File> Default for Ahead<'_, F> {
     fn default() -> Self {
         Ahead {
             current: None,
-            flying: FuturesOrdered::new(),
+            in_flight: FuturesOrdered::new(),
             first: 0,
             next: 0,
             depth: 1,
@@ -79,12 +79,12 @@ impl<'q, F: File> Ahead<'q, F> {
                 out[..count].copy_from_slice(&filled[..count]);
                 return Ok(count);
             }
-            if self.flying.is_empty() || self.first != at - at % PIECE_BYTES {
+            if self.in_flight.is_empty() || self.first != at - at % PIECE_BYTES {
                 *self = Ahead::default();
                 (self.first, self.next) = (at - at % PIECE_BYTES, at - at % PIECE_BYTES);
             }
             self.ask(state, queue).await;
-            let piece = match self.flying.next().await {
+            let piece = match self.in_flight.next().await {
                 Some(Ok(piece)) => piece,
                 Some(Err(error)) => {
                     *self = Ahead::default();
@@ -92,7 +92,7 @@ impl<'q, F: File> Ahead<'q, F> {
                 }
                 None => continue,
             };
-            self.depth = (self.depth * 2).min(DEPTH);
+            self.depth = (self.depth * 2).min(IN_FLIGHT_MAX);
             self.first += PIECE_BYTES;
             self.current = Some(piece);
             // Keeps as many on their way as before.
@@ -101,7 +101,7 @@ impl<'q, F: File> Ahead<'q, F> {
     }
 
     async fn ask(&mut self, state: &Arc<State>, queue: &'q Queue<F>) {
-        while self.flying.len() < self.depth && self.next < state.size_bytes() {
+        while self.in_flight.len() < self.depth && self.next < state.size_bytes() {
             let start = self.next;
             let span = PIECE_BYTES.min(state.size_bytes() - start);
             let mut extents = Vec::new();
@@ -119,7 +119,7 @@ impl<'q, F: File> Ahead<'q, F> {
             }
             self.next = start + PIECE_BYTES;
             let state = Arc::clone(state);
-            self.flying.push_back(Box::pin(async move {
+            self.in_flight.push_back(Box::pin(async move {
                 let mut memory = queue.pool.take(queue.top_file(), span as usize);
                 let mut at = 0;
                 for extent in extents {

@@ -10,10 +10,10 @@ use gaur_format::addr::HostOffset;
 use gaur_format::geometry::Version;
 use gaur_format::l2::L2Entry;
 
-use super::places::Places;
 use super::save::{Phase, VmStateSave, top_of};
 use super::spill::{Spill, failed};
-use super::writer::DEPTH;
+use super::state_map::StateMap;
+use super::writer::IN_FLIGHT_MAX;
 use crate::align;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Image, Qcow2};
@@ -45,9 +45,8 @@ impl VmStateSave {
         let finishing = Finishing::begin(self)?;
         self.spill_all(queue).await?;
         let mut tables = self.build_tables(queue, job).await?;
-        self.return_reserve(queue).await;
-        // Somewhere in here the snapshot gets the clusters. If nobody waits for the end, they are
-        // leaked rather than given back.
+        // Somewhere in here the snapshot gets the clusters. If the caller drops this future, they
+        // are leaked rather than given back.
         finishing.commit(true);
         let taken = std::mem::take(&mut tables.taken);
         let created = queue.create_with_state(new, &tables.state, job).await;
@@ -62,7 +61,7 @@ impl VmStateSave {
     async fn spill_all<F: File>(self: &Arc<Self>, queue: &Queue<F>) -> Result<(), ImageError> {
         let spills = self.open_chunks().into_iter();
         let spills = spills.map(|index| self.spill(queue, index));
-        let spills = stream::iter(spills).buffer_unordered(DEPTH);
+        let spills = stream::iter(spills).buffer_unordered(IN_FLIGHT_MAX);
         spills.try_collect().await
     }
 
@@ -98,7 +97,7 @@ impl VmStateSave {
         };
         let wanted = {
             let shared = self.shared.lock();
-            shape.tables(&shared.places)
+            shape.tables(&shared.map)
         };
         job.expect(wanted.len() as u64 * self.cluster_bytes);
         let most = (TABLES_BYTES / self.cluster_bytes).max(1);
@@ -134,7 +133,7 @@ impl VmStateSave {
         {
             let shared = self.shared.lock();
             for (table, out) in tables.iter().zip(bytes.chunks_exact_mut(size)) {
-                shape.fill(&shared.places, *table, out);
+                shape.fill(&shared.map, *table, out);
             }
         }
         let offset = host * self.cluster_bytes;
@@ -158,7 +157,7 @@ impl VmStateSave {
         let Zeros::Written { clusters } = shape.zeros else {
             return Ok(());
         };
-        let gaps = self.shared.lock().places.gaps(0..clusters);
+        let gaps = self.shared.lock().map.gaps(0..clusters);
         let (size, per_chunk) = (self.cluster_bytes, self.chunk_clusters());
         for gap in gaps {
             for index in gap.start / per_chunk..gap.end.div_ceil(per_chunk) {
@@ -213,7 +212,7 @@ impl Drop for Finishing<'_> {
             Phase::Finishing => shared.phase = Phase::Open,
             Phase::Committed => {
                 // Not ours to give back.
-                shared.places.take();
+                shared.map.take();
                 drop(shared);
                 self.save.end();
             }
@@ -222,7 +221,7 @@ impl Drop for Finishing<'_> {
     }
 }
 
-/// The L2 tables of a state; given back if nobody says `keep`.
+/// The L2 tables of a state; given back when dropped, unless a snapshot has them.
 pub(super) struct Tables {
     pub(super) state: SavedState,
     taken: Vec<ClusterRange>,
@@ -236,7 +235,7 @@ impl Drop for Tables {
     }
 }
 
-/// How what nobody wrote says that it is zeros.
+/// How a hole says that it is zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Zeros {
     /// By having no cluster: there is nothing below that could show.
@@ -278,7 +277,7 @@ impl Shape {
     }
 
     /// Numbers of the tables that have to be there.
-    fn tables(&self, places: &Places) -> Vec<u64> {
+    fn tables(&self, map: &StateMap) -> Vec<u64> {
         let entries = self.geometry.l2_entries();
         let covered = match self.zeros {
             Zeros::Flagged { tables } => tables,
@@ -286,7 +285,7 @@ impl Shape {
         };
         let mut tables: Vec<u64> = (0..covered).collect();
         let mut next = covered;
-        while let Some(cluster) = places.next_from(next * entries) {
+        while let Some(cluster) = map.next_from(next * entries) {
             tables.push(cluster / entries);
             next = cluster / entries + 1;
         }
@@ -304,7 +303,7 @@ impl Shape {
     }
 
     /// Puts table number `table` into `out`.
-    fn fill(&self, places: &Places, table: u64, out: &mut [u8]) {
+    fn fill(&self, map: &StateMap, table: u64, out: &mut [u8]) {
         let entries = self.geometry.l2_entries();
         let clusters = table * entries..(table + 1) * entries;
         let nothing = match self.zeros {
@@ -317,7 +316,7 @@ impl Shape {
             Zeros::Unallocated | Zeros::Written { .. } => L2Entry::UNALLOCATED,
         };
         self.put(out, 0..entries, |_| nothing);
-        for place in places.inside(clusters.clone()) {
+        for place in map.inside(clusters.clone()) {
             let first = place.first - clusters.start;
             self.put(out, first..first + place.len, |number| L2Entry::Cluster {
                 host: Some(HostOffset(

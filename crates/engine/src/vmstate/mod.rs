@@ -7,19 +7,19 @@
 //! ```text
 //! save.rs      what the threads that write one state share; begin, abort
 //! chunk.rs     a piece of the state in memory; memory.rs, ranges.rs
-//! places.rs    which clusters of the state are in which host clusters
+//! state_map.rs which clusters of the state are in which host clusters
 //! spill.rs     a chunk goes to the file: clusters are taken, bytes written
 //! writer.rs    one thread's handle: write, write_vectored, write_at, flush
 //! finish.rs    L2 tables, and the snapshot that refers to them
 //! reader.rs    read, read_at; ahead.rs: several large reads on their way
-//! adapter.rs   std::io::Write, Read and Seek for whoever can wait for a future
+//! adapter.rs   std::io::Write, Read and Seek for a thread that can wait for a future
 //! ```
 //!
 //! **How bytes get to the disk.** A stream of machine state is a header of 8 bytes, a page, a header, a
 //! page: nothing is aligned, and nothing is large. Every byte is copied once, into a *chunk*: the next
 //! 1 MiB of the state (or one cluster, if that is more) in aligned memory. A chunk that is full goes to
 //! the file as one write, while the next ones fill; several are under way at once. Host clusters
-//! come many at a time, one after the other, so a state is one run on the disk.
+//! come from the run that a queue has reserved, so a state is a few runs on the disk.
 //!
 //! **Several threads** have a writer each and share the chunks. A chunk that is not full stays in memory
 //! until too many are open; then the least recently used goes to the file, with zeros where nothing was
@@ -75,16 +75,16 @@ mod ahead;
 mod chunk;
 mod finish;
 mod memory;
-mod places;
 mod ranges;
 mod reader;
 mod save;
 mod spill;
+mod state_map;
 #[cfg(test)]
 mod tests;
 mod writer;
 
-pub use adapter::{BlockOn, VmStateInput, VmStateOutput};
+pub use adapter::{BlockOn, VmStateIo};
 pub use reader::VmStateReader;
 pub use save::VmStateSave;
 pub use writer::VmStateWriter;

@@ -11,7 +11,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use gaur_block::{Errno, File, Target};
 
 use super::ahead::{Ahead, PIECE_BYTES};
-use super::writer::DEPTH;
+use super::writer::IN_FLIGHT_MAX;
 use crate::align;
 use crate::cache_options::CacheOptions;
 use crate::error::{ErrorKind, ImageError};
@@ -152,7 +152,7 @@ impl<'q, F: File> VmStateReader<'q, F> {
     }
 
     /// Fills `out` with the next bytes of the state; how many there were, less than `out` is long only
-    /// at the end. Whoever reads on from where he stopped finds the next bytes read ahead.
+    /// at the end. A caller that reads on from where it stopped finds the next bytes read ahead.
     pub async fn read(&mut self, out: &mut [u8]) -> Result<usize, ImageError> {
         let mut filled = 0;
         while filled < out.len() && self.position < self.size_bytes() {
@@ -177,7 +177,7 @@ impl<'q, F: File> VmStateReader<'q, F> {
             let at = offset + number as u64 * PIECE_BYTES;
             self.state.read(self.queue, at, part)
         });
-        let reads = stream::iter(reads).buffer_unordered(DEPTH);
+        let reads = stream::iter(reads).buffer_unordered(IN_FLIGHT_MAX);
         let () = reads.try_collect().await?;
         Ok(count)
     }

@@ -1,6 +1,6 @@
 //! What all writers of one state share: its chunks, its clusters, and how far it has come.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,13 +9,12 @@ use gaur_format::limit;
 
 use super::chunk::Chunk;
 use super::memory::Memory;
-use super::places::Places;
 use super::spill::Spill;
+use super::state_map::StateMap;
 use super::writer::VmStateWriter;
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Image, Qcow2};
-use crate::metadata::alloc::Run;
 use crate::queue::Queue;
 use crate::range::ClusterRange;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -27,9 +26,6 @@ const CHUNK_BYTES: u64 = 1 << 20;
 const OPEN_MAX: usize = 32;
 /// Memory of chunks that is kept for the next ones.
 const SPARE_MAX: usize = 16;
-/// Space that is taken at once: so much at first, twice as much each time, up to this.
-const RESERVE_BYTES: u64 = 2 << 20;
-const RESERVE_BYTES_MAX: u64 = 16 << 20;
 
 /// The state of a virtual machine on its way into an image, see the [module](self).
 ///
@@ -52,11 +48,7 @@ pub(super) struct Shared {
     chunks: BTreeMap<u64, Chunk>,
     /// Chunks on their way to the file.
     writing: BTreeSet<u64>,
-    pub(super) places: Places,
-    /// Clusters that were taken ahead, first to be used first.
-    reserve: VecDeque<Run>,
-    /// So many clusters are taken next time.
-    pub(super) reserve_next: u64,
+    pub(super) map: StateMap,
     spare: Vec<Memory>,
     /// Writes to its clusters under way, and sets of its tables.
     pub(super) in_flight: usize,
@@ -102,9 +94,7 @@ impl VmStateSave {
                 phase: Phase::Open,
                 chunks: BTreeMap::new(),
                 writing: BTreeSet::new(),
-                places: Places::default(),
-                reserve: VecDeque::new(),
-                reserve_next: RESERVE_BYTES / cluster_bytes,
+                map: StateMap::default(),
                 spare: Vec::new(),
                 in_flight: 0,
                 clock: 0,
@@ -140,7 +130,6 @@ impl VmStateSave {
     /// If the queue is one of another image.
     pub async fn abort<F: File>(&self, queue: &Queue<F>) {
         self.assert_image(queue);
-        self.return_reserve(queue).await;
         self.end();
         // Counts the clusters down. If it fails the image takes no more writes and says so.
         let _ = queue.flush_all().await;
@@ -209,7 +198,7 @@ impl VmStateSave {
         })
     }
 
-    /// Makes bytes of chunk `index` zeros that nobody wrote.
+    /// Makes bytes of chunk `index` zeros that were not written.
     pub(super) fn store_zeros(&self, index: u64, range: std::ops::Range<usize>) {
         let mut shared = self.shared.lock();
         shared.chunk(index, self.chunk_bytes).zero_gaps(range);
@@ -273,25 +262,9 @@ impl VmStateSave {
         }
         shared.chunks.clear();
         shared.spare.clear();
-        let places = shared.places.take();
-        let places = places
-            .iter()
-            .map(|place| ClusterRange::new(place.host, place.len));
-        let reserve = shared.reserve.drain(..).map(Run::range);
-        self.release(places.chain(reserve));
-    }
-
-    /// Gives back what was taken ahead and not used, so that what comes next takes its place.
-    pub(super) async fn return_reserve<F: File>(&self, queue: &Queue<F>) {
-        // Counts change, as they do for a request: not while the whole image is switched.
-        let _epoch = queue.enter_open().await;
-        if let Some(writer) = &self.image.writer {
-            let mut shared = self.shared.lock();
-            let mut alloc = writer.alloc.lock();
-            for run in shared.reserve.drain(..).rev() {
-                alloc.take_back_ahead(run);
-            }
-        }
+        let map = shared.map.take();
+        let runs = map.iter().map(|run| ClusterRange::new(run.host, run.len));
+        self.release(runs);
     }
 
     /// Nothing refers to these clusters: the next pass gives them back.
@@ -346,33 +319,6 @@ impl Shared {
         }
         idle.min_by_key(|(_, chunk)| chunk.used)
             .map(|(index, _)| *index)
-    }
-
-    /// Takes up to `want` clusters in a row of those that were taken ahead.
-    pub(super) fn take_reserved(&mut self, want: u64) -> Option<Run> {
-        let run = self.reserve.front_mut()?;
-        let taken = Run {
-            len: want.min(run.len),
-            ..*run
-        };
-        run.start += taken.len;
-        run.len -= taken.len;
-        if run.len == 0 {
-            self.reserve.pop_front();
-        }
-        Some(taken)
-    }
-
-    /// Clusters for later.
-    pub(super) fn add_reserved(&mut self, run: Run, cluster_bytes: u64) {
-        let most = (RESERVE_BYTES_MAX / cluster_bytes).max(1);
-        self.reserve_next = (self.reserve_next * 2).clamp(1, most);
-        match self.reserve.back_mut() {
-            Some(last) if last.start + last.len == run.start && last.zeroed == run.zeroed => {
-                last.len += run.len;
-            }
-            _ => self.reserve.push_back(run),
-        }
     }
 }
 

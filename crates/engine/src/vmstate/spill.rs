@@ -11,8 +11,8 @@ use std::sync::Arc;
 use gaur_block::{Errno, File, Source, Target};
 
 use super::chunk::Chunk;
-use super::places::Place;
 use super::save::{VmStateSave, top_of};
+use super::state_map::MappedRun;
 use crate::align;
 use crate::error::ImageError;
 use crate::metadata::alloc::Run;
@@ -126,7 +126,7 @@ pub(super) fn failed<F: File>(queue: &Queue<F>, errno: Errno) -> ImageError {
 
 impl VmStateSave {
     /// Where the clusters of a chunk go that have new bytes. Those that have no place are taken, and the
-    /// chunk gets zeros for what nobody wrote in them.
+    /// chunk gets zeros for what was not written in them.
     async fn place<F: File>(
         &self,
         queue: &Queue<F>,
@@ -135,30 +135,30 @@ impl VmStateSave {
     ) -> Result<Vec<Piece>, ImageError> {
         let size = self.cluster_bytes;
         let base = index * self.chunk_clusters();
-        let bytes = |place: &Place| {
+        let bytes = |place: &MappedRun| {
             let start = ((place.first - base) * size) as usize;
             start..start + (place.len * size) as usize
         };
         let mut pieces = Vec::new();
         for range in chunk.dirty.rounded_out(size as usize).iter() {
             let clusters = base + range.start as u64 / size..base + range.end as u64 / size;
-            let gaps = self.shared.lock().places.gaps(clusters.clone());
+            let gaps = self.shared.lock().map.gaps(clusters.clone());
             for mut gap in gaps {
                 while !gap.is_empty() {
                     let run = self.take_run(queue, gap.end - gap.start).await?;
-                    let place = Place {
+                    let place = MappedRun {
                         first: gap.start,
                         host: run.start,
                         len: run.len,
                     };
                     // From now on its bytes are what the chunk has.
                     chunk.zero_gaps(bytes(&place));
-                    self.shared.lock().places.insert(place);
+                    self.shared.lock().map.insert(place);
                     gap.start += run.len;
                 }
             }
             let shared = self.shared.lock();
-            pieces.extend(shared.places.inside(clusters).map(|place| Piece {
+            pieces.extend(shared.map.inside(clusters).map(|place| Piece {
                 host_bytes: place.host * size,
                 range: bytes(&place),
             }));
@@ -172,17 +172,6 @@ impl VmStateSave {
         queue: &Queue<F>,
         want: u64,
     ) -> Result<Run, ImageError> {
-        loop {
-            let reserved = self.shared.lock().take_reserved(want);
-            match reserved {
-                Some(run) => return Ok(run),
-                None => self.refill(queue, want).await?,
-            }
-        }
-    }
-
-    /// Takes clusters ahead, many of them if there are.
-    async fn refill<F: File>(&self, queue: &Queue<F>, want: u64) -> Result<(), ImageError> {
         let active = top_of(queue)?;
         let text = "cannot take space for the state of the machine";
         let fail = |errno| queue.image.explain(errno, text);
@@ -191,14 +180,7 @@ impl VmStateSave {
         }
         active.announce().await.map_err(fail)?;
         // As a request: nothing is counted while the whole image is switched.
-        let _epoch = queue.enter_open().await;
-        let many = self.shared.lock().reserve_next.max(want);
-        let mut run = active.take_clusters(many).await;
-        if run.is_err() && many > want {
-            run = active.take_clusters(want).await;
-        }
-        let run = run.map_err(fail)?;
-        self.shared.lock().add_reserved(run, self.cluster_bytes);
-        Ok(())
+        let _inside = queue.enter_open().await;
+        active.take_clusters(want).await.map_err(fail)
     }
 }

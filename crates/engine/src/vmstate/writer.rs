@@ -16,9 +16,9 @@ use crate::error::ImageError;
 use crate::queue::Queue;
 
 /// Most writes that a writer has under way, and most reads of a reader.
-pub(super) const DEPTH: usize = 8;
+pub(super) const IN_FLIGHT_MAX: usize = 8;
 
-type Flying<'q> = Pin<Box<dyn Future<Output = Result<(), ImageError>> + 'q>>;
+type InFlight<'q> = Pin<Box<dyn Future<Output = Result<(), ImageError>> + 'q>>;
 
 /// Writes a state, for the thread of one queue; [`VmStateSave::writer`] makes it.
 ///
@@ -30,7 +30,7 @@ pub struct VmStateWriter<'q, F: File> {
     save: Arc<VmStateSave>,
     queue: &'q Queue<F>,
     position: u64,
-    flying: FuturesUnordered<Flying<'q>>,
+    in_flight: FuturesUnordered<InFlight<'q>>,
     failed: Option<ImageError>,
 }
 
@@ -40,7 +40,7 @@ impl<'q, F: File> VmStateWriter<'q, F> {
             save,
             queue,
             position: 0,
-            flying: FuturesUnordered::new(),
+            in_flight: FuturesUnordered::new(),
             failed: None,
         }
     }
@@ -77,7 +77,7 @@ impl<'q, F: File> VmStateWriter<'q, F> {
     }
 
     /// Writes bytes at `offset` of the state. Writers of several threads may do so at once, each in
-    /// ranges of its own. What nobody writes to stays a hole, which reads as zeros.
+    /// ranges of its own. What is not written stays a hole, which reads as zeros.
     pub async fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), ImageError> {
         if let Some(error) = self.failed.take() {
             return Err(error);
@@ -105,7 +105,7 @@ impl<'q, F: File> VmStateWriter<'q, F> {
         for index in self.save.open_chunks() {
             self.start(index).await?;
         }
-        while let Some(result) = self.flying.next().await {
+        while let Some(result) = self.in_flight.next().await {
             self.note(result);
         }
         self.failed.take().map_or(Ok(()), Err)
@@ -113,8 +113,8 @@ impl<'q, F: File> VmStateWriter<'q, F> {
 
     /// Puts a chunk on its way to the file.
     async fn start(&mut self, index: u64) -> Result<(), ImageError> {
-        while self.flying.len() >= DEPTH
-            && let Some(result) = self.flying.next().await
+        while self.in_flight.len() >= IN_FLIGHT_MAX
+            && let Some(result) = self.in_flight.next().await
         {
             self.note(result);
         }
@@ -125,7 +125,7 @@ impl<'q, F: File> VmStateWriter<'q, F> {
         if must_wait(&self.save, queue) {
             spill.run(queue).await?;
         } else {
-            self.flying.push(Box::pin(spill.run(queue)));
+            self.in_flight.push(Box::pin(spill.run(queue)));
             self.turn().await;
         }
         if let Some(active) = queue.active() {
@@ -138,10 +138,10 @@ impl<'q, F: File> VmStateWriter<'q, F> {
     async fn turn(&mut self) {
         let mut yielded = false;
         poll_fn(|context| {
-            while let Poll::Ready(Some(result)) = self.flying.poll_next_unpin(context) {
+            while let Poll::Ready(Some(result)) = self.in_flight.poll_next_unpin(context) {
                 self.note(result);
             }
-            if self.flying.is_empty() || std::mem::replace(&mut yielded, true) {
+            if self.in_flight.is_empty() || std::mem::replace(&mut yielded, true) {
                 return Poll::Ready(());
             }
             context.waker().wake_by_ref();
@@ -162,7 +162,7 @@ impl<F: File> fmt::Debug for VmStateWriter<'_, F> {
         out.debug_struct("VmStateWriter")
             .field("save", &self.save)
             .field("position", &self.position)
-            .field("under_way", &self.flying.len())
+            .field("under_way", &self.in_flight.len())
             .finish_non_exhaustive()
     }
 }

@@ -18,6 +18,6 @@ pub mod proto;
 mod server;
 
 pub use server::{
-    Export, Exports, Listen, Listener, Log, Options, Outcome, Place, ServeError, Stop, Uris,
+    Export, Exports, Listen, Listener, Options, Outcome, Place, ServeError, Stop, Uris,
     serve_blocking, serve_uring,
 };

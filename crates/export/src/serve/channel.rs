@@ -23,6 +23,12 @@ impl<T> Clone for Channel<T> {
     }
 }
 
+impl<T> Default for Channel<T> {
+    fn default() -> Channel<T> {
+        Channel::new()
+    }
+}
+
 impl<T> Channel<T> {
     pub(crate) fn new() -> Channel<T> {
         Channel {

@@ -18,10 +18,13 @@
 //! A front end is a protocol, a transport, and one control thread ([`Server::spawn`]) that runs an
 //! asynchronous loop on a reactor without a ring and gets messages by a [`Channel`].
 
-#![allow(
-    dead_code,
-    unused_imports,
-    reason = "each front end needs its own part"
+#![cfg_attr(
+    not(all(feature = "nbd", feature = "ublk", feature = "vduse", feature = "fuse")),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "each front end needs its own part"
+    )
 )]
 
 mod channel;

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::{Arc, mpsc};
 
-use gaur_reactor::{Handle, JoinHandle, Threads, ThreadsConfig};
+use gaur_reactor::{JoinHandle, Threads, ThreadsConfig};
 
 use super::channel::Channel;
 use crate::error::ServeError;
@@ -123,11 +123,6 @@ fn dismiss<S>(starts: &[Channel<Option<S>>], serving: ServingThreads) {
 }
 
 impl ServingThreads {
-    /// One handle for each thread.
-    pub(crate) fn handles(&self) -> &[Handle] {
-        self.threads.handles()
-    }
-
     /// Waits until every thread has served to its end; the first error.
     pub(crate) async fn ended(&mut self) -> Result<(), ServeError> {
         let mut outcome = Ok(());

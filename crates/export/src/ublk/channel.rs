@@ -178,7 +178,7 @@ impl Descriptors {
         assert!(tag < self.depth, "tags are those that were fetched");
         let at = usize::from(tag) * uapi::DESCRIPTOR_BYTES;
         // SAFETY: a tag's descriptor lies inside the mapping, which has whole pages for `depth` of
-        // them; bytes have no alignment. Volatile, for it is somebody else who writes here.
+        // them; bytes have no alignment. Volatile, for the driver writes here.
         let bytes = unsafe {
             ptr::read_volatile(
                 self.start
@@ -193,7 +193,7 @@ impl Descriptors {
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nobody else has its address.
+        // SAFETY: the mapping is this value's own, and no other value has its address.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len_bytes) };
     }
 }

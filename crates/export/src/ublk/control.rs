@@ -164,7 +164,7 @@ impl Control {
         self.plain(uapi::STOP_DEV, info)
     }
 
-    /// As [`Control::stop`], but fails with `EBUSY` when somebody has it open.
+    /// As [`Control::stop`], but fails with `EBUSY` when a process has it open.
     pub(super) fn try_stop(&mut self, info: &Info) -> Result<(), Errno> {
         self.plain(uapi::TRY_STOP_DEV, info)
     }
@@ -175,7 +175,7 @@ impl Control {
         self.execute(command, &mut [], give_up).map(drop)
     }
 
-    /// Takes the device away; its number is free when nobody uses it any more.
+    /// Takes the device away; its number is free when no process uses it any more.
     pub(super) fn delete_later(&mut self, info: &Info) -> Result<(), Errno> {
         match self.plain(uapi::DEL_DEV_ASYNC, info) {
             Err(Errno::EOPNOTSUPP) => self.delete(info, &|| false),

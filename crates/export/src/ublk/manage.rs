@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub enum Deletion {
     /// It is gone, and its number is free.
     Gone,
-    /// Nobody can use it any more, but somebody still has it open (a mounted file system, a server
+    /// No new request reaches it, but a process still has it open (a mounted file system, a server
     /// that does not end). It goes when they let go.
     Lingering,
 }
@@ -64,8 +64,8 @@ pub fn list() -> Result<Vec<Info>, ServeError> {
         .collect())
 }
 
-/// Stops a device, whoever serves it, and takes it away. Requests under way are answered, later ones
-/// fail. With `if_unused` nothing happens to one that somebody has open.
+/// Stops a device, whichever process serves it, and takes it away. Requests under way are answered, later ones
+/// fail. With `if_unused` nothing happens to one that a process has open.
 ///
 /// # Errors
 /// There is no such device, no permission, or it is in use.

@@ -3,16 +3,15 @@
 //! A thin layer over the interface of the kernel's ublk driver (`include/uapi/linux/ublk_cmd.h` and
 //! `Documentation/block/ublk.rst` of Linux; numbers here are of Linux 7.3, what older kernels lack is
 //! asked for and done without). [`start`] makes a device, [`recover`] takes over one whose server is
-//! gone, and [`list`], [`delete`], [`quiesce`] and [`features`] are for whoever looks after devices.
+//! gone, and [`list`], [`delete`], [`quiesce`] and [`features`] manage devices.
 //!
-//! Threads: requests run on worker threads ([`crew`], [`queue`]), each with a reactor of its own, through whose
+//! Threads: requests run on worker threads ([`threads`], [`queue`]), each with a reactor of its own, through whose
 //! ring both the driver's commands and the requests of the image go. A [`supervisor`] thread waits
 //! for the end and sends the commands that may block ([`control`]). No thread ever opens the block
 //! device: one that waited for itself would wait for ever.
 
 mod channel;
 mod control;
-mod crew;
 mod features;
 mod info;
 mod manage;
@@ -21,6 +20,7 @@ mod params;
 mod queue;
 mod server;
 mod supervisor;
+mod threads;
 mod transfer;
 mod uapi;
 
@@ -28,5 +28,5 @@ pub use crate::error::ServeError;
 pub use features::Features;
 pub use info::{Info, State};
 pub use manage::{Deletion, delete, features, info, list, quiesce};
-pub use options::{Added, Log, Options, ZeroCopy};
+pub use options::{Added, Options, ZeroCopy};
 pub use server::{Server, recover, start};

@@ -1,4 +1,4 @@
-//! What a server is told when it starts.
+//! Options of a device and its server.
 
 use std::sync::Arc;
 use std::thread;
@@ -8,9 +8,7 @@ use gaur_reactor::uring;
 use super::features::Features;
 use super::uapi;
 use crate::error::ServeError;
-
-/// Takes one line about what the server does.
-pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+use crate::serve::{Log, say};
 
 /// Whether the buffers of requests are used where they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,7 +51,7 @@ pub struct Options {
     /// The kernel looks for partitions.
     pub partition_scan: bool,
     /// Threads run on the processors from which their queue's requests come, where those are several: a
-    /// single one is busy with whoever sends the requests.
+    /// single one is busy with the program that sends the requests.
     pub affinity: bool,
     /// The reactor that each thread runs; its ring and its pool are made large enough.
     pub reactor: gaur_reactor::Config,
@@ -169,9 +167,7 @@ impl Options {
     }
 
     pub(super) fn say(&self, line: &str) {
-        if let Some(log) = &self.log {
-            log(line);
-        }
+        say(&self.log, line);
     }
 }
 
@@ -230,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_in_one_line() {
+    fn invalid_options_are_refused_in_one_line() {
         let breaks: [fn(&mut Options); 6] = [
             |options| options.queues = 0,
             |options| options.depth = Some(5000),

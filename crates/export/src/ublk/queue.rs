@@ -8,19 +8,18 @@
 //! A command that fetches cannot be taken back: the driver gives it back when a request comes or the
 //! device ends. A thread therefore ends when the driver has let go of all its tags, and not before.
 
-use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 use gaur_block::{Device, Errno, Payload, Request};
-use gaur_reactor::{command, local::Notify};
+use gaur_reactor::command;
 
 use super::channel::{Channel, Descriptors};
-use super::options::Log;
 use super::supervisor::Event;
-use super::transfer::{Job, Manner, Memory, Place};
+use super::transfer::{Job, Memory, Place, TransferMode};
 use super::uapi;
+use crate::serve::{InFlight, Log, say};
 
 /// The longest piece of memory that is taken at once, in bytes: what the reactor's pool has.
 const PIECE_BYTES: usize = 64 << 20;
@@ -31,13 +30,13 @@ pub(super) struct Worker<D> {
     pub(super) channel: Arc<Channel>,
     /// Of the queues that this thread has tags of.
     pub(super) descriptors: Vec<(u16, Descriptors)>,
-    pub(super) manner: Manner,
+    pub(super) mode: TransferMode,
     pub(super) events: mpsc::Sender<Event>,
     /// Some thread has been handed a tag back.
     pub(super) aborted: Arc<AtomicBool>,
     pub(super) log: Option<Log>,
-    pub(super) alive: Cell<usize>,
-    pub(super) rest: Notify,
+    /// Tags that the driver has not given back for good.
+    pub(super) tags: InFlight,
 }
 
 /// A tag, with its memory and the command that is next.
@@ -52,7 +51,6 @@ impl<D: Device + 'static> Worker<D> {
     /// Serves `places` until the driver has given all of them back, and flushes the device.
     pub(super) async fn serve(self, places: &[Place], buffer_bytes: usize) -> Result<(), Errno> {
         let worker = Rc::new(self);
-        worker.alive.set(places.len());
         for (place, memory) in places.iter().zip(memory_of(places.len(), buffer_bytes)) {
             let fetch = Fetch {
                 place: *place,
@@ -60,11 +58,10 @@ impl<D: Device + 'static> Worker<D> {
                 operation: uapi::FETCH_REQ,
                 result: 0,
             };
+            worker.tags.begin();
             gaur_reactor::spawn(worker.clone().serve_tag(fetch));
         }
-        while worker.alive.get() > 0 {
-            worker.rest.notified().await;
-        }
+        worker.tags.drained().await;
         if worker.device.limits().read_only {
             return Ok(());
         }
@@ -80,15 +77,15 @@ impl<D: Device + 'static> Worker<D> {
                 Err(errno) => return self.end_tag(&fetch, errno),
             }
             fetch.operation = uapi::COMMIT_AND_FETCH_REQ;
-            let mut lost = Lost {
+            let mut guard = TagGuard {
                 worker: &self,
                 fetch: Some(fetch),
             };
-            let result = match &mut lost.fetch {
+            let result = match &mut guard.fetch {
                 Some(fetch) => self.answer(fetch).await,
                 None => Err(Errno::EIO),
             };
-            let Some(served) = lost.fetch.take() else {
+            let Some(served) = guard.fetch.take() else {
                 return;
             };
             fetch = served;
@@ -102,7 +99,7 @@ impl<D: Device + 'static> Worker<D> {
     /// Hands the tag to the driver, with the answer to its last request if there was one.
     async fn fetch(&self, fetch: &Fetch) -> Result<u32, Errno> {
         let Fetch { place, .. } = *fetch;
-        let (address, buffer) = if self.manner.zero_copy {
+        let (address, buffer) = if self.mode.zero_copy {
             (0, uapi::auto_buffer(place.buffer()))
         } else {
             (fetch.memory.address(), 0)
@@ -124,7 +121,7 @@ impl<D: Device + 'static> Worker<D> {
         let job = Job {
             device: &*self.device,
             channel: &self.channel,
-            manner: self.manner,
+            mode: self.mode,
             place,
             memory: &mut fetch.memory,
             descriptor: descriptors.get(place.tag),
@@ -138,30 +135,27 @@ impl<D: Device + 'static> Worker<D> {
                 let _ = self.events.send(Event::Aborted);
             }
         } else {
-            // An answer that the driver does not take leaves a request that nobody can answer.
+            // An answer that the driver does not take leaves a request that can never be answered.
             let Place { queue, tag, .. } = fetch.place;
             let message = format!("ublk refuses a command for tag {tag} of queue {queue}: {errno}");
             let _ = self.events.send(Event::Broken(message));
         }
-        self.alive.set(self.alive.get() - 1);
-        self.rest.notify_one();
+        self.tags.end();
     }
 
     fn say(&self, line: std::fmt::Arguments<'_>) {
-        if let Some(log) = &self.log {
-            log(&line.to_string());
-        }
+        say(&self.log, &line.to_string());
     }
 }
 
 /// Has its tag only when a device panics in the middle of a request: it broke its word. The request
 /// fails, and the tag is served on, for without it the block device could never be stopped.
-struct Lost<'a, D: Device + 'static> {
+struct TagGuard<'a, D: Device + 'static> {
     worker: &'a Rc<Worker<D>>,
     fetch: Option<Fetch>,
 }
 
-impl<D: Device + 'static> Drop for Lost<'_, D> {
+impl<D: Device + 'static> Drop for TagGuard<'_, D> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;

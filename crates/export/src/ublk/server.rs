@@ -11,12 +11,12 @@ use gaur_reactor::{Handle, Stop};
 
 use super::channel::Channel;
 use super::control::{self, Control};
-use super::crew::{self, Crew, Make};
 use super::features::Features;
 use super::info::{self, Info, State};
 use super::options::{Options, ZERO_COPY};
 use super::params::{self, Params};
 use super::supervisor::{Event, Leaving, Outcome, Supervisor};
+use super::threads::{self, DeviceThreads, Make};
 use super::uapi::SECTOR_BYTES;
 use crate::error::ServeError;
 use crate::front::Front;
@@ -63,7 +63,7 @@ where
     let make: Make<D> = Arc::new(devices);
     let prepared = prepare(&mut control, info, &options, &make);
     match prepared {
-        Ok((info, channel, crew)) => launch(control, info, options, channel, crew, false),
+        Ok((info, channel, threads)) => launch(control, info, options, channel, threads, false),
         Err(error) => {
             let _ = control.delete_later(&info);
             Err(error)
@@ -93,15 +93,15 @@ where
     begin_recovery(&mut control, &found)?;
     let make: Make<D> = Arc::new(devices);
     let channel = Arc::new(Channel::open(id)?);
-    let crew = start_crew(&mut control, &found, &options, &make)?;
-    let sectors = match check_same(&found, &options, &crew) {
+    let threads = start_crew(&mut control, &found, &options, &make)?;
+    let sectors = match check_same(&found, &options, &threads) {
         Ok(sectors) => sectors,
         Err(error) => {
-            crew::dismiss(crew.members);
+            threads::dismiss(threads.running);
             return Err(error);
         }
     };
-    let server = launch(control, found, options, channel, crew, true)?;
+    let server = launch(control, found, options, channel, threads, true)?;
     if sectors * SECTOR_BYTES != found.size_bytes {
         server.resized()?;
     }
@@ -109,19 +109,19 @@ where
 }
 
 /// Whether the image can be what the block device is; its sectors.
-fn check_same(found: &Info, options: &Options, crew: &Crew) -> Result<u64, ServeError> {
+fn check_same(found: &Info, options: &Options, threads: &DeviceThreads) -> Result<u64, ServeError> {
     let id = found.id;
-    if (crew.limits.read_only || options.read_only) && !found.read_only {
+    if (threads.limits.read_only || options.read_only) && !found.read_only {
         return Err(ServeError::new(format!(
             "ublk device {id} can be written to, but its image is read-only now"
         )));
     }
-    let sectors = params::sectors(crew.size_bytes, found.read_only)?;
+    let sectors = params::sectors(threads.size_bytes, found.read_only)?;
     let same_size = sectors * SECTOR_BYTES == found.size_bytes;
     if !same_size && !found.features.has(Features::UPDATE_SIZE) {
         return Err(ServeError::new(format!(
             "ublk device {id} has {} bytes, the image {}, and this kernel cannot change that",
-            found.size_bytes, crew.size_bytes
+            found.size_bytes, threads.size_bytes
         )));
     }
     Ok(sectors)
@@ -133,13 +133,13 @@ fn prepare<D: Device + 'static>(
     mut info: Info,
     options: &Options,
     make: &Make<D>,
-) -> Result<(Info, Arc<Channel>, Crew), ServeError> {
+) -> Result<(Info, Arc<Channel>, DeviceThreads), ServeError> {
     let channel = Arc::new(Channel::open(info.id)?);
-    let crew = start_crew(control, &info, options, make)?;
-    match set_params(control, &mut info, options, &crew) {
-        Ok(()) => Ok((info, channel, crew)),
+    let threads = start_crew(control, &info, options, make)?;
+    match set_params(control, &mut info, options, &threads) {
+        Ok(()) => Ok((info, channel, threads)),
         Err(error) => {
-            crew::dismiss(crew.members);
+            threads::dismiss(threads.running);
             Err(error)
         }
     }
@@ -150,12 +150,12 @@ fn set_params(
     control: &mut Control,
     info: &mut Info,
     options: &Options,
-    crew: &Crew,
+    threads: &DeviceThreads,
 ) -> Result<(), ServeError> {
-    let read_only = options.read_only || crew.limits.read_only;
+    let read_only = options.read_only || threads.limits.read_only;
     let params = Params::new(
-        params::sectors(crew.size_bytes, read_only)?,
-        crew.limits,
+        params::sectors(threads.size_bytes, read_only)?,
+        threads.limits,
         read_only,
         info.buffer_bytes,
         info.features.has(ZERO_COPY),
@@ -173,36 +173,36 @@ fn start_crew<D: Device + 'static>(
     info: &Info,
     options: &Options,
     make: &Make<D>,
-) -> Result<Crew, ServeError> {
-    Crew::start(info, options, make, |queue| {
+) -> Result<DeviceThreads, ServeError> {
+    DeviceThreads::start(info, options, make, |queue| {
         if !options.affinity {
             return Vec::new();
         }
         // Without it the thread runs anywhere.
         let processors = control.affinity(info, queue).unwrap_or_default();
         match processors.len() {
-            // Whoever sends the requests runs there too, and the two would take turns.
+            // The program that sends the requests runs there too, and the two would take turns.
             0 | 1 => Vec::new(),
             _ => processors,
         }
     })
 }
 
-/// Lets the crew fetch, shows the block device, and leaves everything to a supervisor.
+/// Lets the threads fetch, shows the block device, and leaves everything to a supervisor.
 fn launch(
     mut control: Control,
     mut info: Info,
     options: Options,
     channel: Arc<Channel>,
-    crew: Crew,
+    threads: DeviceThreads,
     recovering: bool,
 ) -> Result<Server, ServeError> {
     let second = Control::open()?;
-    let handle = crew
+    let handle = threads
         .size_of()
         .ok_or_else(|| ServeError::new("a ublk device needs a thread"))?;
     let (events_send, events) = mpsc::channel();
-    crew.begin(&channel, &events_send);
+    threads.begin(&channel, &events_send);
     let early = RefCell::new(Vec::new());
     // Anything that is told now is that something is wrong, and the driver would wait for ever.
     let give_up = || {
@@ -222,7 +222,7 @@ fn launch(
         control,
         info,
         options,
-        members: crew.members,
+        running: threads.running,
         channel,
         early: early.take(),
         events,
@@ -331,7 +331,7 @@ impl Server {
 
     fn tell(&self, event: Event) {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nobody listens once it has ended.
+        // The supervisor has gone once it has ended.
         let _ = events.send(event);
     }
 }
@@ -350,7 +350,7 @@ impl Front for Server {
         }
         let mut resize = self.resize.lock().unwrap_or_else(PoisonError::into_inner);
         let (handle, control) = &mut *resize;
-        let size_bytes = crew::ask_size(handle)
+        let size_bytes = threads::ask_size(handle)
             .ok_or_else(|| ServeError::new(format!("ublk device {id} has ended")))?;
         let sectors = params::sectors(size_bytes, self.info.read_only)?;
         control.update_size(&self.info, sectors).map_err(|errno| {

@@ -1,11 +1,11 @@
 //! How a served device comes to its end.
 //!
 //! There are three ways. The server is told to stop: the driver takes the block device away, waits
-//! for the requests under way, which are answered meanwhile, and hands all tags back. Somebody else
+//! for the requests under way, which are answered meanwhile, and hands all tags back. Another process
 //! stops or deletes the device: the same, and the server learns of it by the tags. Or the device is
-//! quiesced, by this server or somebody else: the driver keeps the block device, holds requests back
+//! quiesced, by this server or another process: the driver keeps the block device, holds requests back
 //! and hands idle tags back. Those of requests under way come to it later, with their answers, and
-//! nobody tells it to hand them back, so the server asks again until it has all.
+//! no event makes it hand them back, so the server asks again until it has all.
 //!
 //! When all tags are back the threads flush their devices and end, and the character device is
 //! closed. Only then does a quiesced device take its next server, and a stopped one go away.
@@ -18,10 +18,10 @@ use gaur_reactor::Stop;
 
 use super::channel::Channel;
 use super::control::Control;
-use super::crew::Member;
 use super::features::Features;
 use super::info::{Info, State};
 use super::options::Options;
+use super::threads::ServingThread;
 use crate::error::ServeError;
 
 /// How long the driver may take to hand tags back before it is asked again.
@@ -51,7 +51,7 @@ pub(super) enum Leaving {
     Quiescing,
 }
 
-/// How it all ended, for whoever waits.
+/// The outcome of a server, for the thread that waits for it.
 #[derive(Default)]
 pub(super) struct Outcome {
     result: Mutex<Option<Result<(), ServeError>>>,
@@ -86,7 +86,7 @@ pub(super) struct Supervisor {
     pub(super) control: Control,
     pub(super) info: Info,
     pub(super) options: Options,
-    pub(super) members: Vec<Member>,
+    pub(super) running: Vec<ServingThread>,
     pub(super) channel: Arc<Channel>,
     /// What was told before.
     pub(super) early: Vec<Event>,
@@ -98,7 +98,7 @@ impl Supervisor {
     /// Waits for the end, as whatever is told makes it come. An error is what threads said, or that
     /// it had to break off, with threads still running.
     pub(super) fn run(mut self) -> Result<(), ServeError> {
-        let mut alive = self.members.len();
+        let mut alive = self.running.len();
         let mut result = Ok(());
         for event in std::mem::take(&mut self.early) {
             self.take(event, &mut alive, &mut result)?;
@@ -135,7 +135,7 @@ impl Supervisor {
             Event::Stop => self.leave(Leaving::Deleting),
             Event::Quiesce => self.leave(Leaving::Quiescing),
             Event::Aborted if self.leaving == Leaving::No => {
-                // The state tells what whoever did it wanted.
+                // The state tells what the other process wanted.
                 let state = self.control.info(self.info.id).map(|info| info.state);
                 let leaving = match state {
                     Ok(State::Live) => Leaving::Quiescing,
@@ -187,9 +187,9 @@ impl Supervisor {
     }
 
     fn close(mut self) {
-        for member in self.members.drain(..) {
+        for thread in self.running.drain(..) {
             // Its event came at the very end.
-            let _ = member.thread.join();
+            let _ = thread.thread.join();
         }
         drop(self.channel);
         if self.leaving == Leaving::Quiescing {
@@ -197,7 +197,7 @@ impl Supervisor {
         }
         match self.control.delete_later(&self.info) {
             Ok(()) => {}
-            // Somebody was faster.
+            // Another process was faster.
             Err(errno) if errno.raw() == libc::ENODEV => {}
             Err(errno) => {
                 let line = format!("ublk device {} cannot be deleted: {errno}", self.info.id);

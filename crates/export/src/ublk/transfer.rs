@@ -48,14 +48,14 @@ impl Memory {
 
     fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: parts do not overlap, the whole is never touched otherwise, and this part is
-        // borrowed. The driver touches it only while the tag is fetched, when nobody here does.
+        // borrowed. The driver touches it only while the tag is fetched, when no code here does.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.len_bytes) }
     }
 }
 
 /// How a device's requests are served, the same for all of a thread.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Manner {
+pub(super) struct TransferMode {
     /// The driver registers buffers rather than to copy.
     pub(super) zero_copy: bool,
     /// The device takes no longer payloads than this, in bytes.
@@ -82,7 +82,7 @@ impl Place {
 pub(super) struct Job<'a, D> {
     pub(super) device: &'a D,
     pub(super) channel: &'a Channel,
-    pub(super) manner: Manner,
+    pub(super) mode: TransferMode,
     pub(super) place: Place,
     pub(super) memory: &'a mut Memory,
     pub(super) descriptor: Descriptor,
@@ -143,7 +143,7 @@ impl<D: Device> Job<'_, D> {
 
     /// The registered buffer from `at` on, if there is one for this request.
     fn registered(&self, at: usize, len: usize) -> Option<Registered> {
-        let there = self.manner.zero_copy && !self.descriptor.has(uapi::FLAG_NEED_REG_BUF);
+        let there = self.mode.zero_copy && !self.descriptor.has(uapi::FLAG_NEED_REG_BUF);
         there.then(|| Registered {
             index: self.place.buffer(),
             offset: at as u64,
@@ -159,7 +159,7 @@ impl<D: Device> Job<'_, D> {
     async fn read(&mut self, offset_bytes: u64, len: usize) -> Result<usize, Errno> {
         let mut at = 0;
         while at < len {
-            let piece = (len - at).min(self.manner.max_transfer);
+            let piece = (len - at).min(self.mode.max_transfer);
             self.read_piece(offset_bytes + at as u64, at, piece).await?;
             at += piece;
         }
@@ -189,7 +189,7 @@ impl<D: Device> Job<'_, D> {
             self.device.submit(request, payload).await?;
         }
         piece[there..].fill(0);
-        if self.manner.zero_copy {
+        if self.mode.zero_copy {
             self.channel.deliver(offset, piece)?;
         }
         Ok(())
@@ -198,7 +198,7 @@ impl<D: Device> Job<'_, D> {
     async fn write(&mut self, offset_bytes: u64, len: usize) -> Result<usize, Errno> {
         let mut at = 0;
         while at < len {
-            let piece = (len - at).min(self.manner.max_transfer);
+            let piece = (len - at).min(self.mode.max_transfer);
             self.write_piece(offset_bytes + at as u64, at, piece)
                 .await?;
             at += piece;
@@ -220,7 +220,7 @@ impl<D: Device> Job<'_, D> {
         }
         let offset = self.copy_offset(at);
         let piece = &mut self.memory.bytes()[at..at + len];
-        if self.manner.zero_copy {
+        if self.mode.zero_copy {
             self.channel.fetch(offset, piece)?;
         }
         let payload = Payload::Write(Source::memory(piece));

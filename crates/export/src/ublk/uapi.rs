@@ -46,7 +46,7 @@ pub(super) const GET_QUEUE_AFFINITY: u32 = control_read(0x01);
 pub(super) const GET_DEV_INFO: u32 = control_read(0x02);
 /// Makes a device, so far only `/dev/ublkcN`.
 pub(super) const ADD_DEV: u32 = control(0x04);
-/// Takes a device away and waits until nobody uses it.
+/// Takes a device away and waits until no process uses it.
 pub(super) const DEL_DEV: u32 = control(0x05);
 /// Shows `/dev/ublkbN` once all requests have been fetched.
 pub(super) const START_DEV: u32 = control(0x06);
@@ -70,7 +70,7 @@ pub(super) const DEL_DEV_ASYNC: u32 = control_read(0x14);
 pub(super) const UPDATE_SIZE: u32 = control(0x15);
 /// Hands fetches back and keeps the block device for the next server (Linux 6.16).
 pub(super) const QUIESCE_DEV: u32 = control(0x16);
-/// As [`STOP_DEV`], unless somebody has the block device open (Linux 7.0).
+/// As [`STOP_DEV`], unless a process has the block device open (Linux 7.0).
 pub(super) const TRY_STOP_DEV: u32 = control(0x17);
 
 /// Length of `struct ublksrv_io_cmd`.

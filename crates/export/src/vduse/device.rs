@@ -184,7 +184,7 @@ pub(crate) fn interrupt(device: &OwnedFd, index: u32) {
     let _ = unsafe { ioctl::perform(device.as_fd(), &ioctl::RING_INTERRUPT, &raw mut index) };
 }
 
-/// Removes a device that nobody has open and that is not on the bus.
+/// Removes a device that no process has open and that is not on the bus.
 pub(super) fn destroy(name: &str) -> Result<(), Errno> {
     let control = open(CONTROL, 0)?;
     let mut name = name_bytes(name);

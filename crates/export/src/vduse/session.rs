@@ -75,7 +75,7 @@ impl Session {
                 response.result = 1;
             }
             match self.device.write(&response) {
-                // Whoever asked does not wait any more.
+                // The kernel does not wait for the answer any more.
                 Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
                 Err(errno) => return Err(format!("cannot answer the kernel: {errno}")),
             }
@@ -213,7 +213,7 @@ impl Session {
         }
     }
 
-    /// Forgets the log: nothing is in flight and nobody is to go on.
+    /// Forgets the log: nothing is in flight and no server is to go on.
     pub(super) fn remove_log(&self) {
         self.log.remove();
     }

@@ -118,7 +118,7 @@ impl Connection {
     }
 }
 
-/// A client that does not take a message for so long is hung up on.
+/// A client that does not take a message for so long is disconnected.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
 /// Sends a message. A client that does not read is waited for, but not for ever.
@@ -183,7 +183,7 @@ fn send_some(socket: &Descriptor, bytes: &[u8], fd: Option<RawFd>) -> Result<usi
 /// Takes over the descriptors that came with a message.
 ///
 /// # Safety
-/// The kernel has filled in the message, and nobody has taken its descriptors yet.
+/// The kernel has filled in the message, and its descriptors were not taken yet.
 unsafe fn take_fds(message: &libc::msghdr, into: &mut Vec<OwnedFd>) {
     // SAFETY: the headers are walked with the kernel's own macros, inside what it has filled in,
     // and each descriptor becomes owned once.

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_held_for_as_long_as_somebody_has_it() {
+    fn inflight_file_is_locked_while_a_client_has_it() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("inflight");
         assert!(!is_held(&path), "nobody has made it");

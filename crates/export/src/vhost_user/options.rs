@@ -8,7 +8,7 @@ use crate::virtio::wire::ID_BYTES;
 /// How a server behaves.
 #[derive(Clone)]
 pub struct Options {
-    /// Where it listens. A socket that nobody listens on is replaced.
+    /// Where it listens. A socket that no process listens on is replaced.
     pub socket: PathBuf,
     /// Most rings of a client, 1 to 256.
     pub queues: u16,

@@ -112,7 +112,7 @@ impl Session {
                 self.replace_memory(self.regions.clone()).await?;
                 return Ok(Reply::Number(0));
             }
-            // A counter to raise when pages were logged, which nobody waits for.
+            // A counter to raise when pages were logged, which this server never raises.
             _ => drop(fds),
         }
         Ok(Reply::Done)

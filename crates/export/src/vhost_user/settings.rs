@@ -94,7 +94,7 @@ fn clone(fd: &OwnedFd) -> Result<OwnedFd, String> {
         .map_err(|error| format!("cannot duplicate a descriptor: {error}"))
 }
 
-/// An event counter must not block whoever reads or raises it.
+/// Makes an eventfd non-blocking, for its reader and its writers.
 pub(super) fn event(fd: OwnedFd) -> Result<OwnedFd, String> {
     // SAFETY: no memory is passed.
     let done = unsafe {

@@ -16,7 +16,7 @@ pub(super) struct Chain {
     readable: Vec<Segment<'static>>,
     /// What it writes: data, and the status behind it.
     writable: Vec<Segment<'static>>,
-    /// Guest addresses of what it writes, for whoever keeps a log of that.
+    /// Guest addresses of what it writes, for the log of dirty pages.
     pub(super) ranges: Vec<(u64, u32)>,
     descriptors: usize,
 }

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A request is marked before it is served. A batch of completions is linked, its head is noted, the
-//! used index is published, and then the marks are cleared and the used index is noted. Whoever finds
+//! used index is published, and then the marks are cleared and the used index is noted. A server that finds
 //! the two indices to differ clears the marks of the last batch: the driver has seen it.
 
 use std::ptr::NonNull;

@@ -64,7 +64,7 @@ pub(crate) trait GuestMemory: Send + Sync {
     }
 }
 
-/// Memory mapped from a descriptor, shared with whoever has it too.
+/// Memory mapped from a descriptor, shared with other processes that have it.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
@@ -137,9 +137,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: it is dropped once, and before the range may become somebody else's.
+        // SAFETY: it is dropped once, and before the range may be mapped anew.
         unsafe { ManuallyDrop::drop(&mut self.watch) };
-        // SAFETY: the range is a mapping of ours that nobody uses any more.
+        // SAFETY: the range is a mapping of ours that is not used any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

@@ -110,9 +110,9 @@ async fn feed(stream: &Stream, inbound: &mut Inbound, sender: Sender) -> Fed {
                     Err(_) => return Fed::Unwanted,
                 },
             };
-            let room = current.memory().len() - filled;
+            let room = current.len() - filled;
             let part = rest.min(room);
-            let into = current.memory().get_mut(filled..filled + part);
+            let into = current.get_mut(filled..filled + part);
             match inbound.exact(stream, into.unwrap_or_default()).await {
                 Ok(true) => {}
                 Ok(false) | Err(_) => return Fed::Gone,
@@ -127,7 +127,7 @@ async fn feed(stream: &Stream, inbound: &mut Inbound, sender: Sender) -> Fed {
 }
 
 fn send(sender: &Sender, mut piece: Piece, len: usize) {
-    piece.set_len(len);
+    piece.truncate(len);
     sender.send(piece);
 }
 
@@ -166,8 +166,8 @@ pub async fn extract(session: &mut Session, controlled: &CommandUse, which: &str
 /// Sends pieces as frames until there are no more; an error is the socket's.
 async fn pass(stream: &Stream, receiver: Receiver) -> Result<(), Errno> {
     while let Ok(Some(piece)) = receiver.next().await {
-        let head = Head::of(piece.bytes().len()).encode();
-        let parts = [IoSlice::new(&head), IoSlice::new(piece.bytes())];
+        let head = Head::of(piece.len()).encode();
+        let parts = [IoSlice::new(&head), IoSlice::new(&piece)];
         stream.send_vectored(&parts).await?;
         receiver.give_back(piece);
     }

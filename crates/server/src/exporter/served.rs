@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gaur_engine::{Format, Job, Queue};
-use gaur_export::nbd::Log;
+use gaur_export::Log;
 use gaur_export::ublk;
 use gaur_reactor::ReactorFile;
 

@@ -115,7 +115,7 @@ fn subclusters_of_every_kind_are_read() {
 }
 
 #[test]
-fn sizes_that_the_table_has_no_room_for_are_damage() {
+fn sizes_beyond_the_l1_table_are_corruption() {
     let (bench, _) = saved(&shapes()[0], b"state");
     for size in [1 << 63, u64::MAX, (512 << 20) + 1] {
         let changed = changed(&bench, |bytes| edit(bytes, |one| one.vm_state_size = size));
@@ -132,7 +132,7 @@ fn sizes_that_the_table_has_no_room_for_are_damage() {
 }
 
 #[test]
-fn a_table_outside_the_file_is_damage_and_takes_no_memory() {
+fn an_l1_table_outside_the_file_is_corruption_and_takes_no_memory() {
     let (bench, _) = saved(&shapes()[0], b"state");
     let changed = changed(&bench, |bytes| {
         edit(bytes, |one| {
@@ -146,7 +146,7 @@ fn a_table_outside_the_file_is_damage_and_takes_no_memory() {
 }
 
 #[test]
-fn entries_that_cannot_be_right_are_errors_and_never_more() {
+fn corrupt_entries_are_errors() {
     for options in [&shapes()[0], &shapes()[4], &shapes()[2]] {
         let stream = page_stream(3, 4 * 65536);
         let (bench, table) = saved(options, &stream);

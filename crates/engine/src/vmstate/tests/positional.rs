@@ -29,7 +29,7 @@ fn layout(random: &mut Random, len: usize, holes: bool) -> Vec<(usize, usize)> {
 }
 
 #[test]
-fn pieces_of_several_queues_that_meet_inside_blocks_are_all_there() {
+fn writers_that_meet_inside_a_block_lose_no_bytes() {
     for (number, options) in (0..).zip(shapes()) {
         for holes in [false, true] {
             let file = TestFile::new(Vec::new(), direct_limits(512)).with_jitter(number, 4);
@@ -66,7 +66,7 @@ fn pieces_of_several_queues_that_meet_inside_blocks_are_all_there() {
 }
 
 #[test]
-fn more_pieces_than_chunks_stay_in_memory_are_put_together_on_the_disk() {
+fn spilled_chunks_are_merged_on_disk() {
     let mut options = shapes()[3].clone();
     for extended_l2 in [false, true] {
         options.extended_l2 = extended_l2;
@@ -100,7 +100,7 @@ fn more_pieces_than_chunks_stay_in_memory_are_put_together_on_the_disk() {
 }
 
 #[test]
-fn a_chunk_on_its_way_takes_bytes_and_waits_for_nobody() {
+fn bytes_for_a_chunk_in_flight_wait_for_no_other_writer() {
     let file = TestFile::new(Vec::new(), direct_limits(4096)).with_jitter(3, 200);
     let bench = Bench::on(&shapes()[0], file);
     let other = bench.another_queue();

@@ -7,7 +7,7 @@ use crate::error::ErrorKind;
 use crate::test_file::Event;
 
 #[test]
-fn a_state_that_was_given_up_leaves_nothing_behind() {
+fn abort_leaves_nothing_behind() {
     for options in shapes() {
         for by_drop in [false, true] {
             let bench = Bench::new(&options);
@@ -35,7 +35,7 @@ fn a_state_that_was_given_up_leaves_nothing_behind() {
 }
 
 #[test]
-fn giving_up_while_writes_are_under_way_waits_for_them_before_anybody_gets_the_space() {
+fn abort_frees_space_only_after_writes_in_flight() {
     let file = TestFile::new(Vec::new(), cached_limits()).with_jitter(3, 200);
     let bench = Bench::on(&shapes()[0], file);
     let other = bench.another_queue();
@@ -54,7 +54,7 @@ fn giving_up_while_writes_are_under_way_waits_for_them_before_anybody_gets_the_s
 }
 
 #[test]
-fn space_that_was_used_before_is_zeros_where_nothing_was_written() {
+fn holes_in_reused_clusters_read_as_zeros() {
     for options in shapes() {
         let mut bench = Bench::new(&options);
         let keep = OpenOptions {
@@ -112,7 +112,7 @@ fn a_file_that_cannot_grow_is_a_clear_error_and_giving_up_gives_all_of_it_back()
 }
 
 #[test]
-fn writes_that_failed_are_told_later_and_done_again_at_the_end() {
+fn failed_writes_are_reported_later_and_repeated_at_finish() {
     let file = TestFile::new(Vec::new(), cached_limits()).with_jitter(5, 5);
     let bench = Bench::on(&shapes()[0], file);
     let save = bench.begin();
@@ -166,7 +166,7 @@ fn beneath_holes_the_backing_file_does_not_show() {
 }
 
 #[test]
-fn nothing_on_the_disk_refers_to_a_state_before_it_is_finished() {
+fn finish_is_the_first_reference_to_a_state_on_disk() {
     let bench = Bench::new(&shapes()[0]);
     bench.write(0, 100_000, 1);
     let flush = bench.queue.submit(Request::Flush, Payload::None);
@@ -197,7 +197,7 @@ fn nothing_on_the_disk_refers_to_a_state_before_it_is_finished() {
 }
 
 #[test]
-fn space_that_was_taken_ahead_and_not_used_makes_no_file_longer() {
+fn unused_reservations_make_no_file_longer() {
     for options in shapes() {
         let bench = Bench::new(&options);
         let save = bench.begin();

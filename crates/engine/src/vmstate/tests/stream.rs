@@ -7,7 +7,7 @@ use crate::error::ErrorKind;
 use crate::test_file::{Event, direct_limits};
 
 #[test]
-fn a_stream_of_headers_and_pages_comes_back_on_every_sort_of_image_and_file() {
+fn a_stream_of_headers_and_pages_reads_back_on_every_geometry_and_file() {
     for (number, options) in (0..).zip(shapes()) {
         for (limits, jitter) in [
             (cached_limits(), 0),
@@ -39,7 +39,7 @@ fn a_stream_of_headers_and_pages_comes_back_on_every_sort_of_image_and_file() {
 }
 
 #[test]
-fn bytes_that_nobody_flushed_are_in_the_state_as_well() {
+fn unflushed_bytes_are_part_of_the_state() {
     let bench = Bench::new(&shapes()[0]);
     let save = bench.begin();
     let mut writer = save.writer(&bench.queue);
@@ -81,7 +81,7 @@ fn a_disk_of_no_bytes_has_a_state_too() {
 }
 
 #[test]
-fn full_chunks_are_written_once_and_whole_whatever_the_pieces_were() {
+fn full_chunks_are_written_once_and_whole() {
     let file = TestFile::new(Vec::new(), direct_limits(4096));
     let bench = Bench::on(&shapes()[0], file);
     let stream = page_stream(3, 8 * MIB);
@@ -114,7 +114,7 @@ fn full_chunks_are_written_once_and_whole_whatever_the_pieces_were() {
 }
 
 #[test]
-fn full_chunks_wait_nowhere_and_take_no_buffers_of_the_queue() {
+fn full_chunks_stay_neither_in_memory_nor_in_buffers_of_the_queue() {
     let file = TestFile::new(Vec::new(), direct_limits(4096)).with_jitter(4, 4);
     let bench = Bench::on(&shapes()[0], file);
     let stream = page_stream(9, 13 * MIB + 5);
@@ -139,7 +139,7 @@ fn full_chunks_wait_nowhere_and_take_no_buffers_of_the_queue() {
 }
 
 #[test]
-fn parts_of_any_number_are_one_after_the_other() {
+fn vectored_writes_take_any_number_of_parts() {
     let bench = Bench::new(&shapes()[4]);
     let stream = page_stream(2, 3 * MIB);
     let save = bench.begin();
@@ -206,7 +206,7 @@ fn a_name_that_is_taken_leaves_the_state_to_be_finished_by_another() {
 }
 
 #[test]
-fn readers_of_several_queues_share_what_they_know_and_may_jump() {
+fn readers_of_several_queues_may_seek() {
     let file = TestFile::new(Vec::new(), direct_limits(512)).with_jitter(8, 6);
     let bench = Bench::on(&shapes()[2], file);
     let stream = page_stream(6, 4 * MIB + 99);

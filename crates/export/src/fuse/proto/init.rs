@@ -72,7 +72,7 @@ pub struct Terms {
     pub flags: u64,
     /// The most the kernel reads ahead, in bytes.
     pub max_readahead: u32,
-    /// The most requests that nobody waits for, as asynchronous ones are.
+    /// The most requests that no program waits for, as asynchronous ones are.
     pub max_background: u16,
 }
 

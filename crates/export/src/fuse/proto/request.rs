@@ -60,7 +60,7 @@ pub enum Operation {
     SetAttributes(Change),
     /// Open it.
     Open {
-        /// Somebody may write to it by this.
+        /// The program may write to it by this.
         write: bool,
     },
     /// Read.

@@ -25,7 +25,7 @@ pub(super) enum Received {
 
 /// `ENODEV`: the mount is gone.
 const ENODEV: Errno = Errno::from_raw(libc::ENODEV);
-/// `ECONNABORTED`: somebody cut it off.
+/// `ECONNABORTED`: it was aborted.
 const ECONNABORTED: Errno = Errno::from_raw(libc::ECONNABORTED);
 
 fn last_errno() -> Errno {
@@ -45,7 +45,7 @@ pub(super) fn open() -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Makes reading return at once when there is nothing; whoever opened the device may not have.
+/// Makes reading return at once when there is nothing; the helper that opened the device may not have set that.
 pub(super) fn never_wait(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: no memory is passed.
     unsafe {
@@ -95,7 +95,7 @@ pub(super) fn receive(fd: BorrowedFd<'_>, memory: &mut [u8]) -> Result<Received,
     }
 }
 
-/// Sends an answer, or a notification. That nobody waits for it any more is no error.
+/// Sends an answer, or a notification. That no program waits for it any more is no error.
 pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), Errno> {
     loop {
         // SAFETY: the pointer and length are those of a slice.

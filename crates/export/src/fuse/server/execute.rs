@@ -272,7 +272,7 @@ impl<D: Device + 'static> Worker<'_, D> {
                 yield_now().await;
             }
         }
-        // The end of the file is a hole, for whoever starts inside of it.
+        // The end of the file is a hole, for a search that starts inside of it.
         match whence {
             Whence::Hole if offset_bytes < at => Ok(at),
             _ => Err(ENXIO),

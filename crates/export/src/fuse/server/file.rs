@@ -8,12 +8,12 @@ use gaur_block::Errno;
 
 use crate::fuse::proto::{Attributes, Change, Moment};
 
-/// Permissions of the file until somebody changes them.
+/// Permissions of the file until a program changes them.
 const MODE: u32 = 0o600;
 const MODE_READ_ONLY: u32 = 0o400;
 /// All permissions to write.
 const MODE_WRITE: u32 = 0o222;
-/// Good lengths of transfers, as programs are told; longer ones help nobody.
+/// Good lengths of transfers, as programs are told; longer ones gain nothing.
 const BLOCK_BYTES_MIN: u32 = 4096;
 const BLOCK_BYTES_MAX: u32 = 1 << 20;
 

@@ -46,7 +46,7 @@ pub(super) fn mount(path: &Path, options: &str) -> Result<OwnedFd, String> {
     receive(&ours).ok_or_else(|| "the program that mounts sent no descriptor".to_owned())
 }
 
-/// Unmounts at `path` when nobody uses it any more.
+/// Unmounts at `path` when no program uses it any more.
 pub(super) fn unmount(path: &Path) -> Result<(), Errno> {
     let mut said = String::new();
     let done = run(&mut said, |command| {

@@ -184,7 +184,7 @@ impl Mount {
             return Ok(());
         }
         match take_away(&self.path, libc::MNT_DETACH, self.helped) {
-            // Not a mount any more: somebody was faster.
+            // Not a mount any more: another process was faster.
             Ok(()) | Err(Errno::EINVAL) => Ok(()),
             Err(errno) => Err(refused(
                 &self.path,
@@ -205,7 +205,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Whoever wanted to know of an error has asked before.
+        // A caller that wants to know of an error calls `end`.
         let _ = self.end();
     }
 }

@@ -1,5 +1,5 @@
 //! What is mounted where, as the kernel lists it for this process. Reading the list asks nothing of
-//! the file systems in it, so one whose server hangs is in nobody's way.
+//! the file systems in it, so one whose server hangs blocks no other.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

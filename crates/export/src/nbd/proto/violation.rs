@@ -1,4 +1,4 @@
-//! Why a peer is hung up on.
+//! Protocol violations, for which a peer is disconnected.
 
 use core::fmt;
 

@@ -42,7 +42,7 @@ pub const STRING_MAX_BYTES: usize = 4096;
 /// Longest option that is looked at, in bytes: a longest name and as many longest queries as
 /// anybody has. A longer one is skipped and answered with [`rep::ERR_TOO_BIG`].
 pub const OPTION_MAX_BYTES: u32 = 64 << 10;
-/// Longest option that is skipped, in bytes; whoever announces a longer one is hung up on.
+/// Longest option that is skipped, in bytes; a client that announces a longer one is disconnected.
 pub const OPTION_SKIP_MAX_BYTES: u32 = 32 << 20;
 /// Most options in one handshake: a client needs fewer than ten, and one that lists exports a few for each
 /// of them. How long a handshake may take is limited besides.

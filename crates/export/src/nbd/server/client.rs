@@ -46,9 +46,9 @@ impl Client {
 
 /// Held by a connection as long as it is there, so that `control` learns of its end even when it
 /// ends by a panic.
-pub(super) struct Presence(pub(super) Arc<Client>);
+pub(super) struct ClientGuard(pub(super) Arc<Client>);
 
-impl Presence {
+impl ClientGuard {
     /// The client chose an export.
     pub(super) fn negotiated(&self) {
         self.0.negotiated.store(true, Ordering::Release);
@@ -56,11 +56,11 @@ impl Presence {
     }
 }
 
-impl Drop for Presence {
+impl Drop for ClientGuard {
     fn drop(&mut self) {
-        // After a panic nobody else has told the peer.
+        // After a panic the peer does not know yet.
         self.0.hang_up();
-        // Whoever waits for a drain on this connection's thread can stop waiting.
+        // A task that waits for a drain on this connection's thread can stop waiting.
         self.0.drain.stop();
         self.0.settled.stop();
         self.0.ended.stop();

@@ -1,4 +1,4 @@
-//! Who is let in, and when it is over. Runs on the caller's thread, on a reactor of its own without
+//! Accepting clients, and the end of the server. Runs on the caller's thread, on a reactor of its own without
 //! a ring; everything here happens once per client, not once per request.
 
 use std::cell::{Cell, RefCell};
@@ -11,19 +11,19 @@ use std::time::Duration;
 use gaur_reactor::local::Notify;
 use gaur_reactor::{Either, Stream, race, sleep, timeout};
 
-use super::client::{Client, Presence};
+use super::client::{Client, ClientGuard};
 use super::listen::Listener;
 use super::options::{Options, Outcome};
-use super::stop::Stop;
 use crate::error::ServeError;
+use crate::serve::{StopSwitch, say};
 
 /// After a failed accept (no more descriptors, usually) the next attempt waits this long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where connections run.
-pub(super) trait Stations {
+/// The threads on which connections run.
+pub(super) trait ClientThreads {
     /// Begins to serve a client.
-    fn serve(&self, presence: Presence) -> Result<(), ServeError>;
+    fn serve(&self, guard: ClientGuard) -> Result<(), ServeError>;
     /// All clients are gone, and with them the devices; the error is a flush that failed.
     async fn close(&self) -> Result<(), ServeError>;
     /// Whether the server stays without clients, whatever its options say.
@@ -32,8 +32,8 @@ pub(super) trait Stations {
 
 /// The clients that are there.
 #[derive(Default)]
-struct Floor {
-    clients: RefCell<BTreeMap<u64, Arc<Client>>>,
+struct Clients {
+    present: RefCell<BTreeMap<u64, Arc<Client>>>,
     /// The last one that left had chosen an export.
     was_used: Cell<bool>,
     changed: Notify,
@@ -43,21 +43,21 @@ struct Floor {
 pub(super) async fn run(
     listener: Listener,
     options: &Arc<Options>,
-    stop: &Stop,
-    stations: &impl Stations,
+    stop: &StopSwitch,
+    threads: &impl ClientThreads,
 ) -> Result<Outcome, ServeError> {
-    let floor = Rc::new(Floor::default());
-    let outcome = let_in(&listener, options, stop, stations, &floor).await;
-    // Nobody is let in any more, and whoever waits unaccepted learns it now.
+    let clients = Rc::new(Clients::default());
+    let outcome = let_in(&listener, options, stop, threads, &clients).await;
+    // No client is let in any more, and those that wait unaccepted learn it now.
     drop(listener);
     let finish = async {
-        drain(options, &floor).await;
-        stations.close().await
+        drain(options, &clients).await;
+        threads.close().await
     };
-    match race(finish, stop.force.stopped()).await {
+    match race(finish, stop.now.stopped()).await {
         Either::Left(closed) => closed.map(|()| outcome),
         Either::Right(()) => {
-            floor.hang_up();
+            clients.hang_up();
             Ok(Outcome::Forced)
         }
     }
@@ -66,33 +66,38 @@ pub(super) async fn run(
 async fn let_in(
     listener: &Listener,
     options: &Arc<Options>,
-    stop: &Stop,
-    stations: &impl Stations,
-    floor: &Rc<Floor>,
+    stop: &StopSwitch,
+    threads: &impl ClientThreads,
+    clients: &Rc<Clients>,
 ) -> Outcome {
     let mut number = 0;
     loop {
-        let present = floor.clients.borrow().len();
-        if present == 0 && floor.was_used.get() && !options.persistent && !stations.stays() {
+        let present = clients.present.borrow().len();
+        if present == 0 && clients.was_used.get() && !options.persistent && !threads.stays() {
             return Outcome::LastClientLeft;
         }
         let room = options.shared == 0 || present < options.shared as usize;
-        let knock = async {
+        let accepted = async {
             if !room {
                 // Further clients wait in the socket's queue.
                 pending::<()>().await;
             }
             listener.socket.accept().await
         };
-        match race(race(stop.drain.stopped(), floor.changed.notified()), knock).await {
+        match race(
+            race(stop.drain.stopped(), clients.changed.notified()),
+            accepted,
+        )
+        .await
+        {
             Either::Left(Either::Left(())) => return Outcome::Drained,
             Either::Left(Either::Right(())) => {}
             Either::Right(Ok(stream)) => {
                 number += 1;
-                admit(number, stream, options, stations, floor);
+                admit(number, stream, options, threads, clients);
             }
             Either::Right(Err(errno)) => {
-                options.say(&format!("cannot accept a client: {errno}"));
+                say(&options.log, &format!("cannot accept a client: {errno}"));
                 race(sleep(ACCEPT_PAUSE), stop.drain.stopped()).await;
             }
         }
@@ -103,23 +108,23 @@ fn admit(
     number: u64,
     stream: Stream,
     options: &Arc<Options>,
-    stations: &impl Stations,
-    floor: &Rc<Floor>,
+    threads: &impl ClientThreads,
+    clients: &Rc<Clients>,
 ) {
     let client = Arc::new(Client::new(number, stream));
-    floor.clients.borrow_mut().insert(number, client.clone());
+    clients.present.borrow_mut().insert(number, client.clone());
     gaur_reactor::spawn(watch(
-        floor.clone(),
+        clients.clone(),
         client.clone(),
         options.handshake_timeout,
     ));
-    if let Err(error) = stations.serve(Presence(client)) {
-        options.say(&format!("client {number}: {error}"));
+    if let Err(error) = threads.serve(ClientGuard(client)) {
+        say(&options.log, &format!("client {number}: {error}"));
     }
 }
 
 /// Follows a client from its arrival to its end.
-async fn watch(floor: Rc<Floor>, client: Arc<Client>, handshake_timeout: Duration) {
+async fn watch(clients: Rc<Clients>, client: Arc<Client>, handshake_timeout: Duration) {
     let limited = !handshake_timeout.is_zero();
     if limited
         && timeout(handshake_timeout, client.settled.stopped())
@@ -129,36 +134,39 @@ async fn watch(floor: Rc<Floor>, client: Arc<Client>, handshake_timeout: Duratio
         client.hang_up();
     }
     client.ended.stopped().await;
-    floor.clients.borrow_mut().remove(&client.number);
-    floor.was_used.set(client.negotiated());
-    floor.changed.notify_one();
+    clients.present.borrow_mut().remove(&client.number);
+    clients.was_used.set(client.negotiated());
+    clients.changed.notify_one();
 }
 
 /// Waits until every client has been answered and is gone.
-async fn drain(options: &Options, floor: &Floor) {
-    for client in floor.clients.borrow().values() {
+async fn drain(options: &Options, clients: &Clients) {
+    for client in clients.present.borrow().values() {
         client.drain.stop();
     }
-    if timeout(options.drain_timeout, floor.emptied())
+    if timeout(options.drain_timeout, clients.emptied())
         .await
         .is_none()
     {
-        options.say("clients that do not take their replies are hung up on");
-        floor.hang_up();
+        say(
+            &options.log,
+            "clients that do not take their replies are hung up on",
+        );
+        clients.hang_up();
         // What the devices still work on has to end before they can go.
-        floor.emptied().await;
+        clients.emptied().await;
     }
 }
 
-impl Floor {
+impl Clients {
     async fn emptied(&self) {
-        while !self.clients.borrow().is_empty() {
+        while !self.present.borrow().is_empty() {
             self.changed.notified().await;
         }
     }
 
     fn hang_up(&self) {
-        for client in self.clients.borrow().values() {
+        for client in self.present.borrow().values() {
             client.hang_up();
         }
     }

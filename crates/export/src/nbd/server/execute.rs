@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 
-use super::hub::Hub;
+use super::connection::Connection;
 use super::job::{Job, PARTS_MAX};
 use crate::nbd::proto::{Command, Kind, Style, reply};
 
@@ -27,7 +27,7 @@ const STATUS_BYTES_MAX: usize = 64 << 10;
 const LOOKUPS_MAX: u32 = 4096;
 /// Reading ahead goes in pieces of this length.
 const CACHE_PIECE_BYTES: u64 = 1 << 20;
-/// Most that one request reads ahead; it is a hint, and nobody meant to read a whole disk by it.
+/// Most that one request reads ahead; it is a hint, and not meant for reading a whole disk.
 const CACHE_MAX_BYTES: u64 = 256 << 20;
 
 /// Payload memory a command needs in bytes.
@@ -42,7 +42,10 @@ pub(super) fn payload_bytes(command: &Command) -> usize {
     }
 }
 
-pub(super) async fn run<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(), Errno> {
+pub(super) async fn run<D: Device + 'static>(
+    connection: &Rc<Connection<D>>,
+    job: &mut Job,
+) -> Result<(), Errno> {
     let Command {
         kind,
         offset_bytes,
@@ -52,18 +55,18 @@ pub(super) async fn run<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) ->
     } = job.command;
     match kind {
         Kind::Read { unfragmented } => {
-            let simple = hub.session.style == Style::Simple;
+            let simple = connection.session.style == Style::Simple;
             if simple || unfragmented || len_bytes < SPARSE_MIN_BYTES {
-                read(hub, job, 0..len_bytes as usize).await?;
+                read(connection, job, 0..len_bytes as usize).await?;
                 job.succeed_with_payload(len_bytes as u32);
                 return Ok(());
             }
-            return sparse_read(hub, job).await;
+            return sparse_read(connection, job).await;
         }
-        Kind::BlockStatus { one } => return block_status(hub, job, one).await,
-        Kind::Cache => cache(hub, job).await?,
-        Kind::Write => write(hub, job).await?,
-        Kind::Flush => submit(hub, Request::Flush).await?,
+        Kind::BlockStatus { one } => return block_status(connection, job, one).await,
+        Kind::Cache => cache(connection, job).await?,
+        Kind::Write => write(connection, job).await?,
+        Kind::Flush => submit(connection, Request::Flush).await?,
         Kind::WriteZeroes { .. } | Kind::Trim if len_bytes == 0 => {}
         Kind::WriteZeroes { may_unmap } => {
             let request = Request::WriteZeroes {
@@ -72,22 +75,26 @@ pub(super) async fn run<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) ->
                 fua,
                 may_unmap,
             };
-            submit(hub, request).await?;
+            submit(connection, request).await?;
         }
-        Kind::Trim => trim(hub, job).await?,
+        Kind::Trim => trim(connection, job).await?,
     }
     job.succeed();
     Ok(())
 }
 
 pub(super) async fn submit<D: Device + 'static>(
-    hub: &Rc<Hub<D>>,
+    connection: &Rc<Connection<D>>,
     request: Request,
 ) -> Result<(), Errno> {
-    hub.stand.device.submit(request, Payload::None).await
+    connection
+        .device
+        .device
+        .submit(request, Payload::None)
+        .await
 }
 
-async fn trim<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &Job) -> Result<(), Errno> {
+async fn trim<D: Device + 'static>(connection: &Rc<Connection<D>>, job: &Job) -> Result<(), Errno> {
     let Command {
         offset_bytes,
         len_bytes,
@@ -95,7 +102,7 @@ async fn trim<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &Job) -> Result<(), Er
         ..
     } = job.command;
     match submit(
-        hub,
+        connection,
         Request::Discard {
             offset_bytes,
             len_bytes,
@@ -108,22 +115,23 @@ async fn trim<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &Job) -> Result<(), Er
         Err(errno) => return Err(errno),
     }
     if fua {
-        submit(hub, Request::Flush).await?;
+        submit(connection, Request::Flush).await?;
     }
     Ok(())
 }
 
 /// Fills a range of the payload from where it lies in the export.
 async fn read<D: Device + 'static>(
-    hub: &Rc<Hub<D>>,
+    connection: &Rc<Connection<D>>,
     job: &mut Job,
     range: Range<usize>,
 ) -> Result<(), Errno> {
     let mut offset_bytes = job.command.offset_bytes + range.start as u64;
-    for piece in job.payload()[range].chunks_mut(hub.max_transfer) {
+    for piece in job.payload()[range].chunks_mut(connection.max_transfer) {
         let len_bytes = piece.len() as u64;
         let payload = Payload::Read(Target::memory(piece));
-        hub.stand
+        connection
+            .device
             .device
             .submit(Request::Read { offset_bytes }, payload)
             .await?;
@@ -132,7 +140,10 @@ async fn read<D: Device + 'static>(
     Ok(())
 }
 
-async fn write<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(), Errno> {
+async fn write<D: Device + 'static>(
+    connection: &Rc<Connection<D>>,
+    job: &mut Job,
+) -> Result<(), Errno> {
     let Command {
         mut offset_bytes,
         len_bytes,
@@ -141,37 +152,42 @@ async fn write<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(
     } = job.command;
     let len_bytes = len_bytes as usize;
     // In several pieces one flush at the end is cheaper than each piece being durable by itself.
-    let split = len_bytes > hub.max_transfer;
-    for piece in job.payload()[..len_bytes].chunks(hub.max_transfer) {
+    let split = len_bytes > connection.max_transfer;
+    for piece in job.payload()[..len_bytes].chunks(connection.max_transfer) {
         let request = Request::Write {
             offset_bytes,
             fua: fua && !split,
         };
-        hub.stand
+        connection
+            .device
             .device
             .submit(request, Payload::Write(Source::memory(piece)))
             .await?;
         offset_bytes += piece.len() as u64;
     }
     if fua && split {
-        submit(hub, Request::Flush).await?;
+        submit(connection, Request::Flush).await?;
     }
     Ok(())
 }
 
 /// Reads ahead by reading and forgetting: devices have no other way to be warmed up.
-async fn cache<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(), Errno> {
+async fn cache<D: Device + 'static>(
+    connection: &Rc<Connection<D>>,
+    job: &mut Job,
+) -> Result<(), Errno> {
     let Command {
         mut offset_bytes,
         len_bytes,
         ..
     } = job.command;
     let end = offset_bytes + len_bytes.min(CACHE_MAX_BYTES);
-    let piece_bytes = job.payload().len().min(hub.max_transfer) as u64;
-    while offset_bytes < end && !hub.draining() {
+    let piece_bytes = job.payload().len().min(connection.max_transfer) as u64;
+    while offset_bytes < end && !connection.draining() {
         let len = piece_bytes.min(end - offset_bytes);
         let payload = Payload::Read(Target::memory(&mut job.payload()[..len as usize]));
-        hub.stand
+        connection
+            .device
             .device
             .submit(Request::Read { offset_bytes }, payload)
             .await?;
@@ -187,7 +203,10 @@ struct Run {
     zero: bool,
 }
 
-async fn sparse_read<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Result<(), Errno> {
+async fn sparse_read<D: Device + 'static>(
+    connection: &Rc<Connection<D>>,
+    job: &mut Job,
+) -> Result<(), Errno> {
     let Command {
         offset_bytes,
         len_bytes,
@@ -197,11 +216,11 @@ async fn sparse_read<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Re
         len: 0,
         zero: false,
     }; RUNS_MAX];
-    let count = find_runs(hub, offset_bytes, len_bytes as usize, &mut runs).await;
+    let count = find_runs(connection, offset_bytes, len_bytes as usize, &mut runs).await;
     let mut at = 0;
     for run in &runs[..count] {
         if !run.zero {
-            read(hub, job, at..at + run.len).await?;
+            read(connection, job, at..at + run.len).await?;
         }
         at += run.len;
     }
@@ -225,7 +244,7 @@ async fn sparse_read<D: Device + 'static>(hub: &Rc<Hub<D>>, job: &mut Job) -> Re
 /// Cuts a range into runs of zeros and of data; returns how many. When there are too many, or the
 /// device cannot say, the rest counts as data.
 async fn find_runs<D: Device + 'static>(
-    hub: &Rc<Hub<D>>,
+    connection: &Rc<Connection<D>>,
     offset_bytes: u64,
     len: usize,
     runs: &mut [Run; RUNS_MAX],
@@ -240,8 +259,8 @@ async fn find_runs<D: Device + 'static>(
         lookups += 1;
         if count < RUNS_MAX - 1
             && lookups <= 4 * RUNS_MAX
-            && let Ok(found) = hub
-                .stand
+            && let Ok(found) = connection
+                .device
                 .device
                 .status(offset_bytes + at as u64, left as u64)
                 .await
@@ -262,7 +281,7 @@ async fn find_runs<D: Device + 'static>(
 }
 
 async fn block_status<D: Device + 'static>(
-    hub: &Rc<Hub<D>>,
+    connection: &Rc<Connection<D>>,
     job: &mut Job,
     one: bool,
 ) -> Result<(), Errno> {
@@ -283,7 +302,11 @@ async fn block_status<D: Device + 'static>(
             break;
         }
         let left = len_bytes - at;
-        let found = hub.stand.device.status(offset_bytes + at, left).await?;
+        let found = connection
+            .device
+            .device
+            .status(offset_bytes + at, left)
+            .await?;
         let len = found.len_bytes.clamp(1, left);
         let state = reply::state(found.allocated, found.zero);
         at += len;

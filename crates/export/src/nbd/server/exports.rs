@@ -1,10 +1,10 @@
 //! The exports of a server, which may come and go while it runs.
 //!
 //! An export has a number that no other export of the server ever has. A thread makes a device for it
-//! when a client needs one there and drops it with the last such client, so an export that nobody uses
+//! when a client needs one there and drops it with the last such client, so an export that no client uses
 //! is an entry of this list and nothing else.
 //!
-//! Lock order: [`Shared::list`], then [`Entry::floor`]. Neither is held while a device is made or used.
+//! Lock order: [`Shared::list`], then [`Entry::users`]. Neither is held while a device is made or used.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,17 +74,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Entry<D> {
     pub(super) export: Export,
     make: Make<D>,
-    floor: Mutex<Floor>,
-    /// Rung when a client leaves or a device goes.
+    users: Mutex<Users>,
+    /// Signalled when a client leaves or a device goes.
     quiet: Condvar,
 }
 
 /// Who uses an export.
 #[derive(Default)]
-struct Floor {
+struct Users {
     clients: BTreeMap<u64, Arc<Client>>,
     devices: usize,
-    /// Nobody is let in any more.
+    /// No client is let in any more.
     closing: bool,
     failure: Option<ServeError>,
 }
@@ -147,7 +147,7 @@ impl<D> Exports<D> {
         let entry = Entry {
             export,
             make: Box::new(devices),
-            floor: Mutex::default(),
+            users: Mutex::default(),
             quiet: Condvar::new(),
         };
         list.entries.insert(number, Arc::new(entry));
@@ -168,7 +168,7 @@ impl<D> Exports<D> {
     /// How many clients use an export; `None` when there is none of that name.
     pub fn clients(&self, name: &str) -> Option<usize> {
         let entry = self.named(name)?;
-        let count = lock(&entry.floor).clients.len();
+        let count = lock(&entry.users).clients.len();
         Some(count)
     }
 
@@ -241,30 +241,30 @@ impl<D> Exports<D> {
 
     /// A flush of an export failed.
     pub(super) fn failed(&self, entry: &Entry<D>, error: ServeError) {
-        let mut floor = lock(&entry.floor);
-        if floor.closing {
-            // Whoever removes it hears of it.
-            floor.failure.get_or_insert(error);
+        let mut users = lock(&entry.users);
+        if users.closing {
+            // The removal returns it.
+            users.failure.get_or_insert(error);
             return;
         }
-        drop(floor);
+        drop(users);
         lock(&self.shared.failure).get_or_insert(error);
     }
 }
 
 impl<D> Entry<D> {
     /// A device for a client on this thread.
-    pub(super) fn make(self: &Arc<Self>, thread: usize) -> Result<Stand<D>, String> {
+    pub(super) fn make(self: &Arc<Self>, thread: usize) -> Result<ExportDevice<D>, String> {
         {
-            let mut floor = lock(&self.floor);
-            if floor.closing {
+            let mut users = lock(&self.users);
+            if users.closing {
                 return Err(GONE.to_owned());
             }
-            floor.devices += 1;
+            users.devices += 1;
         }
         let place = DevicePlace(Arc::clone(self));
         let device = (self.make)(thread)?;
-        Ok(Stand {
+        Ok(ExportDevice {
             device,
             written: std::cell::Cell::new(false),
             users: std::cell::Cell::new(0),
@@ -274,46 +274,46 @@ impl<D> Entry<D> {
 
     /// Lets a client use it; `false` when it is being removed.
     pub(super) fn enter(&self, client: &Arc<Client>) -> bool {
-        let mut floor = lock(&self.floor);
-        if !floor.closing {
-            floor.clients.insert(client.number, Arc::clone(client));
+        let mut users = lock(&self.users);
+        if !users.closing {
+            users.clients.insert(client.number, Arc::clone(client));
         }
-        !floor.closing
+        !users.closing
     }
 
     /// A client does not use it any more.
     pub(super) fn leave(&self, client: &Client) {
-        lock(&self.floor).clients.remove(&client.number);
+        lock(&self.users).clients.remove(&client.number);
         self.quiet.notify_all();
     }
 
     fn close(&self, patience: Duration) -> Result<(), ServeError> {
         let deadline = Instant::now() + patience;
-        let mut floor = lock(&self.floor);
-        floor.closing = true;
-        for client in floor.clients.values() {
+        let mut users = lock(&self.users);
+        users.closing = true;
+        for client in users.clients.values() {
             client.drain.stop();
         }
         let mut patient = true;
-        while !floor.clients.is_empty() || floor.devices > 0 {
+        while !users.clients.is_empty() || users.devices > 0 {
             let left = deadline.saturating_duration_since(Instant::now());
             if patient && left.is_zero() {
                 patient = false;
-                floor.clients.values().for_each(|client| client.hang_up());
+                users.clients.values().for_each(|client| client.hang_up());
             }
             // What its devices still work on has to end before they can go.
-            floor = match patient {
+            users = match patient {
                 true => {
-                    let waited = self.quiet.wait_timeout(floor, left);
+                    let waited = self.quiet.wait_timeout(users, left);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
                 false => {
-                    let waited = self.quiet.wait(floor);
+                    let waited = self.quiet.wait(users);
                     waited.unwrap_or_else(PoisonError::into_inner)
                 }
             };
         }
-        match floor.failure.take() {
+        match users.failure.take() {
             Some(error) => Err(error),
             None => Ok(()),
         }
@@ -324,7 +324,7 @@ impl<D> Entry<D> {
 pub(super) const GONE: &str = "the export is not there any more";
 
 /// A device of an export on one thread.
-pub(super) struct Stand<D> {
+pub(super) struct ExportDevice<D> {
     pub(super) device: D,
     /// Something was asked of it that a flush makes durable.
     pub(super) written: std::cell::Cell<bool>,
@@ -334,7 +334,7 @@ pub(super) struct Stand<D> {
     place: DevicePlace<D>,
 }
 
-impl<D> Stand<D> {
+impl<D> ExportDevice<D> {
     /// Its export.
     pub(super) fn entry(&self) -> &Arc<Entry<D>> {
         &self.place.0
@@ -346,9 +346,9 @@ struct DevicePlace<D>(Arc<Entry<D>>);
 
 impl<D> Drop for DevicePlace<D> {
     fn drop(&mut self) {
-        let mut floor = lock(&self.0.floor);
-        floor.devices = floor.devices.saturating_sub(1);
-        drop(floor);
+        let mut users = lock(&self.0.users);
+        users.devices = users.devices.saturating_sub(1);
+        drop(users);
         self.0.quiet.notify_all();
     }
 }

@@ -1,4 +1,4 @@
-//! Where clients knock.
+//! Listening sockets.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -14,7 +14,7 @@ use crate::error::ServeError;
 /// An address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// A Unix socket at this path. A socket file that nobody listens on is replaced.
+    /// A Unix socket at this path. A socket file that no process listens on is replaced.
     Unix(PathBuf),
     /// A TCP port of an address or host name of this machine.
     Tcp {
@@ -170,7 +170,7 @@ fn inherited() -> Result<OwnedFd, ServeError> {
     Ok(unsafe { OwnedFd::from_raw_fd(FIRST_INHERITED) })
 }
 
-/// Appends `bytes` as they may stand in a URI.
+/// Appends `bytes` as they may device in a URI.
 fn escape(out: &mut String, bytes: &[u8]) {
     use std::fmt::Write;
     for &byte in bytes {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_for_everybody_is_reached_as_localhost() {
+    fn unspecified_addresses_are_shown_as_localhost() {
         assert_eq!(
             reachable(&"0.0.0.0:10809".parse().unwrap()),
             "localhost:10809"

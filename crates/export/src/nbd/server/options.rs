@@ -1,13 +1,10 @@
-//! What a server is told when it starts.
+//! Options of a server.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::ServeError;
 use crate::nbd::proto::wire::PAYLOAD_MAX_BYTES;
-
-/// Takes one line about a connection: who came, who left and why.
-pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+use crate::serve::Log;
 
 /// One export, as clients see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,12 +89,6 @@ impl Options {
             return refuse("payload memory must be at least 32 MiB".to_owned());
         }
         Ok(())
-    }
-
-    pub(super) fn say(&self, line: &str) {
-        if let Some(log) = &self.log {
-            log(line);
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::IoSlice;
 
 use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 
-use super::connection::{End, Reader};
+use super::client_task::{End, Reader};
 use super::execute;
 use super::job::Job;
 use crate::nbd::proto::{Command, Kind, Style, reply};
@@ -21,17 +21,17 @@ pub(super) fn needed(job: &mut Job) -> bool {
 
 impl<D: Device + 'static> Reader<'_, D> {
     pub(super) async fn serve_in_pieces(&mut self, mut job: Box<Job>) -> Result<(), End> {
-        self.hub.begin(&mut job);
+        self.connection.begin(&mut job);
         let done = match job.command.kind {
             Kind::Write => self.write_in_pieces(&mut job).await,
             _ => self.read_in_pieces(&mut job).await,
         };
         match done {
             // The reply is still to be sent.
-            Ok(true) => self.hub.post(job),
-            Ok(false) => self.hub.end(job),
+            Ok(true) => self.connection.post(job),
+            Ok(false) => self.connection.end(job),
             Err(end) => {
-                self.hub.end(job);
+                self.connection.end(job);
                 return Err(end);
             }
         }
@@ -56,13 +56,13 @@ impl<D: Device + 'static> Reader<'_, D> {
                 let payload = Payload::Write(Source::memory(piece));
                 let fua = false;
                 let request = Request::Write { offset_bytes, fua };
-                let device = &self.hub.stand.device;
+                let device = &self.connection.device.device;
                 done = device.submit(request, payload).await;
             }
             offset_bytes += len;
         }
         if fua && done.is_ok() {
-            done = execute::submit(self.hub, Request::Flush).await;
+            done = execute::submit(self.connection, Request::Flush).await;
         }
         match done {
             Ok(()) => job.succeed(),
@@ -79,7 +79,7 @@ impl<D: Device + 'static> Reader<'_, D> {
             len_bytes,
             ..
         } = job.command;
-        let in_one = self.hub.session.style == Style::Simple
+        let in_one = self.connection.session.style == Style::Simple
             || matches!(kind, Kind::Read { unfragmented: true });
         let (start, end) = (offset_bytes, offset_bytes + len_bytes);
         while offset_bytes < end {
@@ -116,12 +116,12 @@ impl<D: Device + 'static> Reader<'_, D> {
 
     async fn read_piece(&self, job: &mut Job, offset_bytes: u64, len: usize) -> Result<(), Errno> {
         let payload = Payload::Read(Target::memory(&mut job.payload()[..len]));
-        let device = &self.hub.stand.device;
+        let device = &self.connection.device.device;
         let request = Request::Read { offset_bytes };
         device.submit(request, payload).await
     }
 
     fn piece_bytes(&self, job: &mut Job) -> u64 {
-        job.payload().len().min(self.hub.max_transfer) as u64
+        job.payload().len().min(self.connection.max_transfer) as u64
     }
 }

@@ -3,7 +3,7 @@
 //! Memory handed out and memory kept count together, against a budget of the connection and one of the
 //! server. Of the server's a connection takes at most as much as it leaves for others, so that one that
 //! holds what it has for ever does not keep a newcomer from being served. Without asking it may have
-//! [`OWN_BYTES`]: with these every request can be served, in pieces. So nobody waits for another
+//! [`OWN_BYTES`]: with these every request can be served, in pieces. So no connection waits for another
 //! connection's memory. Sizes are powers of two from [`SMALLEST_BYTES`] on, kept by size, so that
 //! steady traffic allocates nothing.
 

@@ -15,7 +15,7 @@ fn blank() -> Arc<Mapping> {
 }
 
 #[test]
-fn what_was_popped_and_not_used_comes_back_in_order() {
+fn in_flight_requests_are_recovered_in_order() {
     let memory = blank();
     let mut log = open(&memory);
     assert!(log.recover(0).is_empty());
@@ -35,7 +35,7 @@ fn what_was_popped_and_not_used_comes_back_in_order() {
 }
 
 #[test]
-fn a_batch_that_was_published_but_not_struck_off_is_not_done_again() {
+fn a_published_batch_is_not_redone() {
     let memory = blank();
     let mut log = open(&memory);
     assert!(log.recover(65_534).is_empty());
@@ -54,7 +54,7 @@ fn a_batch_that_was_published_but_not_struck_off_is_not_done_again() {
 }
 
 #[test]
-fn a_log_of_something_else_is_refused() {
+fn a_foreign_inflight_log_is_refused() {
     let memory = blank();
     open(&memory);
     let refused = |size| {

@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use gaur_block::{Device, DeviceLimits, Errno};
-use gaur_reactor::{Config, Driver, Handle, Reactor, local::Notify};
+use gaur_reactor::{Config, Driver, Handle, Reactor};
 
 use super::channel::{Channel, Descriptors};
 use super::features::Features;
@@ -16,22 +16,22 @@ use super::info::Info;
 use super::options::{Options, ZERO_COPY};
 use super::queue::{self, Worker};
 use super::supervisor::Event;
-use super::transfer::{Manner, Place};
+use super::transfer::{Place, TransferMode};
 use crate::error::ServeError;
 
 /// Makes the device of a thread.
 pub(super) type Make<D> = Arc<dyn Fn(usize) -> Result<D, String> + Send + Sync>;
 
 /// The threads, each with its device and waiting to be told to begin.
-pub(super) struct Crew {
-    pub(super) members: Vec<Member>,
+pub(super) struct DeviceThreads {
+    pub(super) running: Vec<ServingThread>,
     /// What the first device says.
     pub(super) size_bytes: u64,
     pub(super) limits: DeviceLimits,
 }
 
 /// One thread.
-pub(super) struct Member {
+pub(super) struct ServingThread {
     begin: mpsc::SyncSender<Begin>,
     handle: Handle,
     pub(super) thread: JoinHandle<()>,
@@ -53,7 +53,7 @@ struct Ready {
 }
 
 /// What a thread is started with.
-struct Post {
+struct ThreadPlan {
     index: usize,
     places: Vec<Place>,
     processors: Vec<usize>,
@@ -68,7 +68,7 @@ thread_local! {
     static SIZE: RefCell<Option<AskSize>> = const { RefCell::new(None) };
 }
 
-impl Crew {
+impl DeviceThreads {
     /// Starts the threads and waits until each has its device. `processors` tells where the requests
     /// of a queue come from.
     pub(super) fn start<D: Device + 'static>(
@@ -76,12 +76,12 @@ impl Crew {
         options: &Options,
         make: &Make<D>,
         mut processors: impl FnMut(u16) -> Vec<usize>,
-    ) -> Result<Crew, ServeError> {
-        let mut members = Vec::new();
+    ) -> Result<DeviceThreads, ServeError> {
+        let mut running = Vec::new();
         let mut first = None;
         for (index, places) in plan(info, options.threads)?.into_iter().enumerate() {
             let first_queue = places.first().map(|place| place.queue);
-            let post = Post {
+            let plan = ThreadPlan {
                 index,
                 processors: first_queue.map_or_else(Vec::new, &mut processors),
                 places,
@@ -89,21 +89,21 @@ impl Crew {
                 options: options.clone(),
             };
             // One after the other: what is in the way of one is in the way of all.
-            match post.fill(make) {
-                Ok((member, size_bytes, limits)) => {
+            match plan.start(make) {
+                Ok((thread, size_bytes, limits)) => {
                     first.get_or_insert((size_bytes, limits));
-                    members.push(member);
+                    running.push(thread);
                 }
                 Err(error) => {
-                    dismiss(members);
+                    dismiss(running);
                     return Err(error);
                 }
             }
         }
         let (size_bytes, limits) =
             first.ok_or_else(|| ServeError::new("a ublk device needs a thread"))?;
-        Ok(Crew {
-            members,
+        Ok(DeviceThreads {
+            running,
             size_bytes,
             limits,
         })
@@ -117,23 +117,23 @@ impl Crew {
             events: events.clone(),
             aborted: Arc::default(),
         };
-        for member in &self.members {
+        for thread in &self.running {
             // A thread that has gone says so by its event.
-            let _ = member.begin.send(begin.clone());
+            let _ = thread.begin.send(begin.clone());
         }
     }
 
     /// For asking the size of the device later.
     pub(super) fn size_of(&self) -> Option<Handle> {
-        self.members.first().map(|member| member.handle.clone())
+        self.running.first().map(|thread| thread.handle.clone())
     }
 }
 
 /// Ends threads that were never told to begin, and waits until their devices are gone.
-pub(super) fn dismiss(members: Vec<Member>) {
-    for member in members {
-        drop(member.begin);
-        let _ = member.thread.join();
+pub(super) fn dismiss(running: Vec<ServingThread>) {
+    for thread in running {
+        drop(thread.begin);
+        let _ = thread.thread.join();
     }
 }
 
@@ -148,12 +148,12 @@ pub(super) fn ask_size(handle: &Handle) -> Option<u64> {
     receive.recv_timeout(Duration::from_secs(10)).ok().flatten()
 }
 
-impl Post {
+impl ThreadPlan {
     /// Starts the thread and waits until it has its device.
-    fn fill<D: Device + 'static>(
+    fn start<D: Device + 'static>(
         self,
         make: &Make<D>,
-    ) -> Result<(Member, u64, DeviceLimits), ServeError> {
+    ) -> Result<(ServingThread, u64, DeviceLimits), ServeError> {
         let (ready_send, ready) = mpsc::sync_channel(1);
         let (begin, begin_receive) = mpsc::sync_channel(1);
         let make = make.clone();
@@ -164,12 +164,12 @@ impl Post {
         let told = ready.recv();
         match told.unwrap_or_else(|_| Err(ServeError::new("a thread for ublk ended"))) {
             Ok(ready) => {
-                let member = Member {
+                let thread = ServingThread {
                     begin,
                     handle: ready.handle,
                     thread,
                 };
-                Ok((member, ready.size_bytes, ready.limits))
+                Ok((thread, ready.size_bytes, ready.limits))
             }
             Err(error) => {
                 let _ = thread.join();
@@ -250,15 +250,14 @@ impl Post {
             device,
             channel: begin.channel,
             descriptors,
-            manner: Manner {
+            mode: TransferMode {
                 zero_copy: self.info.features.has(ZERO_COPY),
                 max_transfer: begin.max_transfer,
             },
             events: begin.events,
             aborted: begin.aborted,
             log: self.options.log.clone(),
-            alive: Default::default(),
-            rest: Notify::new(),
+            tags: Default::default(),
         };
         let buffer_bytes = self.info.buffer_bytes as usize;
         reactor

@@ -1,4 +1,4 @@
-//! What a connection has received and not used yet.
+//! The receive buffer of a connection: bytes that arrived and were not used yet.
 
 use gaur_block::Errno;
 use gaur_reactor::Stream;
@@ -14,15 +14,15 @@ const SHORT_BYTES: usize = 64;
 
 /// Plain memory: memory registered with the ring is for what goes to files, and pages of this that
 /// no traffic has touched cost nothing.
-pub(super) struct Inflow {
+pub(super) struct RecvBuffer {
     memory: Box<[u8]>,
     start: usize,
     end: usize,
 }
 
-impl Inflow {
-    pub(super) fn new() -> Inflow {
-        Inflow {
+impl RecvBuffer {
+    pub(super) fn new() -> RecvBuffer {
+        RecvBuffer {
             memory: vec![0; CAPACITY_BYTES].into_boxed_slice(),
             start: 0,
             end: 0,
@@ -34,7 +34,7 @@ impl Inflow {
         &self.memory[self.start..self.end]
     }
 
-    /// The first `len` of [`Inflow::bytes`] were used.
+    /// The first `len` of [`RecvBuffer::bytes`] were used.
     pub(super) fn consume(&mut self, len: usize) {
         self.start += len;
         debug_assert!(self.start <= self.end, "what was used had arrived");

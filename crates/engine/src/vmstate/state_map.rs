@@ -7,7 +7,7 @@ use std::ops::Range;
 
 /// Clusters of the state that lie next to each other in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct MappedRun {
     /// Number of the first, counted from the start of the state.
     pub(super) first: u64,
     /// Its cluster in the file.
@@ -18,11 +18,11 @@ pub(super) struct Place {
 
 /// Runs by the number of their first cluster: where it is, and how many follow.
 #[derive(Debug, Default)]
-pub(super) struct Places(BTreeMap<u64, (u64, u64)>);
+pub(super) struct StateMap(BTreeMap<u64, (u64, u64)>);
 
-impl Places {
+impl StateMap {
     /// Notes a run of clusters, none of which has a place yet.
-    pub(super) fn insert(&mut self, place: Place) {
+    pub(super) fn insert(&mut self, place: MappedRun) {
         if let Some((first, (host, len))) = self.0.range_mut(..place.first).next_back()
             && *first + *len == place.first
             && *host + *len == place.host
@@ -34,7 +34,7 @@ impl Places {
     }
 
     /// The runs inside `range`, cut where it begins and ends.
-    pub(super) fn inside(&self, range: Range<u64>) -> impl Iterator<Item = Place> {
+    pub(super) fn inside(&self, range: Range<u64>) -> impl Iterator<Item = MappedRun> {
         let before = self.0.range(..range.start).next_back();
         let before = before.filter(|(first, (_, len))| **first + *len > range.start);
         before
@@ -43,7 +43,7 @@ impl Places {
             .map(move |(first, (host, len))| {
                 let skipped = range.start.saturating_sub(*first);
                 let end = (*first + *len).min(range.end);
-                Place {
+                MappedRun {
                     first: *first + skipped,
                     host: *host + skipped,
                     len: end - (*first + skipped),
@@ -73,9 +73,9 @@ impl Places {
     }
 
     /// Takes all of them out.
-    pub(super) fn take(&mut self) -> Vec<Place> {
+    pub(super) fn take(&mut self) -> Vec<MappedRun> {
         let all = std::mem::take(&mut self.0).into_iter();
-        all.map(|(first, (host, len))| Place { first, host, len })
+        all.map(|(first, (host, len))| MappedRun { first, host, len })
             .collect()
     }
 }
@@ -84,13 +84,13 @@ impl Places {
 mod tests {
     use super::*;
 
-    fn place(first: u64, host: u64, len: u64) -> Place {
-        Place { first, host, len }
+    fn place(first: u64, host: u64, len: u64) -> MappedRun {
+        MappedRun { first, host, len }
     }
 
     #[test]
     fn a_state_in_order_is_one_run_however_it_came() {
-        let mut places = Places::default();
+        let mut places = StateMap::default();
         for number in 0..100 {
             places.insert(place(number * 4, 1000 + number * 4, 4));
         }
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn what_lies_inside_a_range_is_cut_and_the_rest_of_it_is_gaps() {
-        let mut places = Places::default();
+        let mut places = StateMap::default();
         places.insert(place(10, 100, 10));
         places.insert(place(30, 200, 10));
         places.insert(place(0, 50, 5));

@@ -1,0 +1,269 @@
+//! The task of a client: handshake, then reading requests and handing them
+//! out until one side has had enough.
+
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use gaur_block::{Device, Errno};
+use gaur_reactor::{Either, race};
+
+use super::client::{Client, ClientGuard};
+use super::connection::{Connection, Open};
+use super::execute;
+use super::exports::ExportDevice;
+use super::pieces;
+use super::recv_buffer::RecvBuffer;
+use super::thread_exports::ThreadExports;
+use crate::nbd::proto::{
+    Command, Event, Exports, Handshake, Kind, Parser, Refusal, Session, Step, Violation,
+};
+use crate::serve::say;
+
+/// Answers to options are collected up to about this length before they are sent.
+const ANSWERS_BYTES: usize = 16 << 10;
+
+/// Why a connection ended.
+pub(super) enum End {
+    Goodbye,
+    PeerClosed,
+    Failed(Errno),
+    Violation(Violation),
+    Stopped,
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            End::Goodbye => out.write_str("client disconnected"),
+            End::PeerClosed => out.write_str("connection closed by the client"),
+            End::Failed(errno) => write!(out, "connection failed: {errno}"),
+            End::Violation(violation) => write!(out, "protocol violation: {violation}"),
+            End::Stopped => out.write_str("server is stopping"),
+        }
+    }
+}
+
+/// Serves a client to its end.
+pub(super) async fn serve<D: Device + 'static>(thread: &Rc<ThreadExports<D>>, guard: &ClientGuard) {
+    let client = guard.0.clone();
+    let number = client.number;
+    say(
+        &thread.options.log,
+        &format!("client {number}: connected from {}", client.stream.peer()),
+    );
+    let mut received = RecvBuffer::new();
+    let shaken = race(
+        handshake(&**thread, &client, &mut received),
+        client.drain.stopped(),
+    )
+    .await;
+    let end = match shaken {
+        Either::Left(Ok(session)) => {
+            guard.negotiated();
+            use_export(thread, &client, session, &mut received).await
+        }
+        Either::Left(Err(end)) => end,
+        Either::Right(()) => End::Stopped,
+    };
+    client.hang_up();
+    gaur_reactor::freed_memory();
+    say(&thread.options.log, &format!("client {number}: {end}"));
+}
+
+async fn handshake(
+    exports: &dyn Exports,
+    client: &Client,
+    received: &mut RecvBuffer,
+) -> Result<Session, End> {
+    let stream = &client.stream;
+    stream
+        .send(&Handshake::greeting())
+        .await
+        .map_err(End::Failed)?;
+    let mut handshake = Handshake::new();
+    let mut out = Vec::new();
+    loop {
+        let (used, step) = handshake.feed(received.bytes(), exports, &mut out);
+        received.consume(used);
+        if step == Step::Again && out.len() < ANSWERS_BYTES {
+            continue;
+        }
+        if !out.is_empty() {
+            stream.send(&out).await.map_err(End::Failed)?;
+            out.clear();
+        }
+        match step {
+            Step::Again => {}
+            Step::Need => {
+                if !received.fill(stream).await.map_err(End::Failed)? {
+                    return Err(End::PeerClosed);
+                }
+            }
+            Step::Transmit(session) => return Ok(session),
+            Step::Abort => return Err(End::Goodbye),
+            Step::Violation(violation) => return Err(End::Violation(violation)),
+        }
+    }
+}
+
+/// From the choice of an export to its last request.
+async fn use_export<D: Device + 'static>(
+    thread: &Rc<ThreadExports<D>>,
+    client: &Arc<Client>,
+    session: Session,
+    received: &mut RecvBuffer,
+) -> End {
+    let guard = match thread.enter(session.export, client) {
+        Ok(guard) => guard,
+        Err(reason) => return End::Violation(Violation::ExportUnavailable(reason)),
+    };
+    let name = &guard.device.entry().export.name;
+    let line = format!("client {}: uses export {name:?}", client.number);
+    say(&thread.options.log, &line);
+    let end = transmission(thread, client, (&guard.device, session), received).await;
+    // From here on it has nothing more to wait for, and the removal of the export waits for it.
+    client.hang_up();
+    client.drain.stop();
+    thread.leave(guard).await;
+    end
+}
+
+async fn transmission<D: Device + 'static>(
+    thread: &Rc<ThreadExports<D>>,
+    client: &Arc<Client>,
+    (device, session): (&Rc<ExportDevice<D>>, Session),
+    received: &mut RecvBuffer,
+) -> End {
+    let connection = Connection::start(thread, client, Rc::clone(device), session);
+    let _open = Open(&connection);
+    gaur_reactor::spawn(watch_for_drain(connection.clone(), client.clone()));
+    let end = Reader {
+        connection: &connection,
+        client,
+        received,
+        parser: Parser::new(session),
+    }
+    .run()
+    .await;
+    connection.close().await;
+    if connection.draining() {
+        End::Stopped
+    } else {
+        end
+    }
+}
+
+/// Ends with the connection at the latest, whose [`ClientGuard`] raises the same flag.
+async fn watch_for_drain<D: Device + 'static>(connection: Rc<Connection<D>>, client: Arc<Client>) {
+    client.drain.stopped().await;
+    connection.drain();
+}
+
+pub(super) struct Reader<'a, D> {
+    pub(super) connection: &'a Rc<Connection<D>>,
+    pub(super) client: &'a Client,
+    received: &'a mut RecvBuffer,
+    parser: Parser,
+}
+
+impl<D: Device + 'static> Reader<'_, D> {
+    async fn run(mut self) -> End {
+        loop {
+            let (used, event) = self.parser.feed(self.received.bytes());
+            self.received.consume(used);
+            let outcome = match event {
+                Event::Request(command) if self.connection.draining() => {
+                    self.turn_away(command).await
+                }
+                Event::Request(command) => self.request(command).await,
+                Event::Refuse(refusal) => self.refuse(refusal).await,
+                Event::Disconnect => Err(End::Goodbye),
+                Event::Violation(violation) => Err(End::Violation(violation)),
+                Event::Need => match self.received.fill(&self.client.stream).await {
+                    Ok(true) => Ok(()),
+                    Ok(false) => Err(End::PeerClosed),
+                    Err(errno) => Err(End::Failed(errno)),
+                },
+            };
+            if let Err(end) = outcome {
+                return end;
+            }
+        }
+    }
+
+    async fn request(&mut self, command: Command) -> Result<(), End> {
+        let mut job = self
+            .connection
+            .take_job(command, execute::payload_bytes(&command))
+            .await;
+        if pieces::needed(&mut job) {
+            return self.serve_in_pieces(job).await;
+        }
+        if command.kind == Kind::Write
+            && let Err(end) = self
+                .receive(&mut job.payload()[..command.len_bytes as usize])
+                .await
+        {
+            self.connection.release(job);
+            return Err(end);
+        }
+        self.connection.dispatch(job);
+        Ok(())
+    }
+
+    /// Fills `payload` with what has arrived already and then straight from the socket.
+    pub(super) async fn receive(&mut self, payload: &mut [u8]) -> Result<(), End> {
+        let arrived = self.received.bytes();
+        let mut filled = arrived.len().min(payload.len());
+        payload[..filled].copy_from_slice(&arrived[..filled]);
+        self.received.consume(filled);
+        if filled < payload.len() {
+            let received = self.client.stream.recv_exact(&mut payload[filled..]).await;
+            filled += received.map_err(End::Failed)?;
+        }
+        if filled < payload.len() {
+            return Err(End::PeerClosed);
+        }
+        self.parser.take_payload(filled);
+        Ok(())
+    }
+
+    async fn turn_away(&mut self, command: Command) -> Result<(), End> {
+        self.parser.skip_payload();
+        let Command {
+            cookie,
+            offset_bytes,
+            ..
+        } = command;
+        let reason = "the server is shutting down";
+        self.refuse(Refusal {
+            cookie,
+            offset_bytes,
+            errno: Errno::ESHUTDOWN,
+            reason,
+        })
+        .await
+    }
+
+    async fn refuse(&mut self, refusal: Refusal) -> Result<(), End> {
+        let Refusal {
+            cookie,
+            offset_bytes,
+            errno,
+            reason,
+        } = refusal;
+        let kind = Kind::Flush;
+        let command = Command {
+            cookie,
+            kind,
+            offset_bytes,
+            len_bytes: 0,
+            fua: false,
+        };
+        let mut job = self.connection.take_job(command, 0).await;
+        job.fail(errno, reason);
+        self.connection.answer(job);
+        Ok(())
+    }
+}
