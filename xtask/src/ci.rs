@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::{model, sim, tidy, vm, workspace};
+use crate::{model, packages, sim, tidy, vm, workspace};
 
 /// Seeds of the crash simulator that are the same in every run.
 const SEEDS: u64 = 300;
@@ -19,6 +19,7 @@ const FRESH_SEEDS: u64 = 1000;
 pub fn run() -> Result<(), String> {
     step("format", || cargo(&["fmt", "--all", "--check"]))?;
     step("tidy", tidy::run)?;
+    step("packages", packages::run)?;
     // Beside what follows, which does not keep all processors busy.
     let kernel = std::thread::spawn(vm::prepare_once);
     step("clippy", || {
@@ -33,6 +34,7 @@ pub fn run() -> Result<(), String> {
     })?;
     step("build", || cargo(&["test", "--workspace", "--no-run"]))?;
     step("static build", static_build)?;
+    step("documentation", packages::document)?;
     let gaur = build_gaur()?;
     let mut failed = Vec::new();
     let mut test = |name, work: &dyn Fn() -> Result<(), String>| {

@@ -7,6 +7,7 @@
 
 mod ci;
 mod model;
+mod packages;
 mod sim;
 mod soak;
 mod tidy;

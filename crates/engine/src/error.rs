@@ -67,7 +67,7 @@ impl ErrorKind {
     }
 
     /// The kind of a failed system call.
-    fn of_errno(errno: Errno) -> ErrorKind {
+    pub fn of_errno(errno: Errno) -> ErrorKind {
         match errno {
             Errno::ENOSPC | Errno::EFBIG => ErrorKind::NoSpace,
             Errno::EROFS => ErrorKind::ReadOnly,

@@ -6,14 +6,16 @@
 //! burst is given back to the system; and so is a size that was not asked for between two calls of
 //! a [`Pool::trimmer`].
 //!
-//! One thread only, and nothing is borrowed while a caller holds a buffer.
+//! One thread at a time uses it: locks are never waited for, and atomics are never contended. They are there
+//! so that a queue of the blocking host can move to another thread.
 
-use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use gaur_block::File;
 
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use crate::waiters::{AsyncLock, Waiters};
 
 /// Smallest size, as a power of two: a page, and the largest request alignment in common use.
@@ -32,15 +34,15 @@ const BOUNCE_BYTES_MAX: usize = 16 << 20;
 /// The buffers of one queue. They may serve all files of the queue: a kept buffer that is not
 /// aligned enough for a file is replaced.
 pub(crate) struct Pool<F: File> {
-    kept: Rc<Kept<F>>,
+    kept: Arc<Kept<F>>,
 }
 
 struct Kept<F: File> {
-    classes: [RefCell<Vec<F::Buffer>>; CLASSES],
+    classes: [Mutex<Vec<F::Buffer>>; CLASSES],
     /// A bit for each size that was asked for since the last trim.
-    active: Cell<u32>,
+    active: AtomicU32,
     /// Bytes of bounce buffers in use.
-    bounce_bytes: Cell<usize>,
+    bounce_bytes: AtomicUsize,
     /// Notified when a bounce buffer comes back.
     bounce_freed: Waiters,
     /// The next request to get a bounce buffer has it, so that none is overtaken.
@@ -51,10 +53,10 @@ impl<F: File> Pool<F> {
     /// A pool that holds nothing yet.
     pub(crate) fn new() -> Pool<F> {
         Pool {
-            kept: Rc::new(Kept {
-                classes: std::array::from_fn(|_| RefCell::default()),
-                active: Cell::new(0),
-                bounce_bytes: Cell::new(0),
+            kept: Arc::new(Kept {
+                classes: std::array::from_fn(|_| Mutex::new(Vec::new())),
+                active: AtomicU32::new(0),
+                bounce_bytes: AtomicUsize::new(0),
                 bounce_freed: Waiters::default(),
                 bounce_turn: AsyncLock::default(),
             }),
@@ -67,21 +69,21 @@ impl<F: File> Pool<F> {
         let Some(class) = class_of(len_bytes) else {
             let buffer = Some(file.buffer(len_bytes));
             return PoolBuffer {
-                kept: Rc::clone(&self.kept),
+                kept: Arc::clone(&self.kept),
                 buffer,
                 len_bytes,
                 class: None,
             };
         };
-        self.kept.active.set(self.kept.active.get() | 1 << class);
+        self.kept.active.fetch_or(1 << class, Ordering::Relaxed);
         let alignment = file.limits().memory_alignment.max(1) as usize;
-        let kept = self.kept.classes[class].borrow_mut().pop();
+        let kept = self.kept.classes[class].lock().pop();
         let buffer = match kept {
             Some(buffer) if buffer.as_ptr().addr().is_multiple_of(alignment) => buffer,
             _ => file.buffer(class_bytes(class)),
         };
         PoolBuffer {
-            kept: Rc::clone(&self.kept),
+            kept: Arc::clone(&self.kept),
             buffer: Some(buffer),
             len_bytes,
             class: Some(class),
@@ -97,9 +99,9 @@ impl<F: File> Pool<F> {
         let _turn = kept.bounce_turn.lock().await;
         loop {
             let ticket = kept.bounce_freed.ticket();
-            let used = kept.bounce_bytes.get() + len_bytes;
+            let used = kept.bounce_bytes.load(Ordering::Relaxed) + len_bytes;
             if used <= BOUNCE_BYTES_MAX || used == len_bytes {
-                kept.bounce_bytes.set(used);
+                kept.bounce_bytes.store(used, Ordering::Relaxed);
                 return BounceBuffer(self.take(file, len_bytes));
             }
             kept.bounce_freed.wait(ticket).await;
@@ -111,15 +113,15 @@ impl<F: File + 'static> Pool<F> {
     /// Drops the buffers of sizes that were not asked for since it was called last; `false` when the
     /// pool is gone.
     pub(crate) fn trimmer(&self) -> impl Fn() -> bool + 'static {
-        let kept = Rc::downgrade(&self.kept);
+        let kept = Arc::downgrade(&self.kept);
         move || {
             let Some(kept) = kept.upgrade() else {
                 return false;
             };
-            let active = kept.active.take();
+            let active = kept.active.swap(0, Ordering::Relaxed);
             for (class, buffers) in kept.classes.iter().enumerate() {
                 if active & 1 << class == 0 {
-                    buffers.take();
+                    *buffers.lock() = Vec::new();
                 }
             }
             true
@@ -142,7 +144,7 @@ fn class_bytes(class: usize) -> usize {
 
 /// A buffer on loan from a [`Pool`].
 pub(crate) struct PoolBuffer<F: File> {
-    kept: Rc<Kept<F>>,
+    kept: Arc<Kept<F>>,
     /// `Some` until the drop.
     buffer: Option<F::Buffer>,
     len_bytes: usize,
@@ -170,7 +172,7 @@ impl<F: File> DerefMut for PoolBuffer<F> {
 impl<F: File> Drop for PoolBuffer<F> {
     fn drop(&mut self) {
         if let (Some(class), Some(buffer)) = (self.class, self.buffer.take()) {
-            let mut kept = self.kept.classes[class].borrow_mut();
+            let mut kept = self.kept.classes[class].lock();
             if kept.len() < (KEPT_BYTES / class_bytes(class)).max(KEPT_MIN) {
                 kept.push(buffer);
             }
@@ -198,8 +200,8 @@ impl<F: File> DerefMut for BounceBuffer<F> {
 impl<F: File> Drop for BounceBuffer<F> {
     fn drop(&mut self) {
         let kept = &self.0.kept;
-        let used = kept.bounce_bytes.get() - self.0.len_bytes;
-        kept.bounce_bytes.set(used);
+        kept.bounce_bytes
+            .fetch_sub(self.0.len_bytes, Ordering::Relaxed);
         kept.bounce_freed.notify();
     }
 }
@@ -243,7 +245,7 @@ mod tests {
         let held: Vec<_> = (0..40).map(|_| pool.take(&file, 2 << 20)).collect();
         drop(held);
         assert_eq!(
-            pool.kept.classes[class_of(2 << 20).unwrap()].borrow().len(),
+            pool.kept.classes[class_of(2 << 20).unwrap()].lock().len(),
             8
         );
     }
@@ -254,7 +256,7 @@ mod tests {
         let pool = Pool::new();
         let trim = pool.trimmer();
         drop((pool.take(&file, 4096), pool.take(&file, 65536)));
-        let kept = |len| pool.kept.classes[class_of(len).unwrap()].borrow().len();
+        let kept = |len| pool.kept.classes[class_of(len).unwrap()].lock().len();
         assert!(trim());
         assert_eq!((kept(4096), kept(65536)), (1, 1));
         drop(pool.take(&file, 4096));

@@ -2,15 +2,16 @@
 
 use std::ffi::{OsStr, c_int};
 use std::fmt;
-use std::mem::{MaybeUninit, offset_of};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::mem::offset_of;
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use gaur_block::Errno;
+use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, getpeername, getsockname};
 
-use crate::syscall;
+use crate::syscall::again;
 
 /// The address of a stream socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -128,57 +129,24 @@ impl RawAddress {
 
 /// The address that a socket is bound to.
 pub(crate) fn local_address(fd: BorrowedFd<'_>) -> Result<Address, Errno> {
-    ask(fd, libc::getsockname)
+    from_any(again(|| getsockname(fd))?)
 }
 
 /// The address that a socket is connected to.
 pub(crate) fn peer_address(fd: BorrowedFd<'_>) -> Result<Address, Errno> {
-    ask(fd, libc::getpeername)
+    // The other end of a Unix socket may have no name.
+    let unnamed = || Ok(Address::Unix(PathBuf::new()));
+    again(|| getpeername(fd))?.map_or_else(unnamed, from_any)
 }
 
-type Ask = unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> c_int;
-
-fn ask(fd: BorrowedFd<'_>, call: Ask) -> Result<Address, Errno> {
-    let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
-    let mut len = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes of `storage`, and says how many there are.
-    let storage = unsafe {
-        if call(fd.as_raw_fd(), storage.as_mut_ptr().cast(), &raw mut len) != 0 {
-            return Err(syscall::last_errno());
-        }
-        storage.assume_init()
-    };
-    let start = &raw const storage;
-    match c_int::from(storage.ss_family) {
-        libc::AF_INET => {
-            // SAFETY: the family says which structure it is, and storage is large enough for it.
-            let raw = unsafe { start.cast::<libc::sockaddr_in>().read() };
-            let ip = Ipv4Addr::from(raw.sin_addr.s_addr.to_ne_bytes());
-            Ok(Address::Tcp(SocketAddr::from((
-                ip,
-                u16::from_be(raw.sin_port),
-            ))))
-        }
-        libc::AF_INET6 => {
-            // SAFETY: as above.
-            let raw = unsafe { start.cast::<libc::sockaddr_in6>().read() };
-            let ip = Ipv6Addr::from(raw.sin6_addr.s6_addr);
-            let port = u16::from_be(raw.sin6_port);
-            let address = SocketAddrV6::new(ip, port, raw.sin6_flowinfo, raw.sin6_scope_id);
-            Ok(Address::Tcp(SocketAddr::V6(address)))
-        }
-        libc::AF_UNIX => {
-            // SAFETY: as above.
-            let raw = unsafe { start.cast::<libc::sockaddr_un>().read() };
-            let bytes: Vec<u8> = raw.sun_path.iter().map(|byte| *byte as u8).collect();
-            let end = bytes
-                .iter()
-                .position(|byte| *byte == 0)
-                .unwrap_or(bytes.len());
-            Ok(Address::Unix(PathBuf::from(OsStr::from_bytes(
-                &bytes[..end],
-            ))))
-        }
-        _ => Err(Errno::EINVAL),
+fn from_any(address: SocketAddrAny) -> Result<Address, Errno> {
+    if address.address_family() == AddressFamily::UNIX {
+        let unix = SocketAddrUnix::try_from(address).map_err(|_| Errno::EINVAL)?;
+        let path = unix.path().map_or(PathBuf::new(), |path| {
+            PathBuf::from(OsStr::from_bytes(path.to_bytes()))
+        });
+        return Ok(Address::Unix(path));
     }
+    let address = SocketAddr::try_from(address).map_err(|_| Errno::EINVAL)?;
+    Ok(Address::Tcp(address))
 }

@@ -1,37 +1,28 @@
-//! What wakes a reactor that sleeps in the kernel: an eventfd.
+//! The event that wakes a reactor which sleeps in the kernel: an eventfd.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use gaur_block::Errno;
+use rustix::event::{EventfdFlags, eventfd};
 
-use crate::syscall;
+use crate::syscall::again;
 
 /// Readable from [`Event::raise`] to [`Event::clear`].
 pub(crate) struct Event(OwnedFd);
 
 impl Event {
     pub(crate) fn new() -> Result<Event, Errno> {
-        // SAFETY: no memory is passed; a descriptor that comes back is new and ours alone.
-        unsafe {
-            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-            if fd < 0 {
-                return Err(syscall::last_errno());
-            }
-            Ok(Event(OwnedFd::from_raw_fd(fd)))
-        }
+        again(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)).map(Event)
     }
 
     pub(crate) fn raise(&self) {
-        let one = 1_u64;
-        // SAFETY: the pointer is to 8 bytes. The write fails only when the counter is full,
-        // and then the event is readable already.
-        let _ = unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+        // This fails only when the counter is full, and then the event is readable already.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
     pub(crate) fn clear(&self) {
-        let mut counter = 0_u64;
-        // SAFETY: the pointer is to 8 bytes. Failing means that the counter is empty.
-        let _ = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut counter).cast(), 8) };
+        // Failing means that the counter is empty.
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }
 

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gaur_block::{Access, Errno, Extent, FileId, FileLimits, OpenError};
+use rustix::fs::{FileType, OFlags, SeekFrom, Stat};
 
 use crate::lock;
 use crate::memory::{Buffer, PAGE};
@@ -78,9 +79,9 @@ impl OpenFile {
         let facts = syscall::stat(&path).map_err(|errno| cannot_open(errno, access.write))?;
         kind_of(&facts)?;
         let mode = if access.write {
-            libc::O_RDWR
+            OFlags::RDWR
         } else {
-            libc::O_RDONLY
+            OFlags::RDONLY
         };
         OpenFile::open_with(&path, mode, access)
     }
@@ -98,7 +99,7 @@ impl OpenFile {
             lock: options.lock,
             force_share: false,
         };
-        let mut mode = libc::O_RDWR | libc::O_CREAT;
+        let mut mode = OFlags::RDWR | OFlags::CREATE;
         match syscall::stat(&path) {
             Ok(facts) => {
                 let kind = kind_of(&facts)?;
@@ -110,14 +111,14 @@ impl OpenFile {
                     });
                 }
                 if kind == Kind::BlockDevice {
-                    mode = libc::O_RDWR;
+                    mode = OFlags::RDWR;
                 }
             }
-            Err(Errno::ENOENT) => mode |= libc::O_EXCL,
+            Err(Errno::ENOENT) => mode |= OFlags::EXCL,
             Err(errno) => return Err(cannot_open(errno, true)),
         }
         let file = OpenFile::open_with(&path, mode, access).map_err(|error| match error.errno {
-            Errno::EACCES if mode & libc::O_EXCL != 0 => OpenError {
+            Errno::EACCES if mode.contains(OFlags::EXCL) => OpenError {
                 reason: "permission denied to make a file in its folder".to_owned(),
                 ..error
             },
@@ -129,11 +130,14 @@ impl OpenFile {
         Ok(file)
     }
 
-    fn open_with(path: &CStr, mode: libc::c_int, access: Access) -> Result<OpenFile, OpenError> {
-        let direct_flag = if access.direct { libc::O_DIRECT } else { 0 };
+    fn open_with(path: &CStr, mode: OFlags, access: Access) -> Result<OpenFile, OpenError> {
+        let direct_flag = match access.direct {
+            true => OFlags::DIRECT,
+            false => OFlags::empty(),
+        };
         // Should the path have become a fifo since it was looked at, this open does not wait.
         let fd =
-            syscall::open(path, mode | direct_flag | libc::O_NONBLOCK).map_err(
+            syscall::open(path, mode | direct_flag | OFlags::NONBLOCK).map_err(
                 |errno| match errno {
                     Errno::EINVAL if access.direct => no_direct(),
                     errno => cannot_open(errno, access.write),
@@ -142,7 +146,7 @@ impl OpenFile {
         let facts = syscall::fstat(fd.as_fd()).map_err(|errno| cannot_open(errno, access.write))?;
         let kind = kind_of(&facts)?;
         // A ring answers EAGAIN instead of waiting for a descriptor that says O_NONBLOCK.
-        set_blocking(fd.as_fd()).map_err(|errno| cannot_open(errno, access.write))?;
+        syscall::set_blocking(fd.as_fd()).map_err(|errno| cannot_open(errno, access.write))?;
         if access.lock {
             lock::acquire(fd.as_fd(), access)?;
         }
@@ -199,7 +203,7 @@ impl OpenFile {
                 let facts = syscall::fstat(self.as_fd())?;
                 u64::try_from(facts.st_size).map_err(|_| Errno::EIO)
             }
-            Kind::BlockDevice => syscall::lseek(self.as_fd(), 0, libc::SEEK_END),
+            Kind::BlockDevice => syscall::seek(self.as_fd(), SeekFrom::End(0)),
         }
     }
 
@@ -216,9 +220,9 @@ impl OpenFile {
                 data: data || len == 0,
             }
         };
-        match syscall::lseek(self.as_fd(), offset_bytes, libc::SEEK_DATA) {
+        match syscall::seek(self.as_fd(), SeekFrom::Data(offset_bytes)) {
             Ok(start) if start > offset_bytes => Ok(run(start, false)),
-            Ok(_) => match syscall::lseek(self.as_fd(), offset_bytes, libc::SEEK_HOLE) {
+            Ok(_) => match syscall::seek(self.as_fd(), SeekFrom::Hole(offset_bytes)) {
                 Ok(end) => Ok(run(end, true)),
                 Err(_) => Ok(Extent {
                     len: rest,
@@ -256,12 +260,7 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    fn examine(
-        fd: OwnedFd,
-        kind: Kind,
-        facts: &libc::stat,
-        access: Access,
-    ) -> Result<Shared, Errno> {
+    fn examine(fd: OwnedFd, kind: Kind, facts: &Stat, access: Access) -> Result<Shared, Errno> {
         let sector_bytes = match kind {
             Kind::Regular => 1,
             Kind::BlockDevice => syscall::sector_size(fd.as_fd())?,
@@ -333,25 +332,14 @@ fn direct_alignment(fd: BorrowedFd<'_>, sector_bytes: u32) -> DirectAlignment {
     }
 }
 
-fn set_blocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    // SAFETY: neither command takes memory.
-    unsafe {
-        let flags = libc::fcntl(fd.as_raw_fd(), libc::F_GETFL);
-        if flags < 0 || libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) < 0 {
-            return Err(syscall::last_errno());
-        }
-    }
-    Ok(())
-}
-
-fn kind_of(facts: &libc::stat) -> Result<Kind, OpenError> {
-    let (errno, what) = match facts.st_mode & libc::S_IFMT {
-        libc::S_IFREG => return Ok(Kind::Regular),
-        libc::S_IFBLK => return Ok(Kind::BlockDevice),
-        libc::S_IFDIR => (Errno::from_raw(libc::EISDIR), "a directory"),
-        libc::S_IFIFO => (Errno::EINVAL, "a fifo"),
-        libc::S_IFSOCK => (Errno::EINVAL, "a socket"),
-        libc::S_IFCHR => (Errno::EINVAL, "a character device"),
+fn kind_of(facts: &Stat) -> Result<Kind, OpenError> {
+    let (errno, what) = match FileType::from_raw_mode(facts.st_mode) {
+        FileType::RegularFile => return Ok(Kind::Regular),
+        FileType::BlockDevice => return Ok(Kind::BlockDevice),
+        FileType::Directory => (Errno::EISDIR, "a directory"),
+        FileType::Fifo => (Errno::EINVAL, "a fifo"),
+        FileType::Socket => (Errno::EINVAL, "a socket"),
+        FileType::CharacterDevice => (Errno::EINVAL, "a character device"),
         _ => (Errno::EINVAL, "of an unknown kind"),
     };
     let reason = format!("is {what}; an image is a regular file or a block device");

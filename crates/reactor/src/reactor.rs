@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use gaur_block::{Errno, Registered};
+use rustix::fs::OFlags;
 
 use crate::context;
 use crate::inbox::{Inbox, Message};
@@ -61,6 +62,9 @@ impl Default for Config {
 
 /// Turns between two looks at the kernel while tasks keep each other busy.
 const TURNS_BETWEEN_ENTERS: u32 = 16;
+
+/// Most looks at the kernel in a [`Reactor::turn`]: the loop that drives it has other descriptors.
+const ENTERS_PER_TURN: u32 = 8;
 
 /// Transfers done inline between two looks at the kernel. They never wait, so a task that does
 /// nothing else would keep the thread to itself.
@@ -205,7 +209,7 @@ impl Core {
     /// `/dev/zero`, opened when it is first needed.
     pub(crate) fn zeros(&self) -> Result<BorrowedFd<'_>, Errno> {
         if self.zeros.get().is_none() {
-            let _ = self.zeros.set(syscall::open(c"/dev/zero", libc::O_RDONLY)?);
+            let _ = self.zeros.set(syscall::open(c"/dev/zero", OFlags::RDONLY)?);
         }
         self.zeros.get().map(AsFd::as_fd).ok_or(Errno::EIO)
     }
@@ -223,9 +227,9 @@ impl Core {
         self.messages.replace(messages);
     }
 
-    /// Lets the kernel have its say, and sleeps if nothing can go on.
-    fn visit_kernel(&self) {
-        let sleep = !self.tasks.has_ready() && self.inbox.fall_asleep();
+    /// Enters the kernel: hands over what the tasks asked for, takes completions and wakes their tasks.
+    /// With `sleep` it waits for the first of them, a message or a timer.
+    fn enter_kernel(&self, sleep: bool) {
         let timeout = if sleep {
             self.timers.next_in()
         } else {
@@ -233,7 +237,9 @@ impl Core {
         };
         match &self.engine {
             Engine::Ring(ring) => {
-                ring.arm_event(self.inbox.event().as_raw_fd());
+                if !ring.signals() {
+                    ring.arm_event(self.inbox.event().as_raw_fd());
+                }
                 if sleep {
                     ring.enter(1, timeout);
                 } else if ring.needs_enter() {
@@ -253,34 +259,71 @@ impl Core {
         }
         self.timers.fire();
         self.read_inbox();
+        self.inline_left.set(INLINE_PER_VISIT);
+        // A look without transfers is one in between, for answers and new requests.
+        match self.transfers.replace(0) {
+            0 => {}
+            transfers => self.crowded.set(transfers >= CROWD),
+        }
+    }
+
+    /// Polls tasks until none is ready, but not for too long, and `root` before each round. Returns what
+    /// `root` returns once it is done.
+    fn run_tasks<T>(&self, mut root: impl FnMut() -> Poll<T>) -> Poll<T> {
+        // The tasks would only find that it is not their turn.
+        let turn_is_over = || self.inline_left.get() == 0;
+        for _ in 0..TURNS_BETWEEN_ENTERS {
+            if self.tasks.take_root_ready()
+                && let Poll::Ready(output) = root()
+            {
+                return Poll::Ready(output);
+            }
+            self.tasks.run_ready(turn_is_over);
+            if !self.tasks.has_ready() || turn_is_over() {
+                break;
+            }
+        }
+        Poll::Pending
     }
 
     fn block_on<F: Future>(&self, future: F) -> F::Output {
+        if let Some(ring) = self.ring() {
+            ring.signal(None);
+        }
         let mut future = pin!(future);
         let waker = self.tasks.root_waker();
         let mut context = Context::from_waker(&waker);
         loop {
-            for _ in 0..TURNS_BETWEEN_ENTERS {
-                if self.tasks.take_root_ready()
-                    && let Poll::Ready(output) = future.as_mut().poll(&mut context)
-                {
-                    return output;
-                }
-                // Everybody would only find that it is not their turn.
-                let turn_is_over = || self.inline_left.get() == 0;
-                self.tasks.run_ready(turn_is_over);
-                if !self.tasks.has_ready() || turn_is_over() {
-                    break;
-                }
+            if let Poll::Ready(output) = self.run_tasks(|| future.as_mut().poll(&mut context)) {
+                return output;
             }
-            self.visit_kernel();
-            self.inline_left.set(INLINE_PER_VISIT);
-            // A look without transfers is one in between, for answers and new requests.
-            match self.transfers.replace(0) {
-                0 => {}
-                transfers => self.crowded.set(transfers >= CROWD),
+            let sleep = !self.tasks.has_ready() && self.inbox.fall_asleep();
+            self.enter_kernel(sleep);
+        }
+    }
+
+    /// See [`Reactor::turn`].
+    fn turn(&self) -> Option<Duration> {
+        let event = self.inbox.event();
+        // The ring's own descriptor will not do: with `DEFER_TASKRUN` it is not readable before somebody
+        // enters the kernel to look.
+        let may_sleep = self
+            .ring()
+            .is_none_or(|ring| ring.signal(Some(event.as_raw_fd())));
+        self.inbox.wake_up();
+        for _ in 0..ENTERS_PER_TURN {
+            // There is no root: what wakes one was meant for a future that `block_on` has driven before.
+            let _: Poll<()> = self.run_tasks(|| Poll::Pending);
+            self.enter_kernel(false);
+            // What comes after this raises the event again, what came before it is seen here.
+            event.clear();
+            let idle = !self.tasks.has_ready() && self.ring().is_none_or(Ring::is_idle);
+            if may_sleep && idle && self.inbox.fall_asleep() {
+                return self.timers.next_in();
             }
         }
+        event.raise();
+        Some(Duration::ZERO)
     }
 }
 
@@ -313,14 +356,31 @@ impl Reactor {
     /// # Panics
     /// When called by something that the reactor is driving.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let _running = self.run();
+        self.core.block_on(future)
+    }
+
+    /// Drives the tasks as far as they go without waiting, for a thread that has an event loop of its own.
+    /// The loop watches the reactor's descriptor ([`AsFd`]) for reading, calls this when it is readable and
+    /// after it has spawned a task or polled a future that uses the reactor, and once more when the time is
+    /// over that this returns, which says how soon the next [`sleep`](crate::sleep) ends.
+    ///
+    /// Without a ring files block the thread here, and the descriptor tells of other threads' messages
+    /// only, not of sockets.
+    ///
+    /// # Panics
+    /// When called by something that the reactor is driving.
+    pub fn turn(&self) -> Option<Duration> {
+        let _running = self.run();
+        self.core.turn()
+    }
+
+    fn run(&self) -> Running<'_> {
         assert!(
             !self.core.running.replace(true),
             "a reactor is driven by one loop"
         );
-        let running = Running { core: &self.core };
-        let output = self.core.block_on(future);
-        drop(running);
-        output
+        Running { core: &self.core }
     }
 
     /// For other threads, to spawn tasks here.
@@ -354,6 +414,15 @@ impl Reactor {
             Poll::Ready(())
         })
         .await;
+    }
+}
+
+impl AsFd for Reactor {
+    /// Readable when [`Reactor::turn`] has something to do. Nothing but watching it makes sense.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let event = self.core.inbox.event().as_raw_fd();
+        // SAFETY: the event lives as long as the reactor.
+        unsafe { BorrowedFd::borrow_raw(event) }
     }
 }
 

@@ -78,6 +78,8 @@ pub(crate) struct Ring {
     features: Features,
     /// The inbox's event is being watched.
     event_armed: Cell<bool>,
+    /// The kernel writes to the inbox's event when there are completions.
+    signals: Cell<bool>,
 }
 
 impl Ring {
@@ -104,6 +106,7 @@ impl Ring {
             has_buffer_table,
             features: Features { ftruncate },
             event_armed: Cell::new(false),
+            signals: Cell::new(false),
         })
     }
 
@@ -297,6 +300,32 @@ impl Ring {
         let entry = opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32).build();
         // SAFETY: the entry points to nothing.
         unsafe { self.push(&entry.user_data(EVENT)) };
+    }
+
+    /// Has the kernel write to `event` when there are completions, or no longer; `false` when it refuses.
+    pub(crate) fn signal(&self, event: Option<RawFd>) -> bool {
+        if self.signals.get() == event.is_some() {
+            return true;
+        }
+        let uring = self.uring.borrow();
+        let changed = match event {
+            Some(event) => uring.submitter().register_eventfd(event),
+            None => uring.submitter().unregister_eventfd(),
+        };
+        if changed.is_ok() {
+            self.signals.set(event.is_some());
+        }
+        changed.is_ok()
+    }
+
+    /// Whether the kernel writes to an event when there are completions.
+    pub(crate) fn signals(&self) -> bool {
+        self.signals.get()
+    }
+
+    /// Whether there are no completions and there is no reason to enter the kernel.
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.needs_enter() && self.uring.borrow_mut().completion().is_empty()
     }
 
     /// Whether there is something to tell the kernel, or something it wants to do.

@@ -5,9 +5,10 @@
 
 use std::ffi::{CStr, CString};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use gaur_block::{Errno, Segments, SegmentsMut};
+use rustix::fs::{self, AtFlags, FallocateFlags, Mode, OFlags, SeekFrom, Stat, StatxFlags};
 
 use crate::iovecs::iovec_of;
 
@@ -46,10 +47,9 @@ fn retry(mut call: impl FnMut() -> isize) -> Result<usize, Errno> {
     }
 }
 
-/// The same for calls that return an `int`.
-pub(crate) fn retry_int(mut call: impl FnMut() -> libc::c_int) -> Result<libc::c_int, Errno> {
-    // The value fits again: it came from an `int`.
-    retry(|| call() as isize).map(|value| value as libc::c_int)
+/// The same for a call of `rustix`.
+pub(crate) fn again<T>(call: impl FnMut() -> rustix::io::Result<T>) -> Result<T, Errno> {
+    rustix::io::retry_on_intr(call).map_err(|errno| Errno::from_raw(errno.raw_os_error()))
 }
 
 /// An offset as the kernel wants it; `EINVAL` beyond 2^63 - 1.
@@ -58,48 +58,33 @@ fn offset(offset_bytes: u64) -> Result<libc::off_t, Errno> {
 }
 
 /// What the path names, links followed.
-pub(crate) fn stat(path: &CStr) -> Result<libc::stat, Errno> {
-    let mut facts = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the path ends in NUL and `facts` has room for one `stat`, which a success fills.
-    unsafe {
-        retry_int(|| libc::stat(path.as_ptr(), facts.as_mut_ptr()))?;
-        Ok(facts.assume_init())
-    }
+pub(crate) fn stat(path: &CStr) -> Result<Stat, Errno> {
+    again(|| fs::stat(path))
 }
 
 /// What the descriptor refers to.
-pub(crate) fn fstat(fd: BorrowedFd<'_>) -> Result<libc::stat, Errno> {
-    let mut facts = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the descriptor is open and `facts` has room for one `stat`, which a success fills.
-    unsafe {
-        retry_int(|| libc::fstat(fd.as_raw_fd(), facts.as_mut_ptr()))?;
-        Ok(facts.assume_init())
-    }
+pub(crate) fn fstat(fd: BorrowedFd<'_>) -> Result<Stat, Errno> {
+    again(|| fs::fstat(fd))
 }
 
 /// The magic number of the file system that holds the file.
 pub(crate) fn filesystem_magic(fd: BorrowedFd<'_>) -> Result<i64, Errno> {
-    let mut facts = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the descriptor is open and `facts` has room for one `statfs`, which a success fills.
-    unsafe {
-        retry_int(|| libc::fstatfs(fd.as_raw_fd(), facts.as_mut_ptr()))?;
-        #[allow(
-            clippy::unnecessary_cast,
-            reason = "the type differs between architectures"
-        )]
-        Ok(facts.assume_init().f_type as i64)
-    }
+    #[allow(
+        clippy::unnecessary_cast,
+        reason = "the type differs between architectures"
+    )]
+    again(|| fs::fstatfs(fd)).map(|facts| facts.f_type as i64)
 }
 
 /// Opens a path; `O_CLOEXEC` is added.
-pub(crate) fn open(path: &CStr, flags: libc::c_int) -> Result<OwnedFd, Errno> {
-    let flags = flags | libc::O_CLOEXEC | libc::O_NOCTTY;
-    let mode: libc::c_uint = 0o644;
-    // SAFETY: the path ends in NUL; a descriptor that open returns is new and ours alone.
-    unsafe {
-        let fd = retry_int(|| libc::open(path.as_ptr(), flags, mode))?;
-        Ok(OwnedFd::from_raw_fd(fd))
-    }
+pub(crate) fn open(path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
+    again(|| fs::open(path, flags, Mode::from_raw_mode(0o644)))
+}
+
+/// Has operations on the descriptor wait where they would say `EAGAIN`.
+pub(crate) fn set_blocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    again(|| fs::fcntl_setfl(fd, fs::fcntl_getfl(fd)? - OFlags::NONBLOCK))
 }
 
 /// A path as the kernel wants it; `EINVAL` when it has a NUL inside.
@@ -227,42 +212,28 @@ pub(crate) fn fallocate(
     offset_bytes: u64,
     len_bytes: u64,
 ) -> Result<(), Errno> {
-    let (at, len) = (offset(offset_bytes)?, offset(len_bytes)?);
-    // SAFETY: no memory is passed.
-    retry_int(|| unsafe { libc::fallocate(fd.as_raw_fd(), mode, at, len) }).map(drop)
+    let mode = FallocateFlags::from_bits_retain(mode as u32);
+    again(|| fs::fallocate(fd, mode, offset_bytes, len_bytes))
 }
 
 /// `fdatasync(2)`.
 pub(crate) fn fdatasync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    // SAFETY: no memory is passed.
-    retry_int(|| unsafe { libc::fdatasync(fd.as_raw_fd()) }).map(drop)
+    again(|| fs::fdatasync(fd))
 }
 
 /// `ftruncate(2)`.
 pub(crate) fn ftruncate(fd: BorrowedFd<'_>, len_bytes: u64) -> Result<(), Errno> {
-    let len = offset(len_bytes)?;
-    // SAFETY: no memory is passed.
-    retry_int(|| unsafe { libc::ftruncate(fd.as_raw_fd(), len) }).map(drop)
+    again(|| fs::ftruncate(fd, len_bytes))
 }
 
-/// `lseek(2)`. It moves the position that all users of the open file share, which nobody reads.
-pub(crate) fn lseek(
-    fd: BorrowedFd<'_>,
-    offset_bytes: u64,
-    whence: libc::c_int,
-) -> Result<u64, Errno> {
-    let at = offset(offset_bytes)?;
-    // SAFETY: no memory is passed.
-    let result = unsafe { libc::lseek(fd.as_raw_fd(), at, whence) };
-    u64::try_from(result).map_err(|_| last_errno())
+/// `lseek(2)`. It moves the position that all users of the open file share, which nothing reads.
+pub(crate) fn seek(fd: BorrowedFd<'_>, to: SeekFrom) -> Result<u64, Errno> {
+    again(|| fs::seek(fd, to))
 }
 
 /// The size of a block device's logical sectors in bytes (`BLKSSZGET`).
 pub(crate) fn sector_size(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
-    let mut size: libc::c_int = 0;
-    // SAFETY: the request stores one `int`, for which there is room.
-    retry_int(|| unsafe { libc::ioctl(fd.as_raw_fd(), libc::BLKSSZGET, &raw mut size) })?;
-    u32::try_from(size).map_err(|_| Errno::EIO)
+    again(|| fs::ioctl_blksszget(fd))
 }
 
 /// Tells a block device that a range is no longer needed (`BLKDISCARD`).
@@ -276,8 +247,8 @@ pub(crate) fn block_discard(
     const BLKDISCARD: libc::c_int = 0x1277;
     let range = [offset_bytes, len_bytes];
     // SAFETY: the request reads two `u64`.
-    let result = retry_int(|| unsafe {
-        libc::ioctl(fd.as_raw_fd(), BLKDISCARD as libc::Ioctl, range.as_ptr())
+    let result = retry(|| unsafe {
+        libc::ioctl(fd.as_raw_fd(), BLKDISCARD as libc::Ioctl, range.as_ptr()) as isize
     });
     match result {
         Ok(_) => Ok(()),
@@ -296,28 +267,12 @@ pub(crate) struct DirectAlignment {
 /// What the kernel says of O_DIRECT on this file (`STATX_DIOALIGN`, Linux 6.1); `None` when it
 /// says nothing.
 pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> Option<DirectAlignment> {
-    const STATX_DIOALIGN: u32 = 0x2000;
-    /// Where `stx_dio_mem_align` and `stx_dio_offset_align` stand in `struct statx`, in words.
-    const MEM_WORD: usize = 0x98 / 4;
-    /// `struct statx` is 256 bytes long; aligned as its `u64` fields ask.
-    #[repr(C, align(8))]
-    struct Statx([u32; 64]);
-    let mut facts = Statx([0; 64]);
-    // SAFETY: the path is an empty string, and `facts` is as large as `struct statx`.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_statx,
-            fd.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            STATX_DIOALIGN,
-            facts.0.as_mut_ptr(),
-        )
-    };
-    let answered = result == 0 && facts.0[0] & STATX_DIOALIGN != 0;
+    let asked = StatxFlags::DIOALIGN;
+    let facts = again(|| fs::statx(fd, c"", AtFlags::EMPTY_PATH, asked)).ok()?;
+    let answered = facts.stx_mask & asked.bits() != 0;
     let found = DirectAlignment {
-        memory: facts.0[MEM_WORD],
-        offset: facts.0[MEM_WORD + 1],
+        memory: facts.stx_dio_mem_align,
+        offset: facts.stx_dio_offset_align,
     };
     (answered && found.memory.is_power_of_two() && found.offset.is_power_of_two()).then_some(found)
 }

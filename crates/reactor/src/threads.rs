@@ -4,6 +4,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
 use gaur_block::Errno;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::reactor::{Config, Handle, Reactor};
 use crate::stop::Stop;
@@ -115,28 +116,14 @@ fn serve(reactor: &Reactor, stop: &Stop) {
 
 /// The processors that this process may run on.
 fn allowed_processors() -> Vec<usize> {
-    // SAFETY: `cpu_set_t` is plain integers, for which zero is a value, and its size is passed.
-    let set = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
-            return Vec::new();
-        }
-        set
-    };
-    let limit = libc::CPU_SETSIZE as usize;
-    // SAFETY: the number is below the size of the set.
-    (0..limit)
-        .filter(|processor| unsafe { libc::CPU_ISSET(*processor, &set) })
-        .collect()
+    let allowed = sched_getaffinity(None).unwrap_or_default();
+    let processors = 0..CpuSet::MAX_CPU;
+    processors.filter(|one| allowed.is_set(*one)).collect()
 }
 
 /// A hint: where it is refused the thread runs anywhere.
 fn pin_to(processor: usize) {
-    // SAFETY: `cpu_set_t` is plain integers, for which zero is a value; the number is below the
-    // size of the set, and the size is passed.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(processor, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
-    }
+    let mut set = CpuSet::new();
+    set.set(processor);
+    let _ = sched_setaffinity(None, &set);
 }

@@ -1,0 +1,293 @@
+//! What the queues of a disk promise, whichever of them it is.
+
+use std::io::{IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
+use std::path::PathBuf;
+use std::thread;
+
+use gaur::{
+    AsyncConfig, CreateOptions, Disk, ErrorKind, Format, OpenOptions, Reactor, ReactorConfig,
+    Unmap, spawn,
+};
+use tempfile::TempDir;
+
+const SIZE: u64 = 16 << 20;
+
+struct Scratch {
+    folder: TempDir,
+}
+
+impl Scratch {
+    fn new() -> Scratch {
+        let folder = tempfile::tempdir().expect("a folder");
+        Scratch { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn disk(&self) -> Disk {
+        let create = CreateOptions::new(SIZE);
+        Disk::create(self.path("disk"), &create).expect("a new image");
+        self.open("disk")
+    }
+
+    fn open(&self, name: &str) -> Disk {
+        Disk::open(self.path(name), &OpenOptions::default()).expect("it opens")
+    }
+}
+
+fn on_reactor<T>(work: impl AsyncFnOnce() -> T) -> T {
+    let reactor = Reactor::new(&ReactorConfig::default()).expect("a reactor");
+    reactor.block_on(work())
+}
+
+#[test]
+fn what_one_queue_writes_every_other_reads() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk();
+    let blocking = disk.blocking();
+    blocking.write_at(1, b"blocking").expect("a write");
+    on_reactor(async || {
+        let queue = disk.queue();
+        let mut bytes = [0; 8];
+        queue.read_at(1, &mut bytes).await.expect("a read");
+        assert_eq!(&bytes, b"blocking");
+        queue.write_at(1, b"a ring's").await.expect("a write");
+    });
+    let shared = disk.start(&AsyncConfig::default()).expect("threads");
+    gaur::reactor::block_on(async {
+        let bytes = shared.read_at(1, vec![0; 8]).await.expect("a read");
+        assert_eq!(bytes, b"a ring's");
+        shared.write_at(1, "a thread").await.expect("a write");
+        shared.close().await;
+    });
+    let mut bytes = [0; 8];
+    blocking.read_at(1, &mut bytes).expect("a read");
+    assert_eq!(&bytes, b"a thread");
+    drop(blocking);
+    disk.close().expect("a clean end");
+}
+
+#[test]
+fn parts_of_memory_are_one_range_of_the_disk() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk();
+    let queue = disk.blocking();
+    let parts = [
+        IoSlice::new(b"one"),
+        IoSlice::new(b""),
+        IoSlice::new(b"two"),
+    ];
+    queue.write_vectored_at(65_533, &parts).expect("a write");
+    let (mut left, mut right) = ([0; 1], [0; 5]);
+    let mut parts = [IoSliceMut::new(&mut left), IoSliceMut::new(&mut right)];
+    queue.read_vectored_at(65_533, &mut parts).expect("a read");
+    assert_eq!((&left, &right), (b"o", b"netwo"));
+    let shared = disk.start(&AsyncConfig::default()).expect("threads");
+    gaur::reactor::block_on(async {
+        let parts = vec!["si", "x"];
+        shared
+            .write_vectored_at(65_536, parts)
+            .await
+            .expect("a write");
+        let parts = vec![vec![0; 4], vec![0; 2]];
+        let parts = shared.read_vectored_at(65_533, parts).await;
+        assert_eq!(parts.expect("a read"), [b"ones".to_vec(), b"ix".to_vec()]);
+    });
+}
+
+#[test]
+fn zeroed_and_discarded_ranges_read_as_zeros_and_status_tells() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk();
+    let queue = disk.blocking();
+    queue.write_at(0, &[1; 256 << 10]).expect("a write");
+    assert!(queue.status(0..64 << 10).expect("a status").allocated);
+    queue.zero(0..64 << 10, Unmap::Forbidden).expect("zeros");
+    queue.discard(64 << 10..128 << 10).expect("a discard");
+    let status = queue.status(0..256 << 10).expect("a status");
+    assert!(status.zero && status.len_bytes >= 64 << 10, "{status:?}");
+    let mut bytes = vec![0xff; 192 << 10];
+    queue.read_at(0, &mut bytes).expect("a read");
+    let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
+    assert_eq!(zeros, 128 << 10);
+}
+
+#[test]
+fn requests_beyond_the_end_fail_and_say_where() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk();
+    let queue = disk.blocking();
+    let error = queue.write_at(SIZE - 1, b"two").expect_err("too far");
+    let wanted = "cannot write 3 bytes at offset 16777215: no space left on device";
+    assert_eq!(error.to_string(), wanted);
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    queue.grow(SIZE + 512).expect("room");
+    queue.write_at(SIZE - 1, b"two").expect("there is room");
+    assert_eq!(disk.size_bytes(), SIZE + 512);
+    queue.grow(SIZE).expect_err("that would lose something");
+    queue.shrink(SIZE).expect("it may");
+    assert_eq!(queue.size_bytes(), SIZE);
+}
+
+#[test]
+fn errors_of_opening_name_the_file_and_the_cause() {
+    let scratch = Scratch::new();
+    let text = Disk::open(scratch.path("none"), &OpenOptions::default());
+    let text = text.expect_err("nothing is there").to_string();
+    assert!(text.ends_with("none: no such file or directory"), "{text}");
+    let disk = scratch.disk();
+    let again = Disk::open(scratch.path("disk"), &OpenOptions::default());
+    assert_eq!(again.expect_err("it is in use").kind(), ErrorKind::Locked);
+    drop(disk);
+    let create = CreateOptions::default();
+    let text = Disk::create(scratch.path("new"), &create).expect_err("no size");
+    assert!(text.to_string().ends_with("new: a new image needs a size"));
+    let create = CreateOptions::new(SIZE);
+    let text = Disk::create(scratch.path("disk"), &create).expect_err("it is there");
+    assert!(text.to_string().ends_with("disk: the file exists already"));
+    scratch.open("disk").close().expect("it is as it was");
+}
+
+#[test]
+fn disk_in_use_is_closed_by_its_last_queue() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk();
+    let queue = disk.blocking();
+    queue.write_at(0, b"kept").expect("a write");
+    let error = disk.close().expect_err("a queue has it");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    drop(queue);
+    let disk = scratch.open("disk");
+    assert_eq!(disk.image().unclosed(), None);
+    let mut bytes = [0; 4];
+    disk.blocking().read_at(0, &mut bytes).expect("a read");
+    assert_eq!(&bytes, b"kept");
+}
+
+#[test]
+fn blocking_queue_moves_to_another_thread() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk();
+    let queue = disk.blocking();
+    queue.write_at(0, &[1; 5000]).expect("a write");
+    let moved = thread::spawn(move || {
+        let mut bytes = [0; 5000];
+        queue.read_at(0, &mut bytes).map(|()| bytes)
+    });
+    let bytes = moved.join().expect("no panic").expect("a read");
+    assert_eq!(bytes, [1; 5000]);
+}
+
+#[test]
+fn overlay_has_the_size_of_its_backing_image_and_never_writes_to_it() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk();
+    disk.blocking().write_at(0, b"below").expect("a write");
+    disk.close().expect("a clean end");
+    let create = CreateOptions::overlay("disk", Format::Qcow2);
+    Disk::create(scratch.path("overlay"), &create).expect("an overlay");
+    let overlay = scratch.open("overlay");
+    assert_eq!(overlay.size_bytes(), SIZE);
+    overlay.blocking().write_at(0, b"above").expect("a write");
+    overlay.close().expect("a clean end");
+    let mut bytes = [0; 5];
+    let below = scratch.open("disk").blocking();
+    below.read_at(0, &mut bytes).expect("a read");
+    assert_eq!(&bytes, b"below");
+}
+
+#[test]
+fn failed_state_leaves_no_snapshot_and_the_error_as_it_was() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk();
+    let queue = disk.blocking();
+    let failed = queue.save_state("half", |out| {
+        out.write_all(&[7; 3 << 20])?;
+        Err(std::io::Error::other("the machine went away"))
+    });
+    let error = failed.expect_err("it did not end");
+    assert_eq!(error.to_string(), "the machine went away");
+    assert!(queue.snapshots().expect("a list").is_empty());
+    queue
+        .save_state("whole", |out| out.write_all(&[7; 3 << 20]))
+        .expect("a snapshot");
+    let mut state = queue.read_state("whole").expect("its state");
+    assert_eq!(
+        state.seek(SeekFrom::End(-1)).expect("a place"),
+        (3 << 20) - 1
+    );
+    let mut rest = Vec::new();
+    state.read_to_end(&mut rest).expect("a byte");
+    assert_eq!(rest, [7]);
+    drop(state);
+    drop(queue);
+    disk.close().expect("a clean end");
+}
+
+#[test]
+fn state_is_saved_by_futures_too() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk();
+    on_reactor(async || {
+        let queue = disk.queue();
+        let saved = queue.save_state("now", async |out| Ok(out.write(&[3; 100_000]).await?));
+        assert_eq!(saved.await.expect("a snapshot").vm_state_size, 100_000);
+        let mut reader = queue.read_state("now").await.expect("its state");
+        let mut bytes = [0; 100];
+        assert_eq!(reader.read(&mut bytes).await.expect("a read"), 100);
+        assert_eq!(bytes, [3; 100]);
+    });
+}
+
+#[test]
+fn async_queue_bounds_what_is_under_way_and_serves_all() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk();
+    let config = AsyncConfig {
+        threads: 2,
+        depth: 1,
+        ..AsyncConfig::default()
+    };
+    let shared = disk.start(&config).expect("threads");
+    let clone = shared.clone();
+    on_reactor(async move || {
+        let writes = (0..100_u64).map(|number| {
+            let queue = clone.clone();
+            spawn(async move { queue.write_at(number << 12, vec![number as u8; 4096]).await })
+        });
+        for write in writes.collect::<Vec<_>>() {
+            write.await.expect("a write");
+        }
+    });
+    let mut bytes = vec![0; 100 << 12];
+    disk.blocking().read_at(0, &mut bytes).expect("a read");
+    let same = |(number, page): (usize, &[u8])| page.iter().all(|byte| *byte == number as u8);
+    assert!(bytes.chunks(4096).enumerate().all(same));
+    gaur::reactor::block_on(shared.close());
+    disk.close().expect("the threads have let go of it");
+}
+
+#[test]
+fn dropped_request_of_an_async_queue_ends_by_itself() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk();
+    let shared = disk.start(&AsyncConfig::default()).expect("threads");
+    let mut write = Box::pin(shared.write_at(0, vec![9; 1 << 20]));
+    let polled = write
+        .as_mut()
+        .poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+    assert!(polled.is_pending());
+    drop(write);
+    let after = shared.clone();
+    gaur::reactor::block_on(shared.close());
+    let mut bytes = vec![0; 1 << 20];
+    disk.blocking().read_at(0, &mut bytes).expect("a read");
+    assert!(bytes.iter().all(|byte| *byte == 9));
+    let refused = gaur::reactor::block_on(after.flush());
+    assert_eq!(
+        refused.expect_err("it is closed").kind(),
+        ErrorKind::Cancelled
+    );
+}
