@@ -13,6 +13,7 @@ use crate::control::protocol::{Command, Removing, Resizing};
 use crate::exporter::{AddExport, ExportFacts};
 use crate::failure::Failure;
 use crate::front_args::FrontArgs;
+use crate::fronts::Request;
 use crate::image_args::ImageArgs;
 use crate::image_spec::ImageSpec;
 use crate::json;
@@ -168,7 +169,7 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         file: absolute(&file, &args.image)?,
         description: args.description.clone().unwrap_or_default(),
         image: args.image.options(),
-        front: fronts.pop().map(|front| front.absolute()),
+        front: fronts.pop().map_or(Request::Nbd {}, Request::absolute),
     };
     add.fields()?;
     let command = Command::ExportAdd(Box::new(add));
@@ -206,9 +207,9 @@ fn absolute(file: &str, image: &ImageArgs) -> Result<String, Failure> {
 }
 
 fn list(args: &ListArgs, out: &mut dyn Write) -> Result<u8, Failure> {
-    let exports: Vec<ExportFacts> = args
-        .server
-        .call(None, Command::ExportList, Progress::Quiet)?;
+    let exports: Vec<ExportFacts> =
+        args.server
+            .call(None, Command::ExportList {}, Progress::Quiet)?;
     if args.server.output == Output::Json {
         json::write(out, &exports)?;
         return Ok(0);

@@ -28,6 +28,7 @@ mod luks;
 mod man;
 mod map;
 mod new_image;
+mod notice;
 mod open;
 mod pin_args;
 mod progress;
@@ -47,10 +48,11 @@ use std::process::ExitCode;
 
 use gaur_server::{
     cache_cleaner, cached_device, exporter, failure, fronts, guest, host_kind, image_file,
-    image_spec, notice, options, pin, shared_image, size, state_pipe, trimmer, vm_state,
+    image_spec, options, pin, shared_image, size, state_pipe, vm_state,
 };
 
 fn main() -> ExitCode {
     gaur_reactor::ignore_file_size_signal();
+    gaur_server::notice::listen(|line| notice::say(line));
     ExitCode::from(command::run(std::env::args_os().collect()))
 }

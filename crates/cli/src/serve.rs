@@ -8,17 +8,17 @@ use std::io::Write;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use gaur_engine::{ErrorKind, Format, Job};
+use gaur_engine::{Format, Job};
 use gaur_export::Log;
-use gaur_export::nbd::{self, Listen, Listener};
-use gaur_reactor::{Signal, Signals};
+use gaur_export::nbd::{self, Listen};
+use gaur_reactor::{Signal, Signals, block_on};
 
-use crate::exporter::{Exporter, Limits, NbdSettings, NewExport};
+use crate::exporter::{Limits, NewExport};
 use crate::failure::Failure;
 use crate::front_args::FrontArgs;
-use crate::fronts::Request;
+use crate::fronts::{Kind, Request};
 use crate::host_kind::HostKind;
 use crate::image_args::ImageArgs;
 use crate::image_spec::{Aio, ImageSpec};
@@ -29,16 +29,13 @@ use crate::options::OptionList;
 use crate::pin::Prospect;
 use crate::pin_args::PinArgs;
 use crate::size::parse_size;
-use crate::{background, socket_path, trimmer};
-use gaur_server::control::server::{self as control_server, ControlServer};
+use crate::{background, socket_path};
 use gaur_server::events;
 use gaur_server::export_name::stem;
+use gaur_server::server::{Config, Ended, Server, Stopper};
 
 mod announce;
-mod end;
 mod names;
-
-use end::{EXIT_FORCED, End};
 
 pub use names::split_name;
 
@@ -174,12 +171,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if let Some(size) = args.create {
         create(args, size)?;
     }
-    let started = start(args, exports, nbd, host)?;
+    let server = start(args, exports, nbd, host)?;
     if let Some(path) = &args.pid_file {
         std::fs::write(path, format!("{}\n", std::process::id()))
             .map_err(|error| Failure::io(&path.display().to_string(), &error))?;
     }
-    let outcome = serve(args, started, out);
+    let outcome = serve(args, server, out);
     if let Some(path) = &args.pid_file {
         remove_pid_file(path);
     }
@@ -237,21 +234,9 @@ fn create(args: &Args, size: u64) -> Result<(), Failure> {
     image.make(true, &Job::default())
 }
 
-/// What there is before anybody is told.
-struct Started {
-    exporter: Arc<Exporter>,
-    nbd: Option<NbdSettings>,
-    control: Option<gaur_reactor::Listener>,
-    end: Arc<End>,
-}
-
 /// Whether there will be block devices, on which the kernel's memory may depend.
 fn prospect(args: &Args, exports: &[NewExport]) -> Prospect {
-    let is_device = |new: &NewExport| {
-        new.front
-            .as_ref()
-            .is_some_and(|front| front.kind().is_device())
-    };
+    let is_device = |new: &NewExport| new.front.kind().is_device();
     match exports.iter().any(is_device) {
         true => Prospect::Devices,
         false if args.control.is_some() => Prospect::Commands,
@@ -265,74 +250,67 @@ fn start(
     exports: Vec<NewExport>,
     nbd: bool,
     host: HostKind,
-) -> Result<Started, Failure> {
-    let pin = args.pin.pin();
-    pin.start(prospect(args, &exports))?;
-    if let Err(errno) = gaur_reactor::pin::raise_file_limit() {
-        say(format!("the limit of open files stays as it is: {errno}"));
-    }
-    let exporter = Exporter::new(host, pin, args.log(), args.limits());
-    trimmer::start(&exporter);
-    // First, while the process has one thread.
-    let control = args.control.as_deref().map(control_server::bind);
-    let control = control.transpose()?;
-    let mut settings = None;
-    if nbd {
-        let first = exports.first().map(|new| stem(new.spec.path()));
-        let listener = Listener::bind(&listen(args, first.as_deref())?);
-        let listener = listener.map_err(|error| Failure::new(error.to_string()))?;
-        exporter.announce_nbd(listener.uris());
-        let options = nbd_options(args);
-        settings = Some(NbdSettings { listener, options });
-    }
-    let (of_nbd, others): (Vec<_>, Vec<_>) =
-        exports.into_iter().partition(|new| new.front.is_none());
+) -> Result<Server, Failure> {
+    let first = exports.first().map(|new| stem(new.spec.path()));
+    let listen = nbd.then(|| listen(args, first.as_deref())).transpose()?;
+    let server = Server::new(Config {
+        host,
+        pin: args.pin.pin(),
+        prospect: prospect(args, &exports),
+        limits: args.limits(),
+        log: args.log(),
+        nbd: listen.map(|listen| (listen, nbd_options(args))),
+        control: args.control.clone(),
+        // The server of a device ('gaur ublk add') ends with it.
+        stays: args.export_json.is_none(),
+    })?;
+    let of_nbd = |new: &NewExport| new.front.kind() == Kind::Nbd;
+    let (of_nbd, others): (Vec<_>, Vec<_>) = exports.into_iter().partition(of_nbd);
     let only = (of_nbd.len() == 1).then(|| of_nbd[0].name.clone());
     for new in of_nbd {
-        exporter.add(new)?;
+        server.add(new)?;
     }
     if let Some(only) = only {
-        exporter.set_default(&only);
+        server.set_default(&only);
     }
     // Taken over before a client can come, so that no signal finds the images unflushed.
     let signals = Signals::install(&signals())
         .map_err(|errno| Failure::new(format!("cannot take over signals: {errno}")))?;
-    let end = End::new(&exporter, args.limits(), args.pid_file.clone());
-    end.obey(signals, args.quiet || args.forked);
+    obey(signals, server.stopper(), args.quiet || args.forked);
     for new in others {
-        if let Err(failure) = add(&exporter, new, args.recover) {
+        let added = match args.recover {
+            true => server.take_over(&new),
+            false => server.add(new),
+        };
+        if let Err(failure) = added {
             // Those that run already are not left to the end of the process.
-            let _ = exporter.finish();
+            let _ = server.close();
             return Err(failure);
         }
     }
-    Ok(Started {
-        exporter,
-        nbd: settings,
-        control,
-        end,
-    })
+    Ok(server)
 }
 
-/// How long the server before may keep its locks: the kernel takes a process that was killed apart in
-/// its own time.
-const LOCKS_LINGER: Duration = Duration::from_secs(20);
+/// Exit code of a server that was stopped before its images were flushed and closed.
+const EXIT_FORCED: u8 = 1;
+/// How long a server that is stopped at once may take all the same.
+const FORCED_LIMIT: Duration = Duration::from_secs(3);
 
-/// Adds an export; one that `follows` a server that is gone waits for its locks.
-fn add(exporter: &Arc<Exporter>, new: NewExport, follows: bool) -> Result<(), Failure> {
-    let deadline = Instant::now() + LOCKS_LINGER;
-    loop {
-        match exporter.add(new.clone()) {
-            Err(failure)
-                if follows
-                    && failure.engine_kind() == Some(ErrorKind::Locked)
-                    && Instant::now() < deadline =>
-            {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            added => return added.map(drop),
+/// The first signal drains, the second ends the server at once.
+fn obey(signals: Signals, server: Stopper, quiet: bool) {
+    std::thread::spawn(move || {
+        let signal = block_on(signals.next());
+        if !quiet && signal == Signal::Interrupt {
+            say("finishing what is under way (again to stop at once)");
         }
-    }
+        server.stop();
+        block_on(signals.next());
+        signals.exit_on_next(EXIT_FORCED);
+        server.stop();
+        // It may hang before it serves: in opening an image.
+        std::thread::sleep(FORCED_LIMIT);
+        std::process::exit(i32::from(EXIT_FORCED));
+    });
 }
 
 /// Signals that end the server in order. A terminal that goes away sends the last, unless the server
@@ -381,37 +359,19 @@ fn nbd_options(args: &Args) -> nbd::Options {
     options
 }
 
-/// Serves until there is a reason to end, and ends everything in order.
-fn serve(args: &Args, started: Started, out: &mut dyn Write) -> Result<u8, Failure> {
-    let Started {
-        exporter,
-        nbd,
-        control,
-        end,
-    } = started;
+/// Says where the exports are, and serves to the end.
+fn serve(args: &Args, server: Server, out: &mut dyn Write) -> Result<u8, Failure> {
     if !args.quiet {
-        announce::announce(args, &exporter, out)?;
+        announce::announce(args, &server, out)?;
     }
     if args.forked {
         background::ready(out)?;
     }
-    let control =
-        control.map(|socket| ControlServer::start(socket, Arc::clone(&exporter), end.commands()));
-    let control = control.transpose()?;
-    if let Some(settings) = nbd {
-        exporter.start_nbd(settings)?;
+    match server.run()? {
+        Ended::InOrder => Ok(0),
+        Ended::GivenUp(why) => {
+            say(why);
+            Ok(EXIT_FORCED)
+        }
     }
-    // The server of a device ('gaur ublk add') ends with it.
-    exporter.wait(control.is_some() && args.export_json.is_none());
-    end.begin();
-    let finished = exporter.finish();
-    if matches!(finished, Ok(false)) {
-        say(end::LOST);
-        return Ok(EXIT_FORCED);
-    }
-    if let Some(control) = control {
-        control.finish();
-    }
-    finished?;
-    Ok(0)
 }

@@ -150,7 +150,7 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         file,
         description: String::new(),
         image: args.image.options(),
-        front: Some(Request::Ublk(request)),
+        front: Request::Ublk(request),
     };
     start(&args.server, name.as_deref(), add.fields()?, None, out)
 }

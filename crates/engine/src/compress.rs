@@ -119,7 +119,7 @@ mod tests {
     const KINDS: [CompressionType; 2] = [CompressionType::Deflate, CompressionType::Zstd];
 
     #[test]
-    fn what_was_compressed_comes_back_whatever_follows_it_in_the_sector() {
+    fn decompression_ignores_what_follows_in_the_last_sector() {
         let decoder = Decompressor::default();
         for kind in KINDS {
             for len in [512, 65536, 2 << 20] {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_ends_before_the_cluster_is_full_is_damage() {
+    fn truncated_compressed_data_is_an_error() {
         let decoder = Decompressor::default();
         let plain = cluster(65536);
         let mut output = vec![0; 65536];
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zstd_frame_longer_than_the_cluster_is_damage() {
+    fn a_zstd_frame_longer_than_the_cluster_is_an_error() {
         let packed = frame(&cluster(65537), 3);
         let mut output = vec![0; 65536];
         let decoder = Decompressor::default();

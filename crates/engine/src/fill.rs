@@ -1,7 +1,7 @@
 //! Copy-on-write: what goes beside the guest's bytes when subclusters get their first data. Nothing, zeros,
 //! or what the guest sees there now.
 //!
-//! Head, data and tail of a piece go out as one write: copied together when the data is short or lies in
+//! Head, data and tail of a new mapping go out as one write: copied together when the data is short or lies in
 //! several runs of memory, as parts of a vectored write otherwise. Only memory registered with the host's
 //! ring, which the engine cannot look into, takes a write for each. And what is much longer than the data goes out in
 //! chunks that fit the processor's cache, because a copy through memory costs twice as much.
@@ -13,9 +13,9 @@ use gaur_block::{Errno, File, Segment, Segments, Source, Target};
 use crate::active::Active;
 use crate::align;
 use crate::pool::PoolBuffer;
-use crate::write::Piece;
+use crate::write::NewMapping;
 
-/// What the part of a piece that the guest does not write is filled with.
+/// What the part of a mapping that the guest does not write is filled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fill {
     /// What is there already reads as zeros.
@@ -27,56 +27,56 @@ pub(crate) enum Fill {
 
 /// Longest data that is copied between its head and tail.
 const COPIED_BYTES_MAX: usize = 64 << 10;
-/// Longest piece that is read, and then written, at once.
+/// Longest mapping that is read, and then written, at once.
 const CHUNK_BYTES: usize = 256 << 10;
 /// Longest gap between head and tail that is read along with them.
 const GAP_BYTES_MAX: usize = 16 << 10;
 
 impl<F: File> Active<'_, F> {
-    /// Writes head, data and tail of a piece.
-    pub(crate) async fn fill_piece(
+    /// Writes head, data and tail of a mapping.
+    pub(crate) async fn fill_mapping(
         &self,
-        piece: &mut Piece<'_, F>,
+        mapping: &mut NewMapping<'_, F>,
         data: Source<'_>,
     ) -> Result<(), Errno> {
-        let head_len = (piece.written.start - piece.region.start) as usize;
-        let tail_len = (piece.region.end() - piece.written.end()) as usize;
-        let head_len = if piece.head == Fill::Nothing {
+        let head_len = (mapping.written.start - mapping.region.start) as usize;
+        let tail_len = (mapping.region.end() - mapping.written.end()) as usize;
+        let head_len = if mapping.head == Fill::Nothing {
             0
         } else {
             head_len
         };
-        let tail_len = if piece.tail == Fill::Nothing {
+        let tail_len = if mapping.tail == Fill::Nothing {
             0
         } else {
             tail_len
         };
-        let data_at = piece.host + (piece.written.start - piece.region.start);
+        let data_at = mapping.host + (mapping.written.start - mapping.region.start);
         let (file, pool, locks) = (self.queue.top_file(), &self.queue.pool, &self.image.locks);
         if head_len + tail_len == 0 {
-            piece.started = true;
+            mapping.started = true;
             return align::write(file, pool, locks, data_at, data).await;
         }
         let start = data_at - head_len as u64;
         match data {
             Source::Memory(memory) => match memory.single() {
                 Some(middle) if memory.len() > COPIED_BYTES_MAX => {
-                    let (head, tail) = self.fill_apart(piece, head_len, tail_len).await?;
+                    let (head, tail) = self.fill_apart(mapping, head_len, tail_len).await?;
                     let parts = [Segment::from(&head[..]), middle, Segment::from(&tail[..])];
                     let whole = Source::Memory(Segments::new(&parts));
-                    piece.started = true;
+                    mapping.started = true;
                     align::write(file, pool, locks, start, whole).await
                 }
                 _ => {
                     let middle = head_len..head_len + memory.len();
                     let whole = middle.end + tail_len;
-                    self.fill_copied(piece, memory, middle, whole).await
+                    self.fill_copied(mapping, memory, middle, whole).await
                 }
             },
             Source::Registered(_) => {
-                let (head, tail) = self.fill_apart(piece, head_len, tail_len).await?;
+                let (head, tail) = self.fill_apart(mapping, head_len, tail_len).await?;
                 let data_end = data_at + data.len() as u64;
-                piece.started = true;
+                mapping.started = true;
                 align::write(file, pool, locks, start, Source::memory(&head)).await?;
                 align::write(file, pool, locks, data_at, data).await?;
                 align::write(file, pool, locks, data_end, Source::memory(&tail)).await
@@ -84,18 +84,18 @@ impl<F: File> Active<'_, F> {
         }
     }
 
-    /// Fills and writes a piece through a buffer, chunk by chunk. It is `whole` bytes long from where its
+    /// Fills and writes a mapping through a buffer, chunk by chunk. It is `whole` bytes long from where its
     /// head begins, and `data` is its `middle`.
     async fn fill_copied(
         &self,
-        piece: &mut Piece<'_, F>,
+        mapping: &mut NewMapping<'_, F>,
         data: Segments<'_>,
         middle: Range<usize>,
         whole: usize,
     ) -> Result<(), Errno> {
         let (file, pool, locks) = (self.queue.top_file(), &self.queue.pool, &self.image.locks);
-        let guest = piece.written.start - middle.start as u64;
-        let host = piece.host + (guest - piece.region.start);
+        let guest = mapping.written.start - middle.start as u64;
+        let host = mapping.host + (guest - mapping.region.start);
         let mut buffer = pool.take(file, whole.min(CHUNK_BYTES));
         let (mut start, mut rest) = (0, data);
         while start < whole {
@@ -107,18 +107,18 @@ impl<F: File> Active<'_, F> {
             let at = guest + start as u64;
             if inside.is_empty() {
                 let fill = if start < middle.start {
-                    piece.head
+                    mapping.head
                 } else {
-                    piece.tail
+                    mapping.tail
                 };
                 self.fill_part(fill, at, chunk).await?;
             } else {
-                self.fill_around(piece, at, chunk, inside.clone()).await?;
+                self.fill_around(mapping, at, chunk, inside.clone()).await?;
                 let (now, later) = rest.split_at(upto - from);
                 now.copy_to(&mut chunk[inside]);
                 rest = later;
             }
-            piece.started = true;
+            mapping.started = true;
             let to = host + start as u64;
             align::write(file, pool, locks, to, Source::memory(chunk)).await?;
             start = end;
@@ -130,37 +130,41 @@ impl<F: File> Active<'_, F> {
     /// will go.
     async fn fill_around(
         &self,
-        piece: &Piece<'_, F>,
+        mapping: &NewMapping<'_, F>,
         at: u64,
         whole: &mut [u8],
         middle: Range<usize>,
     ) -> Result<(), Errno> {
         let both = 0 < middle.start && middle.end < whole.len();
-        let old = [piece.head, piece.tail] == [Fill::Old; 2];
+        let old = [mapping.head, mapping.tail] == [Fill::Old; 2];
         if both && old && middle.len() <= GAP_BYTES_MAX {
             return self.queue.read(at, Target::memory(whole)).await;
         }
         let (head, rest) = whole.split_at_mut(middle.start);
         let tail = &mut rest[middle.len()..];
         let filled = futures_util::join!(
-            self.fill_part(piece.head, at, head),
-            self.fill_part(piece.tail, at + middle.end as u64, tail),
+            self.fill_part(mapping.head, at, head),
+            self.fill_part(mapping.tail, at + middle.end as u64, tail),
         );
         filled.0.and(filled.1)
     }
 
-    /// Head and tail of a piece in buffers of their own.
+    /// Head and tail of a mapping in buffers of their own.
     async fn fill_apart(
         &self,
-        piece: &Piece<'_, F>,
+        mapping: &NewMapping<'_, F>,
         head_len: usize,
         tail_len: usize,
     ) -> Result<(PoolBuffer<F>, PoolBuffer<F>), Errno> {
         let mut head = self.queue.pool.take(self.queue.top_file(), head_len);
         let mut tail = self.queue.pool.take(self.queue.top_file(), tail_len);
         let filled = futures_util::join!(
-            self.fill_part(piece.head, piece.written.start - head_len as u64, &mut head),
-            self.fill_part(piece.tail, piece.written.end(), &mut tail),
+            self.fill_part(
+                mapping.head,
+                mapping.written.start - head_len as u64,
+                &mut head
+            ),
+            self.fill_part(mapping.tail, mapping.written.end(), &mut tail),
         );
         filled.0.and(filled.1)?;
         Ok((head, tail))

@@ -54,7 +54,7 @@ impl<F: File> Queue<F> {
         let resized = async {
             active.announce().await?;
             if new_size_bytes > old {
-                active.grow(old, new_size_bytes, job).await
+                active.grow(new_size_bytes, job).await
             } else if new_size_bytes < old {
                 active.shrink(old, new_size_bytes, job).await
             } else {
@@ -90,12 +90,12 @@ impl<F: File> Active<'_, F> {
         Ok(())
     }
 
-    async fn grow(&self, old: u64, new: u64, job: &Job) -> Result<(), Errno> {
+    async fn grow(&self, new: u64, job: &Job) -> Result<(), Errno> {
         let entries = self.geometry().l1_entries_for(new);
         if entries > self.qcow2.maps.l1.len() {
             self.move_l1(entries, job).await?;
         }
-        let end = self.zero_tail(old).await?;
+        let end = self.zero_tail(self.image.size_bytes()).await?;
         // Whatever is mapped behind the end is none of the guest's: the state of a machine that was
         // applied, or what another program has left.
         let reached = new.next_multiple_of(self.geometry().cluster_size());

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_behind_when_everybody_is_done() {
+    fn no_lock_is_left_when_all_requests_have_ended() {
         let locks = SectorLocks::default();
         drop(poll(pin!(locks.lock(0..512))));
         drop(locks.enter());

@@ -389,7 +389,7 @@ fn a_cluster_goes_with_its_last_subcluster() {
 
 /// A read that has begun in a subcluster reads it to the end.
 #[test]
-fn space_is_given_back_when_nobody_uses_it_any_more() {
+fn space_is_given_back_after_the_last_request_that_uses_it() {
     let disk = Disk::new(true);
     disk.write(0, CLUSTER, 7);
     let host = disk.host_of(0);
@@ -513,7 +513,7 @@ fn the_policy_of_an_image_can_be_overridden() {
 }
 
 #[test]
-fn nothing_is_given_back_when_it_was_not_to_be() {
+fn no_space_is_given_back_without_the_discard_option() {
     let disk = Disk::new(true).reopen(&OpenOptions {
         discard: false,
         ..OpenOptions::default()

@@ -22,11 +22,11 @@ use crate::range::{ClusterRange, GuestRange, HostRange};
 use crate::waiters::Ticket;
 
 /// What to do with the next bytes of a write.
-enum Plan<'q, F: File> {
+enum NextWrite<'q, F: File> {
     /// Write them where they are.
     InPlace(HostRange),
-    /// Write them into the piece.
-    Piece(Piece<'q, F>),
+    /// Write them into the mapping.
+    New(NewMapping<'q, F>),
     /// Do this first, then plan again.
     Need(Need),
 }
@@ -45,7 +45,7 @@ pub(crate) enum Need {
 }
 
 /// A claimed guest range that is about to get a new mapping. Dropping it aborts.
-pub(crate) struct Piece<'q, F: File> {
+pub(crate) struct NewMapping<'q, F: File> {
     active: Active<'q, F>,
     _claim: Claim<'q>,
     /// Pinned L2 slice.
@@ -74,18 +74,18 @@ impl<'q, F: File> Active<'q, F> {
         let mut rest = source;
         while !rest.is_empty() {
             match self.plan(GuestRange::new(at, rest.len() as u64))? {
-                Plan::Need(need) => self.resolve(need).await?,
-                Plan::InPlace(host) => {
+                NextWrite::Need(need) => self.resolve(need).await?,
+                NextWrite::InPlace(host) => {
                     let (part, after) = rest.split_at(host.len as usize);
                     let (file, pool) = (self.queue.top_file(), &self.queue.pool);
                     align::write(file, pool, &self.image.locks, host.start, part).await?;
                     rest = after;
                     at += host.len;
                 }
-                Plan::Piece(piece) => {
-                    let len = piece.written.len;
+                NextWrite::New(mapping) => {
+                    let len = mapping.written.len;
                     let (part, after) = rest.split_at(len as usize);
-                    self.write_piece(piece, part).await?;
+                    self.write_mapping(mapping, part).await?;
                     rest = after;
                     at += len;
                 }
@@ -107,7 +107,7 @@ impl<'q, F: File> Active<'q, F> {
         }
     }
 
-    fn plan(&self, range: GuestRange) -> Result<Plan<'q, F>, Errno> {
+    fn plan(&self, range: GuestRange) -> Result<NextWrite<'q, F>, Errno> {
         let (maps, claims, at) = (&self.qcow2.maps, &self.writer.claims, range.start);
         if let Some(plan) = self.plan_in_place(maps, range)? {
             return Ok(plan);
@@ -123,18 +123,22 @@ impl<'q, F: File> Active<'q, F> {
             range: claims.within_slice(range),
         };
         match planner.plan(maps, &mut list) {
-            Ok(piece) => Ok(Plan::Piece(piece)),
-            Err(Obstacle::Busy) => Ok(Plan::Need(Need::Busy(at, ticket))),
-            Err(Obstacle::Need(need)) => Ok(Plan::Need(need)),
+            Ok(mapping) => Ok(NextWrite::New(mapping)),
+            Err(Obstacle::Busy) => Ok(NextWrite::Need(Need::Busy(at, ticket))),
+            Err(Obstacle::Need(need)) => Ok(NextWrite::Need(need)),
             Err(Obstacle::Failed(errno)) => Err(errno),
         }
     }
 
-    fn plan_in_place(&self, maps: &Maps, range: GuestRange) -> Result<Option<Plan<'q, F>>, Errno> {
+    fn plan_in_place(
+        &self,
+        maps: &Maps,
+        range: GuestRange,
+    ) -> Result<Option<NextWrite<'q, F>>, Errno> {
         let lookup = maps.extent(range);
         let lookup = lookup.map_err(|fault| self.image.corrupt(0, fault))?;
         match lookup {
-            Lookup::Miss(slice) => Ok(Some(Plan::Need(Need::Slice(slice)))),
+            Lookup::Miss(slice) => Ok(Some(NextWrite::Need(Need::Slice(slice)))),
             Lookup::Extent(Extent {
                 kind: Kind::Data { host, copied: true },
                 len,
@@ -142,7 +146,7 @@ impl<'q, F: File> Active<'q, F> {
             }) => {
                 let host = HostRange::new(host, len);
                 self.check_not_metadata(maps, host)?;
-                Ok(Some(Plan::InPlace(host)))
+                Ok(Some(NextWrite::InPlace(host)))
             }
             Lookup::Extent(_) => Ok(None),
         }
@@ -155,31 +159,35 @@ impl<'q, F: File> Active<'q, F> {
         Ok(())
     }
 
-    async fn write_piece(&self, mut piece: Piece<'_, F>, data: Source<'_>) -> Result<(), Errno> {
+    async fn write_mapping(
+        &self,
+        mut mapping: NewMapping<'_, F>,
+        data: Source<'_>,
+    ) -> Result<(), Errno> {
         #[cfg(feature = "broken-order")]
         if self.image.breaks(crate::options::BrokenRule::O2) {
-            piece.commit();
-            return self.fill_piece(&mut piece, data).await;
+            mapping.commit();
+            return self.fill_mapping(&mut mapping, data).await;
         }
-        if let Some(space) = piece.space_to_take() {
+        if let Some(space) = mapping.space_to_take() {
             // Best effort: where there is no space for whole clusters there may be some for this.
             let file = self.queue.top_file();
             let _ = file.allocate_at(space.start, space.len).await;
         }
-        self.fill_piece(&mut piece, data).await?;
-        piece.commit();
+        self.fill_mapping(&mut mapping, data).await?;
+        mapping.commit();
         Ok(())
     }
 }
 
-/// Why no piece could be planned.
+/// Why no mapping could be planned.
 enum Obstacle {
     Busy,
     Need(Need),
     Failed(Errno),
 }
 
-/// Looks for the next piece of a write, under the locks of claims and maps.
+/// Plans the next mapping of a write, under the locks of claims and maps.
 struct Planner<'q, F: File> {
     active: Active<'q, F>,
     /// What is left to write, as far as one slice maps it.
@@ -187,7 +195,7 @@ struct Planner<'q, F: File> {
 }
 
 impl<'q, F: File> Planner<'q, F> {
-    fn plan(&self, maps: &Maps, claims: &mut ClaimList) -> Result<Piece<'q, F>, Obstacle> {
+    fn plan(&self, maps: &Maps, claims: &mut ClaimList) -> Result<NewMapping<'q, F>, Obstacle> {
         let (entry, slice) = self.entry_at(maps, self.range.start)?;
         match entry {
             L2Entry::Cluster {
@@ -242,7 +250,7 @@ impl<'q, F: File> Planner<'q, F> {
         slice: u64,
         host: HostOffset,
         (alloc, zero): (u32, u32),
-    ) -> Result<Piece<'q, F>, Obstacle> {
+    ) -> Result<NewMapping<'q, F>, Obstacle> {
         let geometry = self.active.geometry();
         let (cluster, sub) = (
             self.cluster_of(self.range.start),
@@ -283,7 +291,7 @@ impl<'q, F: File> Planner<'q, F> {
             },
         );
         self.pin(maps, slice)?;
-        Ok(Piece {
+        Ok(NewMapping {
             active: self.active,
             _claim: self.active.writer.claims.claim(claims, region),
             slice,
@@ -306,7 +314,7 @@ impl<'q, F: File> Planner<'q, F> {
         claims: &mut ClaimList,
         slice: u64,
         first: L2Entry,
-    ) -> Result<Piece<'q, F>, Obstacle> {
+    ) -> Result<NewMapping<'q, F>, Obstacle> {
         let geometry = self.active.geometry();
         let size = geometry.cluster_size();
         let start = self.cluster_of(self.range.start);
@@ -344,7 +352,7 @@ impl<'q, F: File> Planner<'q, F> {
                 fill
             }
         };
-        Ok(Piece {
+        Ok(NewMapping {
             active: self.active,
             _claim: self.active.writer.claims.claim(claims, clusters),
             slice,
@@ -360,7 +368,7 @@ impl<'q, F: File> Planner<'q, F> {
         })
     }
 
-    /// Keeps the slice until the piece is over. The lock of the claims keeps its entries as they were
+    /// Keeps the slice until the mapping is over. The lock of the claims keeps its entries as they were
     /// found, but not the slice in the cache: other threads may have needed its place since.
     fn pin(&self, maps: &Maps, slice: u64) -> Result<(), Obstacle> {
         match maps.slices.pin(slice) {
@@ -472,7 +480,7 @@ pub(crate) fn reference_of(entry: L2Entry, geometry: &Geometry) -> Option<Cluste
     }
 }
 
-impl<F: File> Piece<'_, F> {
+impl<F: File> NewMapping<'_, F> {
     /// Under the policy *contiguous*: the host range of new clusters whose space was not taken ahead.
     fn space_to_take(&self) -> Option<HostRange> {
         let contiguous = self.active.writer.allocation == AllocationPolicy::Contiguous;
@@ -525,7 +533,7 @@ impl<F: File> Piece<'_, F> {
     }
 }
 
-impl<F: File> Drop for Piece<'_, F> {
+impl<F: File> Drop for NewMapping<'_, F> {
     fn drop(&mut self) {
         if !self.committed && self.run.len > 0 {
             // Nothing refers to the clusters and no request is using them any more.

@@ -1,10 +1,11 @@
 //! `cache-clean-interval`: drops cached metadata of open images that was idle for a while.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use gaur_engine::Image;
+use parking_lot::{Condvar, Mutex};
 
 use crate::notice::say;
 
@@ -39,7 +40,7 @@ impl CacheCleaner {
     /// Cleans the caches of an image at this interval. Memory is all that is lost when the thread
     /// cannot be had, so that is said and no more.
     pub fn add(&self, image: &Arc<Image>, interval: Duration) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.turns.push(Turn {
             image: Arc::downgrade(image),
             interval,
@@ -60,7 +61,7 @@ impl CacheCleaner {
 impl Drop for CacheCleaner {
     fn drop(&mut self) {
         let thread = {
-            let mut state = self.shared.lock();
+            let mut state = self.shared.state.lock();
             state.over = true;
             state.thread.take()
         };
@@ -73,13 +74,9 @@ impl Drop for CacheCleaner {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sleeps and cleans, each image by its own clock.
     fn clean(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while !state.over {
             let now = Instant::now();
             let mut due = Vec::new();
@@ -95,21 +92,17 @@ impl Shared {
                 for image in due.iter().filter_map(Weak::upgrade) {
                     image.clean_caches();
                 }
-                state = self.lock();
+                state = self.state.lock();
                 continue;
             }
             let first = state.turns.iter().map(|turn| turn.next).min();
-            state = match first {
-                None => self
-                    .changed
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner),
+            match first {
+                None => self.changed.wait(&mut state),
                 Some(first) => {
                     let pause = first.saturating_duration_since(now);
-                    let woken = self.changed.wait_timeout(state, pause);
-                    woken.unwrap_or_else(PoisonError::into_inner).0
+                    self.changed.wait_for(&mut state, pause);
                 }
-            };
+            }
         }
     }
 }

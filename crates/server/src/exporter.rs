@@ -7,13 +7,14 @@
 //!
 //! Lock order: `Exporter::table` is never held while an image is opened or an export is started.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gaur_engine::{ErrorKind, Job};
 use gaur_export::Front;
 use gaur_export::Log;
 use gaur_reactor::block_on;
+use parking_lot::{Condvar, Mutex};
 
 use crate::failure::Failure;
 use crate::fronts::{Kind, Request};
@@ -52,8 +53,8 @@ pub struct NewExport {
     pub image: ImageOptions,
     /// For people.
     pub description: String,
-    /// The front end; `None` is NBD.
-    pub front: Option<Request>,
+    /// The front end.
+    pub front: Request,
 }
 
 /// An export that is there.
@@ -96,15 +97,6 @@ struct Table {
     nbd_over: bool,
 }
 
-/// Why a server ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// It was told to.
-    Stopped,
-    /// Nobody needs it any more.
-    Unused,
-}
-
 /// The exports of this process.
 pub struct Exporter {
     host: HostKind,
@@ -116,11 +108,6 @@ pub struct Exporter {
     /// Rung with every change of the table.
     changed: Condvar,
     nbd: Mutex<nbd::Nbd>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is under these locks is changed in one step, so a panic elsewhere spoils nothing.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Export {
@@ -145,9 +132,9 @@ impl Export {
     }
 
     fn stop(&self) {
-        lock(&self.state).ending = true;
+        self.state.lock().ending = true;
         self.served.resizing.cancel();
-        if let Some(front) = &*lock(&self.front) {
+        if let Some(front) = &*self.front.lock() {
             front.stop();
         }
     }
@@ -161,7 +148,7 @@ struct Reservation<'a> {
 
 impl Drop for Reservation<'_> {
     fn drop(&mut self) {
-        let mut table = lock(&self.exporter.table);
+        let mut table = self.exporter.table.lock();
         table.starting.retain(|name| *name != self.name);
         self.exporter.changed.notify_all();
     }
@@ -194,7 +181,7 @@ impl Exporter {
 
     /// The exports that are there, oldest first.
     pub fn exports(&self) -> Vec<Arc<Export>> {
-        lock(&self.table).exports.clone()
+        self.table.lock().exports.clone()
     }
 
     /// Opens the image and exports it; clients can come when this returns.
@@ -225,14 +212,14 @@ impl Exporter {
         };
         let export = Arc::new(Export {
             name: new.name.clone(),
-            kind: new.front.as_ref().map_or(Kind::Nbd, Request::kind),
+            kind: new.front.kind(),
             served,
             place,
             front: Mutex::new(front),
             state: Mutex::default(),
         });
         device_state::note_recovered(&export.place, &new);
-        lock(&self.table).exports.push(Arc::clone(&export));
+        self.table.lock().exports.push(Arc::clone(&export));
         drop(reservation);
         if export.kind != Kind::Nbd {
             self.watch(&export)?;
@@ -245,19 +232,17 @@ impl Exporter {
         new: &NewExport,
         served: &Arc<Served>,
     ) -> Result<(String, Option<Box<dyn Front>>), Failure> {
-        let request = new.front.as_ref();
-        let kind = request.map_or(Kind::Nbd, Request::kind);
         let image = served.shared().image();
-        self.pin.before_export(image, kind.is_device())?;
-        let Some(request) = request else {
-            return Ok((self.add_to_nbd(new, served)?, None));
-        };
-        let front = request.start(Arc::clone(served))?;
-        Ok((front.place(), Some(front)))
+        self.pin
+            .before_export(image, new.front.kind().is_device())?;
+        match new.front.start(Arc::clone(served))? {
+            Some(front) => Ok((front.place(), Some(front))),
+            None => Ok((self.add_to_nbd(new, served)?, None)),
+        }
     }
 
     fn reserve(&self, name: &str) -> Result<Reservation<'_>, Failure> {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         if table.stopping {
             return Err(Failure::new("the server is stopping").kind(ErrorKind::Cancelled));
         }
@@ -289,11 +274,11 @@ impl Exporter {
     }
 
     fn follow(&self, export: &Arc<Export>) {
-        let ended = lock(&export.front).as_ref().map(|front| front.ended());
+        let ended = export.front.lock().as_ref().map(|front| front.ended());
         if let Some(ended) = ended {
             block_on(ended.stopped());
         }
-        let front = lock(&export.front).take();
+        let front = export.front.lock().take();
         let finished = front.map_or(Ok(()), Front::finish);
         let name = export.served.name();
         let finished = finished.map_err(|error| Failure::about(name, error.to_string()));
@@ -302,7 +287,7 @@ impl Exporter {
 
     /// Takes an export that has ended off the list.
     fn bury(&self, export: &Arc<Export>, outcome: Result<(), Failure>) {
-        let drain = lock(&export.state).drain.unwrap_or(self.limits.drain);
+        let drain = export.state.lock().drain.unwrap_or(self.limits.drain);
         let image = &export.served.image;
         let released = self.images.release(&export.name, image, drain);
         if export.kind == Kind::Ublk {
@@ -310,9 +295,9 @@ impl Exporter {
         }
         gaur_reactor::freed_memory();
         let outcome = outcome.and(released);
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         table.exports.retain(|other| !Arc::ptr_eq(other, export));
-        let mut state = lock(&export.state);
+        let mut state = export.state.lock();
         let outcome = match outcome {
             Err(failure) if !state.awaited => {
                 if !table.stopping {
@@ -332,7 +317,7 @@ impl Exporter {
     pub fn remove(self: &Arc<Self>, name: &str, drain: Option<Duration>) -> Result<(), Failure> {
         let export = self.find(name)?;
         {
-            let mut state = lock(&export.state);
+            let mut state = export.state.lock();
             if state.ending || state.ended.is_some() {
                 let failure = Failure::new(format!("export {name:?} is ending already"));
                 return Err(failure.kind(ErrorKind::InvalidInput));
@@ -360,9 +345,9 @@ impl Exporter {
     /// Waits for the end of an export.
     fn removed(&self, export: &Export, limit: Duration) -> Result<(), Failure> {
         let deadline = Instant::now() + limit;
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         loop {
-            let mut state = lock(&export.state);
+            let mut state = export.state.lock();
             if let Some(outcome) = state.ended.take() {
                 return outcome;
             }
@@ -376,8 +361,7 @@ impl Exporter {
                 return Err(failure.hint("the server goes on with that"));
             }
             drop(state);
-            let waited = self.changed.wait_timeout(table, left);
-            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut table, left);
         }
     }
 
@@ -402,7 +386,7 @@ impl Exporter {
         }
         let resized = used.shared().guest().resize(new, shrink, job);
         resized.map_err(|error| Failure::image(file, &error))?;
-        if let Some(front) = &*lock(&export.front) {
+        if let Some(front) = &*export.front.lock() {
             front.resized().map_err(|error| {
                 let message = format!("has its new size, but its clients were not told: {error}");
                 Failure::about(file, message)
@@ -413,7 +397,7 @@ impl Exporter {
 
     /// The export of that name.
     pub fn find(&self, name: &str) -> Result<Arc<Export>, Failure> {
-        let table = lock(&self.table);
+        let table = self.table.lock();
         let found = table.exports.iter().find(|export| export.name == name);
         found
             .cloned()
@@ -425,7 +409,7 @@ impl Exporter {
         let export = match name {
             Some(name) => self.find(name)?,
             None => {
-                let table = lock(&self.table);
+                let table = self.table.lock();
                 match table.exports.as_slice() {
                     [one] => Arc::clone(one),
                     [] => return Err(self.unknown(&table, "there are no exports".to_owned())),
@@ -460,7 +444,7 @@ impl Exporter {
 
     /// Everything is to end; the second call makes it end at once.
     pub fn stop(&self) {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         table.forced = table.stopping;
         table.stopping = true;
         self.changed.notify_all();
@@ -468,27 +452,22 @@ impl Exporter {
 
     /// Waits until there is a reason to end. Without NBD's server one is that no export is left, unless
     /// the server `stays` for commands.
-    pub fn wait(&self, stays: bool) -> End {
-        let has_nbd = lock(&self.nbd).is_running();
-        let mut table = lock(&self.table);
+    pub fn wait(&self, stays: bool) {
+        let has_nbd = self.nbd.lock().is_running();
+        let mut table = self.table.lock();
         loop {
-            if table.stopping {
-                return End::Stopped;
-            }
             let empty = table.exports.is_empty() && table.starting.is_empty();
-            if table.nbd_over || (!has_nbd && !stays && empty) {
-                return End::Unused;
+            let unused = table.nbd_over || (!has_nbd && !stays && empty);
+            if table.stopping || unused {
+                return;
             }
-            table = self
-                .changed
-                .wait(table)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut table);
         }
     }
 
     /// Ends every export. `false` when that was given up because of a second [`Exporter::stop`].
     pub fn finish(&self) -> Result<bool, Failure> {
-        lock(&self.table).stopping = true;
+        self.table.lock().stopping = true;
         self.drain_nbd();
         if !self.fronts_ended() {
             self.drain_nbd();
@@ -500,7 +479,7 @@ impl Exporter {
         for export in self.exports() {
             self.bury(&export, Ok(()));
         }
-        match lock(&self.table).failure.take() {
+        match self.table.lock().failure.take() {
             Some(failure) => Err(failure),
             None => outcome.map(|()| true),
         }
@@ -508,28 +487,25 @@ impl Exporter {
 
     /// Stops the front ends and waits for them and for NBD's server; `false` when that was given up.
     fn fronts_ended(&self) -> bool {
-        let mut table = lock(&self.table);
+        let mut table = self.table.lock();
         loop {
             if table.forced {
                 return false;
             }
             let fronts = |export: &&Arc<Export>| export.kind != Kind::Nbd;
             let fronts: Vec<Arc<Export>> = table.exports.iter().filter(fronts).cloned().collect();
-            let running = |export: &&Arc<Export>| !lock(&export.state).ending;
+            let running = |export: &&Arc<Export>| !export.state.lock().ending;
             let running: Vec<&Arc<Export>> = fronts.iter().filter(running).collect();
             if !running.is_empty() {
                 drop(table);
                 running.iter().for_each(|export| export.stop());
-                table = lock(&self.table);
+                table = self.table.lock();
                 continue;
             }
             if table.nbd_over && fronts.is_empty() && table.starting.is_empty() {
                 return true;
             }
-            table = self
-                .changed
-                .wait(table)
-                .unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut table);
         }
     }
 }

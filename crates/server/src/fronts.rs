@@ -1,18 +1,18 @@
-//! Exports other than NBD's: what they are told, and how each is started.
+//! The front ends: what each is told, and how it is started.
 //!
 //! Every front end is a file of its own, with a request (what it is told, by the command line or by a
-//! line of JSON) and a function `start` that makes a running export of an open image.
+//! line of JSON) and a function `start` that makes a running export of an open image. NBD's exports share
+//! one listening server (`exporter/nbd.rs`).
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use gaur_export::Front;
-use serde_json::{Map, Value};
+use serde::{Deserialize, Serialize};
 
 use crate::exporter::Served;
 use crate::failure::Failure;
-use crate::json;
 
 pub mod fuse;
 pub mod ublk;
@@ -67,8 +67,11 @@ impl Kind {
 }
 
 /// A front end and what it is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
+    /// An export of the process' NBD server.
+    Nbd {},
     /// A block device of this machine.
     Ublk(ublk::Request),
     /// A disk for a virtual machine monitor.
@@ -83,6 +86,7 @@ impl Request {
     /// Its kind.
     pub fn kind(&self) -> Kind {
         match self {
+            Request::Nbd {} => Kind::Nbd,
             Request::Ublk(_) => Kind::Ublk,
             Request::VhostUser(_) => Kind::VhostUser,
             Request::Vduse(_) => Kind::Vduse,
@@ -90,14 +94,16 @@ impl Request {
         }
     }
 
-    /// Starts to export `image`; clients can come when this returns.
-    pub fn start(&self, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
-        match self {
+    /// Starts to export `image`, if the export has a server of its own; clients can come when this returns.
+    pub(crate) fn start(&self, image: Arc<Served>) -> Result<Option<Box<dyn Front>>, Failure> {
+        let front = match self {
+            Request::Nbd {} => return Ok(None),
             Request::Ublk(request) => ublk::start(request, image),
             Request::VhostUser(request) => vhost_user::start(request, image),
             Request::Vduse(request) => vduse::start(request, image),
             Request::Fuse(request) => fuse::start(request, image),
-        }
+        };
+        front.map(Some)
     }
 
     /// The same with paths that mean the same in any directory.
@@ -115,34 +121,7 @@ impl Request {
             other => other,
         }
     }
-
-    /// Reads the fields of a JSON object, all of which must be its own.
-    pub fn from_fields(kind: Kind, fields: Map<String, Value>) -> Result<Option<Request>, String> {
-        let value = Value::Object(fields);
-        let read = match kind {
-            Kind::Nbd => json::read(value).map(|Nothing {}| None),
-            Kind::Ublk => json::read(value).map(|read| Some(Request::Ublk(read))),
-            Kind::VhostUser => json::read(value).map(|read| Some(Request::VhostUser(read))),
-            Kind::Vduse => json::read(value).map(|read| Some(Request::Vduse(read))),
-            Kind::Fuse => json::read(value).map(|read| Some(Request::Fuse(read))),
-        };
-        read.map_err(|error| format!("{}: {error}", kind.name()))
-    }
-
-    /// The JSON object that says the same; a path that is not text has none.
-    pub fn to_json(&self) -> serde_json::Result<Value> {
-        match self {
-            Request::Ublk(request) => serde_json::to_value(request),
-            Request::VhostUser(request) => serde_json::to_value(request),
-            Request::Vduse(request) => serde_json::to_value(request),
-            Request::Fuse(request) => serde_json::to_value(request),
-        }
-    }
 }
-
-#[derive(serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Nothing {}
 
 /// How many threads serve so many queues of a virtio device.
 fn threads_for(queues: u16) -> usize {

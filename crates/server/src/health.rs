@@ -5,13 +5,14 @@
 //! A request that succeeds while none has failed costs one load of a flag that nobody changes.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gaur_block::{Errno, Request};
 use gaur_engine::Image;
 use jiff::Zoned;
+use parking_lot::Mutex;
 use tracing::Level;
 
 use crate::events::time;
@@ -134,13 +135,9 @@ impl Health {
         if let Some(errno) = self.image.poisoned() {
             parts.push(format!("refuses writes until it is served anew: {errno}"));
         }
-        let troubles = self.lock();
+        let troubles = self.troubles.lock();
         parts.extend(troubles.iter().flatten().map(Trouble::to_string));
         (!parts.is_empty()).then(|| parts.join("; "))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, [Option<Trouble>; KINDS.len()]> {
-        self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tell(&self, level: Level, what: fmt::Arguments<'_>) {
@@ -186,7 +183,7 @@ impl Health {
 
     /// Counts a failure; whether it is the first.
     fn count(&self, asked: Asked, errno: Errno) -> bool {
-        let mut troubles = self.lock();
+        let mut troubles = self.troubles.lock();
         let last = Instant::now();
         match troubles.get_mut(asked.kind) {
             Some(Some(trouble)) => {
@@ -210,7 +207,7 @@ impl Health {
 
     #[cold]
     fn succeeded(&self, asked: Asked) {
-        let mut troubles = self.lock();
+        let mut troubles = self.troubles.lock();
         let quiet = |trouble: &mut Trouble| trouble.last.elapsed() >= QUIET;
         let over = troubles.get_mut(asked.kind);
         let Some(over) = over.and_then(|trouble| trouble.take_if(quiet)) else {
@@ -226,7 +223,7 @@ impl Health {
 
 impl Drop for Health {
     fn drop(&mut self) {
-        let troubles = std::mem::take(&mut *self.lock());
+        let troubles = std::mem::take(&mut *self.troubles.lock());
         // A single one has been told.
         for trouble in troubles
             .iter()

@@ -1,7 +1,9 @@
 //! JSON input, with errors that name the wrong key.
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::ser::Error;
+use serde_json::{Map, Value, json};
 
 /// Reads a value. The error names the wrong key for the user who wrote it.
 pub fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
@@ -9,6 +11,32 @@ pub fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
         let path = error.path().to_string();
         explain(&path, &error.into_inner().to_string())
     })
+}
+
+/// Reads the variant of an enum that is called `name` and has these fields.
+pub fn read_variant<T: DeserializeOwned>(
+    name: &str,
+    fields: Map<String, Value>,
+) -> Result<T, String> {
+    serde_path_to_error::deserialize(json!({ name: fields })).map_err(|error| {
+        let path = error.path().to_string();
+        let rest = path.strip_prefix(name);
+        let path = rest.and_then(|rest| rest.strip_prefix('.'));
+        let text = error.inner().to_string();
+        format!("{name}: {}", explain(path.unwrap_or("."), &text))
+    })
+}
+
+/// Name and fields of the variant that an enum has.
+pub fn variant(value: &impl Serialize) -> serde_json::Result<(String, Map<String, Value>)> {
+    let object = match serde_json::to_value(value)? {
+        Value::Object(object) => object,
+        _ => Map::new(),
+    };
+    match object.into_iter().next() {
+        Some((name, Value::Object(fields))) => Ok((name, fields)),
+        _ => Err(serde_json::Error::custom("a variant without fields")),
+    }
 }
 
 /// serde's error in terms of keys instead of Rust's fields.

@@ -45,7 +45,7 @@ impl Kept {
                 let user = User::Device(request.device.clone());
                 (format!("vduse-{}", request.device), user)
             }
-            Request::Ublk(_) | Request::Fuse(_) => return Ok(None),
+            Request::Nbd {} | Request::Ublk(_) | Request::Fuse(_) => return Ok(None),
         };
         state::make(&directory())?;
         let log = directory().join(format!("{name}.log"));

@@ -1,9 +1,8 @@
 //! `--pin`: a server whose memory stays, so that a block device it serves cannot wait for itself.
 
-use std::sync::Mutex;
-
 use gaur_engine::Image;
 use gaur_reactor::pin::{self, LockError};
+use parking_lot::Mutex;
 
 use crate::failure::Failure;
 use crate::notice::say;
@@ -79,7 +78,7 @@ impl Pin {
             return Ok(());
         }
         self.apply()?;
-        let locked = *self.lock();
+        let locked = *self.locked.lock();
         if locked == Some(true) {
             pin::reserve(usize::try_from(needed_bytes(image)).unwrap_or(usize::MAX >> 1));
         }
@@ -88,17 +87,12 @@ impl Pin {
 
     /// Whether memory is locked.
     pub fn is_locked(&self) -> bool {
-        *self.lock() == Some(true)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<bool>> {
-        let locked = self.locked.lock();
-        locked.unwrap_or_else(std::sync::PoisonError::into_inner)
+        *self.locked.lock() == Some(true)
     }
 
     /// Pins the process, and the calling thread with those that it starts.
     fn apply(&self) -> Result<(), Failure> {
-        let mut locked = self.lock();
+        let mut locked = self.locked.lock();
         let first = locked.is_none();
         let memory = match *locked {
             None => pin::lock_memory(),

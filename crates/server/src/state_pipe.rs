@@ -6,8 +6,10 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
 
 /// Bytes of a piece.
 pub const PIECE_BYTES: usize = 1 << 20;
@@ -42,14 +44,9 @@ struct State {
 struct Shared(Arc<Mutex<State>>);
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Everything under this lock is changed in one step, so a panic elsewhere spoils nothing.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn end(&self, end: End) {
         let wakers = {
-            let mut state = self.lock();
+            let mut state = self.0.lock();
             state.end.get_or_insert(end);
             [state.sender.take(), state.receiver.take()]
         };
@@ -97,7 +94,7 @@ impl Sender {
     }
 
     fn poll_piece(&self, context: &Context<'_>) -> Poll<Result<Piece, Broken>> {
-        let mut state = self.0.lock();
+        let mut state = self.0.0.lock();
         if state.end.is_some() {
             return Poll::Ready(Err(Broken));
         }
@@ -111,7 +108,7 @@ impl Sender {
     /// Sends a piece on.
     pub fn send(&self, piece: Piece) {
         let waker = {
-            let mut state = self.0.lock();
+            let mut state = self.0.0.lock();
             state.sent_bytes += piece.len() as u64;
             state.full.push_back(piece);
             state.receiver.take()
@@ -137,7 +134,7 @@ impl Receiver {
     /// The next piece; `None` after the last.
     pub async fn next(&self) -> Result<Option<Piece>, Broken> {
         poll_fn(|context| {
-            let mut state = self.0.lock();
+            let mut state = self.0.0.lock();
             match (state.end, state.full.pop_front()) {
                 (Some(End::Broken), _) => Poll::Ready(Err(Broken)),
                 (_, Some(piece)) => Poll::Ready(Ok(Some(piece))),
@@ -154,7 +151,7 @@ impl Receiver {
     /// A piece whose bytes were used.
     pub fn give_back(&self, piece: Piece) {
         let waker = {
-            let mut state = self.0.lock();
+            let mut state = self.0.0.lock();
             state.free.push(piece);
             let enough = state.free.len() >= PIECES_TO_WAKE;
             if enough { state.sender.take() } else { None }
@@ -180,7 +177,7 @@ impl Handle {
 
     /// Bytes that were sent.
     pub fn sent_bytes(&self) -> u64 {
-        self.0.lock().sent_bytes
+        self.0.0.lock().sent_bytes
     }
 }
 
@@ -215,7 +212,7 @@ mod tests {
         }
         writer.join().expect("no panic");
         assert_eq!((expected, handle.sent_bytes()), (1000, 4000));
-        let state = receiver.0.lock();
+        let state = receiver.0.0.lock();
         assert!(state.free.len() + state.full.len() <= PIECES);
     }
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::frames::{HEAD_BYTES, Head};
 use super::incoming::{Asked, Incoming};
-use super::protocol::{Answer, Command, LINE_BYTES_MAX, Request, kind_of};
+use super::protocol::{Answer, Command, Event, LINE_BYTES_MAX, Reason, Request, kind_of};
 use crate::failure::{EXIT_INTERRUPTED, Failure};
 use crate::interrupt;
 use crate::progress::Progress;
@@ -90,11 +90,11 @@ impl Client {
     pub fn result(&mut self, progress: &mut Progress) -> Result<Value, Failure> {
         loop {
             match self.answer()? {
-                Answer::Result(result) => return Ok(result),
-                Answer::Progress { done, total } => progress.update(done, total),
-                Answer::Ready | Answer::State { .. } => return Err(self.nonsense()),
+                Answer::Result { result } => return Ok(result),
+                Answer::Event(Event::Progress { done, total }) => progress.update(done, total),
+                Answer::Event(_) => return Err(self.nonsense()),
                 // `answer` makes a failure of it.
-                Answer::Error { message, .. } => return Err(Failure::new(message)),
+                Answer::Error { error } => return Err(Failure::new(error.message)),
             }
         }
     }
@@ -134,7 +134,9 @@ impl Client {
             return Err(Failure::about(&self.name, message));
         }
         match Answer::parse(&line) {
-            Some(Answer::Error { kind, message }) => {
+            Some(Answer::Error {
+                error: Reason { kind, message },
+            }) => {
                 let failure = Failure::new(message);
                 let cancelled = kind == "cancelled";
                 let failure = match kind_of(&kind) {

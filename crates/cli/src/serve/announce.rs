@@ -3,22 +3,24 @@
 use std::io::Write;
 
 use super::Args;
-use crate::exporter::{Export, Exporter};
+use gaur_server::server::Server;
+
+use crate::exporter::Export;
 use crate::failure::Failure;
 use crate::fronts::Kind;
 use crate::notice::say;
 use crate::size::human;
 
 /// Prints where the exports are: the place of each on a line of its own, then what to do with it.
-pub fn announce(args: &Args, exporter: &Exporter, out: &mut dyn Write) -> Result<(), Failure> {
-    let exports = exporter.exports();
+pub fn announce(args: &Args, server: &Server, out: &mut dyn Write) -> Result<(), Failure> {
+    let exports = server.exports();
     for export in &exports {
         writeln!(out, "{}", export.place())?;
     }
     match exports.first() {
         Some(first) => advise(first, out)?,
         None => {
-            if let Some(uri) = exporter.nbd_uri("NAME") {
+            if let Some(uri) = server.nbd_uri("NAME") {
                 writeln!(
                     out,
                     "# nothing is exported yet; NBD exports will be at {uri}"

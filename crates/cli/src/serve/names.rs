@@ -77,7 +77,7 @@ pub fn from_json(json: &str, recover: bool) -> Result<NewExport, Failure> {
     let name = fields.remove("export");
     let name = name.and_then(|name| name.as_str().map(str::to_owned));
     let mut new = AddExport::from_fields(fields).map_err(wrong)?.named(name)?;
-    if let Some(Request::Ublk(request)) = &mut new.front {
+    if let Request::Ublk(request) = &mut new.front {
         request.recover = recover;
     }
     Ok(new)
@@ -91,7 +91,7 @@ pub fn exports(
     fronts: Vec<Request>,
     nbd: bool,
 ) -> Result<Vec<NewExport>, Failure> {
-    let export = |name: String, spec: &ImageSpec, front: Option<Request>| NewExport {
+    let export = |name: String, spec: &ImageSpec, front: Request| NewExport {
         name,
         spec: spec.clone(),
         image: args.image.options(),
@@ -111,13 +111,13 @@ pub fn exports(
                 1 => given.clone(),
                 _ => format!("{given}-{}", front.kind().name()),
             };
-            exports.push(export(name, spec, Some(front)));
+            exports.push(export(name, spec, front));
         }
     }
     if nbd {
         let of_nbd = images
             .iter()
-            .map(|(name, spec)| export(name.clone(), spec, None));
+            .map(|(name, spec)| export(name.clone(), spec, Request::Nbd {}));
         exports = of_nbd.chain(exports).collect();
     }
     if count > 1 && exports.iter().any(|new| new.image.writes_file(&new.spec)) {

@@ -11,7 +11,7 @@ use gaur_reactor::block_on;
 use super::local::{self, Watch};
 use super::target::{self, ChangeArgs, Server, Target, TargetArgs};
 use crate::control::client::Client;
-use crate::control::protocol::{Answer, Command, Which};
+use crate::control::protocol::{Answer, Command, Event, Which};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::progress::Progress;
@@ -179,7 +179,7 @@ fn extract_there(
     let mut client = Client::connect(server)?;
     client.obey_signals()?;
     client.ask(Command::Extract(Which { snapshot: which }))?;
-    let Answer::State { size } = client.answer()? else {
+    let Answer::Event(Event::State { size }) = client.answer()? else {
         return Err(client.nonsense());
     };
     let mut sink = Sink::new(&args.to);

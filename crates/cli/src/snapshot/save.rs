@@ -16,7 +16,7 @@ use super::metadata::MetadataArgs;
 use super::target::{ChangeArgs, Server, Target, TargetArgs};
 use crate::control::client::{Client, Frames};
 use crate::control::frames::Head;
-use crate::control::protocol::{Answer, Command};
+use crate::control::protocol::{Answer, Command, Event};
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::progress::Progress;
@@ -183,7 +183,7 @@ fn save_there(
     let mut client = Client::connect(server)?;
     client.obey_signals()?;
     client.ask(Command::Save(new.into()))?;
-    if client.answer()? != Answer::Ready {
+    if client.answer()? != Answer::Event(Event::Ready) {
         return Err(client.nonsense());
     }
     let frames = client.frames()?;

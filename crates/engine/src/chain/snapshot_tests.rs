@@ -92,7 +92,7 @@ fn a_snapshot_is_the_disk_as_it_was_by_name_and_by_id() {
 }
 
 #[test]
-fn a_snapshot_of_a_time_without_sizes_has_the_size_of_today() {
+fn a_snapshot_without_a_size_has_the_current_disk_size() {
     let host = host(&[(
         "top",
         image(|snapshot| (snapshot.disk_size, snapshot.l1_size) = (None, 1)),
@@ -206,7 +206,7 @@ fn a_snapshot_that_cannot_be_shown_is_told_why() {
 
 /// Bounded time and memory whatever the entry says, and never a panic.
 #[test]
-fn an_entry_with_any_byte_changed_fails_or_opens() {
+fn corrupt_snapshot_entries_never_panic() {
     let whole = image(|_| {});
     for at in 4 * CLUSTER..4 * CLUSTER + 72 {
         for value in [0, 1, 0x7f, 0x80, 0xff] {

@@ -191,7 +191,7 @@ fn without_backing_only_the_top_is_opened() {
 }
 
 #[test]
-fn a_chain_that_comes_back_by_name_by_link_or_to_our_own_lock_is_a_loop() {
+fn backing_loops_are_found_by_name_link_and_own_lock() {
     let by_name = host(&[("a", bytes_of(&over("b"))), ("b", bytes_of(&over("a")))]);
     let (kind, line) = failure(&by_name, "a", &read_only());
     assert_eq!(kind, ErrorKind::InvalidInput);
@@ -218,7 +218,7 @@ fn a_chain_that_comes_back_by_name_by_link_or_to_our_own_lock_is_a_loop() {
 }
 
 #[test]
-fn a_backing_file_locked_by_somebody_else_is_said_to_be_locked() {
+fn a_backing_file_locked_by_another_process_is_reported_as_locked() {
     let mut host = host(&[
         ("top", bytes_of(&over("base"))),
         ("base", bytes_of(&header())),
@@ -386,7 +386,7 @@ fn empty_and_tiny_files_are_raw_unless_qcow2_is_asked_for() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name() {
+fn unsupported_features_are_refused_by_name() {
     let with = |change: &dyn Fn(&mut Header)| {
         let mut header = header();
         change(&mut header);
@@ -541,7 +541,7 @@ fn a_damaged_refcount_table_entry_forbids_writing() {
 
 /// Bounded time and memory whatever the header says, and never a panic.
 #[test]
-fn a_file_cut_anywhere_and_a_header_with_any_byte_changed_fail_or_open() {
+fn truncated_files_and_corrupt_headers_never_panic() {
     let whole = bytes_of(&over("base"));
     for len in 0..whole.len() {
         let host = host(&[("top", whole[..len].to_vec()), ("base", vec![0; 512])]);

@@ -171,7 +171,7 @@ fn the_header_goes_last_between_two_flushes() {
 
 /// A device may have held an image; half of it under a fresh table would be taken for an image.
 #[test]
-fn wherever_creation_stops_no_half_made_image_is_left() {
+fn an_interrupted_create_leaves_no_half_made_image() {
     let options = sized(1 << 30);
     for steps in 0.. {
         let file = device(1 << 20, 512);

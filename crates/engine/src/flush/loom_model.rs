@@ -79,7 +79,7 @@ fn flushes_that_come_while_a_pass_runs_share_the_next() {
 }
 
 #[test]
-fn a_pass_that_fails_is_nobodys_success() {
+fn a_failed_pass_fails_every_flush_that_joined_it() {
     check(|| {
         let disk = Arc::new(Disk::default());
         let other = thread::spawn({
@@ -97,7 +97,7 @@ fn a_pass_that_fails_is_nobodys_success() {
 
 /// A flush whose caller goes away in the middle of the pass that it carries out.
 #[test]
-fn those_who_wait_for_a_pass_that_is_dropped_hear_of_it() {
+fn dropping_a_pass_fails_every_flush_that_waits_for_it() {
     check(|| {
         let disk = Arc::new(Disk::default());
         let going = thread::spawn({

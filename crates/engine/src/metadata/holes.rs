@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_in_a_row_become_one_and_clusters_stay_apart() {
+    fn adjacent_holes_merge_within_a_cluster_only() {
         let geometry = geometry(16);
         let mut holes = Holes::default();
         let hole = |guest, host| Hole {

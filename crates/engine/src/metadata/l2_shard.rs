@@ -640,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_stays_within_the_budget() {
+    fn memory_stays_within_the_budget() {
         for budget in [8 << 10, 20 << 10, 100 << 10] {
             let mut shard = Shard::new(SHAPE, budget);
             for round in 0..3 {
@@ -686,7 +686,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_disk_does_not_have_stays() {
+    fn dirty_slices_are_not_evicted() {
         let mut shard = Shard::new(SHAPE, 16 << 10);
         for number in 0..4 {
             shard.insert(offset(number), &scattered(number), false);
@@ -718,7 +718,7 @@ mod tests {
     }
 
     #[test]
-    fn dirt_beyond_the_budget_is_kept_and_asks_to_be_written() {
+    fn dirty_slices_beyond_the_budget_are_kept_and_request_a_pass() {
         let budget = 8 << 10;
         let mut shard = Shard::new(SHAPE, budget);
         for number in 0..50 {

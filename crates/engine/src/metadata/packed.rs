@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn clusters_in_a_row_are_one_run() {
+    fn contiguous_clusters_pack_to_one_run() {
         let entry = |index: usize| (COPIED | (index as u64 + 7) << 16, 0);
         assert_eq!(round_trip(STANDARD, entry), (Form::Runs, 2));
         let entry = |index: usize| (COPIED | (index as u64 + 7) << 17, 0xffff_ffff);
@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn every_width_of_number_comes_back() {
+    fn packing_round_trips_at_every_width() {
         for bits in 0..39 {
             let entry = |index: usize| (COPIED | (scattered(index) & ((1 << bits) - 1)) << 16, 0);
             round_trip(STANDARD, entry);
@@ -657,7 +657,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_make_no_sense_come_back_as_they_were() {
+    fn packing_round_trips_invalid_entries() {
         let compressed = |index: usize| (COMPRESSED | scattered(index) >> 2, 0);
         assert_eq!(round_trip(STANDARD, compressed).0, Form::Raw);
         assert_eq!(
@@ -673,7 +673,7 @@ mod tests {
     }
 
     #[test]
-    fn random_mixtures_come_back() {
+    fn packing_round_trips_random_slices() {
         for seed in 0..200 {
             let entry = |index: usize| match scattered(index / (seed % 17 + 1) + seed) % 5 {
                 0 => (0, 0),

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_in_is_found_until_it_goes() {
+    fn inserted_slices_are_found_until_removed() {
         let mut index = SliceIndex::default();
         assert!(index.get(0).is_none());
         let mut model = std::collections::BTreeMap::new();

@@ -103,7 +103,7 @@ fn ranges_that_overlap_are_rewritten_one_after_the_other() {
 /// Two that count themselves in and out again are in the way of one that waits: the last to leave
 /// lets it go on.
 #[test]
-fn whoever_leaves_last_lets_those_go_on_who_wait() {
+fn the_last_writer_wakes_all_waiters() {
     check(|| {
         let blocks = Arc::new(Blocks::default());
         let threads = [0, 1].map(|block| {
@@ -124,7 +124,7 @@ fn whoever_leaves_last_lets_those_go_on_who_wait() {
 
 /// A wait that is given up takes its claim along, also when it has just been granted.
 #[test]
-fn a_wait_that_is_given_up_is_in_nobodys_way() {
+fn a_dropped_wait_blocks_no_other_request() {
     check(|| {
         let blocks = Arc::new(Blocks::default());
         let rewriting = thread::spawn({

@@ -14,7 +14,7 @@ use gaur_format::snapshot::Snapshot;
 
 use super::create::Copying;
 use super::failure::Failure;
-use super::plan::Plan;
+use super::plan::SwitchPlan;
 use super::select::find_snapshot;
 use super::switch::{Outcome, Switch};
 use super::{list, references};
@@ -111,7 +111,7 @@ impl<F: File> Switch<'_, F> {
         .await?;
         let mut l1 = vec![0; entries as usize];
         for (index, table) in &both {
-            l1[*index as usize] = Plan::raw_entry(*table, false);
+            l1[*index as usize] = SwitchPlan::raw_entry(*table, false);
         }
         let size = self.cluster_size();
         let gained: Vec<(u64, u64)> = tables
@@ -129,7 +129,7 @@ impl<F: File> Switch<'_, F> {
             if to.is_none() {
                 plan.count(table, 1)?;
             }
-            l1[index as usize] = Plan::raw_entry(to.unwrap_or(table), flagged);
+            l1[index as usize] = SwitchPlan::raw_entry(to.unwrap_or(table), flagged);
             Ok(to)
         })
         .await?;

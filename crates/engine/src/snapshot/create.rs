@@ -9,7 +9,7 @@ use gaur_format::snapshot::Snapshot;
 use gaur_format::{HostOffset, limit};
 
 use super::failure::Failure;
-use super::plan::Plan;
+use super::plan::SwitchPlan;
 use super::references;
 use super::switch::{Outcome, Switch};
 use super::{NewSnapshot, SavedState, list};
@@ -131,7 +131,7 @@ fn snapshot_l1(disk: &[u64], len: u64, state: Option<&SavedState>) -> Vec<u64> {
     entries.resize(len as usize, 0);
     for (index, table) in state.map_or(&[][..], |state| &state.tables) {
         if let Some(slot) = entries.get_mut(behind + *index as usize) {
-            *slot = Plan::raw_entry(*table, false);
+            *slot = SwitchPlan::raw_entry(*table, false);
         }
     }
     entries
@@ -158,7 +158,7 @@ impl<F: File> Switch<'_, F> {
         let state = tables.into_iter().filter(|(index, _)| *index >= needed);
         let state: Vec<(u64, u64)> = state.collect();
         self.each_table(&disk, true, share_table).await?;
-        let give_up = |plan: &mut Plan, index: u64, bytes: &mut [u8]| {
+        let give_up = |plan: &mut SwitchPlan, index: u64, bytes: &mut [u8]| {
             plan.refer(bytes, -1)?;
             let table = plan.slots[index as usize].table;
             plan.count(table, -1)?;
@@ -177,9 +177,9 @@ impl<F: File> Switch<'_, F> {
     /// Entries of the active L1 table, all of whose tables are shared.
     fn shared_entries(&self, needed: u64) -> Vec<u64> {
         let slots = self.plan.slots.iter().take(needed as usize);
-        let table = |slot: &super::plan::Slot| if slot.copied { slot.copy } else { slot.table };
+        let table = |slot: &super::plan::L1Slot| if slot.copied { slot.copy } else { slot.table };
         slots
-            .map(|slot| Plan::raw_entry(table(slot), false))
+            .map(|slot| SwitchPlan::raw_entry(table(slot), false))
             .collect()
     }
 
@@ -330,7 +330,11 @@ impl<F: File> Switch<'_, F> {
 
 /// Counts what a table of the active image refers to once more, for the new snapshot, and says where its
 /// copy goes. A table that is shared already is shared as it is.
-fn share_table(plan: &mut Plan, index: u64, bytes: &mut [u8]) -> Result<Option<u64>, Failure> {
+fn share_table(
+    plan: &mut SwitchPlan,
+    index: u64,
+    bytes: &mut [u8],
+) -> Result<Option<u64>, Failure> {
     let mut slot = plan.slots[index as usize];
     plan.refer(bytes, 1)?;
     slot.counted = true;

@@ -12,7 +12,7 @@ use gaur_format::snapshot::Snapshot;
 use super::create::Copying;
 use super::failure::Failure;
 use super::list;
-use super::plan::Plan;
+use super::plan::SwitchPlan;
 use super::references;
 use super::select::find_to_delete;
 use super::switch::{Outcome, Switch};
@@ -95,14 +95,14 @@ impl<F: File> Active<'_, F> {
 const L1_TABLES_AT_ONCE: usize = 32;
 
 /// Everything a table of the snapshot refers to has one reference less.
-fn drop_table(plan: &mut Plan, _: u64, bytes: &mut [u8]) -> Result<Option<u64>, Failure> {
+fn drop_table(plan: &mut SwitchPlan, _: u64, bytes: &mut [u8]) -> Result<Option<u64>, Failure> {
     plan.refer(bytes, -1)?;
     Ok(None)
 }
 
 /// Sets the flags in the active image's table with this index as they will be right; where its copy
 /// goes if that changes any.
-fn flag_table(plan: &mut Plan, index: u64, bytes: &mut [u8]) -> Result<Option<u64>, Failure> {
+fn flag_table(plan: &mut SwitchPlan, index: u64, bytes: &mut [u8]) -> Result<Option<u64>, Failure> {
     let mut slot = plan.slots[index as usize];
     let geometry = plan.geometry;
     let single = |cluster| plan.new_count(cluster).map(|count| count == 1);
@@ -253,12 +253,12 @@ impl<F: File> Switch<'_, F> {
     fn flagged_entries(&self) -> Vec<u64> {
         let bits = self.active.geometry().cluster_bits();
         let slots = self.plan.slots.iter();
-        let entry = |slot: &super::plan::Slot| {
+        let entry = |slot: &super::plan::L1Slot| {
             if slot.copied {
-                return Plan::raw_entry(slot.copy, true);
+                return SwitchPlan::raw_entry(slot.copy, true);
             }
             let count = self.plan.new_count(slot.table >> bits);
-            Plan::raw_entry(slot.table, count.map_or(slot.owned, |count| count == 1))
+            SwitchPlan::raw_entry(slot.table, count.map_or(slot.owned, |count| count == 1))
         };
         slots.map(entry).collect()
     }

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_cross_blocks_and_what_nobody_counts_is_an_error() {
+    fn deltas_cross_blocks_and_uncounted_clusters_are_an_error() {
         let mut deltas = Deltas::new(8);
         deltas.cover(3);
         deltas.add(ClusterRange::new(6, 12), 1).unwrap();

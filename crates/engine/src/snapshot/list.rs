@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_numbers_that_nobody_has_and_names_are_unique() {
+    fn new_ids_are_unused_numbers_and_names_are_unique() {
         let mut all = vec![named(&[], "a").unwrap()];
         assert_eq!(all[0].id, b"1");
         all[0].id = b"7x".to_vec();

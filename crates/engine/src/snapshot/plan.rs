@@ -16,7 +16,7 @@ use crate::range::{ClusterRange, HostRange};
 
 /// An entry of the active L1 table, and what becomes of its L2 table.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Slot {
+pub(crate) struct L1Slot {
     /// Host offset of the L2 table; 0 for none.
     pub(crate) table: u64,
     /// It belongs to the active image alone.
@@ -42,10 +42,10 @@ pub(crate) struct Block {
 
 /// The plan.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct SwitchPlan {
     pub(crate) geometry: Geometry,
     pub(crate) deltas: Deltas,
-    pub(crate) slots: Vec<Slot>,
+    pub(crate) slots: Vec<L1Slot>,
     pub(crate) blocks: BTreeMap<u64, Block>,
     /// Clusters taken and not yet used.
     pub(crate) spare: VecDeque<u64>,
@@ -56,11 +56,11 @@ pub(crate) struct Plan {
     pub(crate) freed: FreedBlocks,
 }
 
-impl Plan {
+impl SwitchPlan {
     /// Nothing changes yet.
-    pub(crate) fn new(geometry: Geometry) -> Plan {
+    pub(crate) fn new(geometry: Geometry) -> SwitchPlan {
         let per_block = geometry.refcount_block_entries();
-        Plan {
+        SwitchPlan {
             geometry,
             deltas: Deltas::new(per_block),
             slots: Vec::new(),
@@ -73,12 +73,12 @@ impl Plan {
     }
 
     /// A slot for a raw L1 entry.
-    pub(crate) fn slot_of(&self, raw: u64) -> Result<Slot, Failure> {
+    pub(crate) fn slot_of(&self, raw: u64) -> Result<L1Slot, Failure> {
         let table = l1::decode(raw, &self.geometry)?;
-        Ok(table.map_or_else(Slot::default, |table| Slot {
+        Ok(table.map_or_else(L1Slot::default, |table| L1Slot {
             table: table.offset.0,
             owned: table.copied,
-            ..Slot::default()
+            ..L1Slot::default()
         }))
     }
 

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_goes_by_id_first_and_what_is_deleted_by_name_first() {
+    fn reads_look_up_by_id_first_and_deletes_by_name_first() {
         let all = [snapshot("1", "2"), snapshot("2", "monday")];
         let id = |found: Result<&Snapshot, ImageError>| found.unwrap().id.clone();
         assert_eq!(id(find_snapshot(&all, "2")), b"2");

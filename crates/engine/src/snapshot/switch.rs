@@ -19,7 +19,7 @@ use gaur_format::snapshot::Snapshot;
 
 use super::failure::Failure;
 use super::list;
-use super::plan::{Block, Plan};
+use super::plan::{Block, SwitchPlan};
 use crate::active::Active;
 use crate::job::Job;
 use crate::metadata::tracker::Changed;
@@ -37,7 +37,7 @@ const BATCH_BLOCKS: usize = 16;
 pub(crate) struct Switch<'a, F: File> {
     pub(crate) active: Active<'a, F>,
     pub(crate) job: &'a Job,
-    pub(crate) plan: Plan,
+    pub(crate) plan: SwitchPlan,
     taken: Vec<ClusterRange>,
     switched: bool,
 }
@@ -62,7 +62,7 @@ impl<'a, F: File> Switch<'a, F> {
         Switch {
             active,
             job,
-            plan: Plan::new(*active.geometry()),
+            plan: SwitchPlan::new(*active.geometry()),
             taken: Vec::new(),
             switched: false,
         }
@@ -118,7 +118,7 @@ impl<'a, F: File> Switch<'a, F> {
         &mut self,
         list: &[(u64, u64)],
         copies: bool,
-        mut visit: impl FnMut(&mut Plan, u64, &mut [u8]) -> Result<Option<u64>, Failure>,
+        mut visit: impl FnMut(&mut SwitchPlan, u64, &mut [u8]) -> Result<Option<u64>, Failure>,
     ) -> Result<(), Failure> {
         let size = self.cluster_size();
         let batch = (BATCH_BYTES / size).clamp(1, BATCH_TABLES) as usize;

@@ -248,7 +248,7 @@ fn requests_go_on_beside_a_snapshot_in_the_making() {
 }
 
 #[test]
-fn what_cannot_be_done_changes_nothing() {
+fn refused_snapshot_operations_change_nothing() {
     let narrow = CreateOptions {
         refcount_order: 1,
         ..shapes().swap_remove(0)

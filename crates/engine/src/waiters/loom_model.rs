@@ -57,7 +57,7 @@ fn waiter_and_notifier_may_miss_each_other_without_sequential_consistency() {
 /// One event for two conditions, as claims share theirs: who is woken by the other's notification
 /// waits again, while the flag is being reset.
 #[test]
-fn an_event_of_two_conditions_wakes_both_who_wait() {
+fn an_event_of_two_conditions_wakes_both_waiters() {
     check(|| {
         let waiters = Arc::new(Waiters::default());
         let holds = Arc::new([AtomicBool::default(), AtomicBool::default()]);
@@ -100,7 +100,7 @@ impl Guarded {
 
 /// As slices are loaded: a task that finds one missing takes its key, looks again, and loads it.
 #[test]
-fn what_a_key_stands_for_is_done_once() {
+fn work_under_a_key_is_done_once() {
     check(|| {
         let keys = Arc::new(KeyLocks::default());
         let done = Arc::new((AtomicBool::default(), Guarded::default()));

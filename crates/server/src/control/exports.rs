@@ -1,10 +1,11 @@
 //! Commands about exports. They open images, wait for clients and devices, and so block: each is done
 //! by a thread of its own, which the session waits for.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use gaur_engine::Job;
 use gaur_reactor::Stop;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::protocol::{Removing, Resizing};
@@ -29,9 +30,7 @@ pub async fn add(
 
 /// Lists exports.
 pub fn list(exporter: &Exporter) -> Value {
-    let exports = exporter.exports();
-    let facts = exports.iter().map(|export| exporter.facts(export));
-    json!(facts.collect::<Vec<_>>())
+    json!(exporter.all_facts())
 }
 
 /// Ends an export.
@@ -81,12 +80,12 @@ async fn off_thread<T: Send + 'static>(
     let thread = std::thread::Builder::new().name("command".to_owned());
     let thread = thread.spawn(move || {
         let outcome = work();
-        *stored.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        *stored.lock() = Some(outcome);
         drop(raised);
     });
     thread.map_err(|error| Failure::io("the thread of a command", &error))?;
     done.stopped().await;
-    let outcome = result.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let outcome = result.lock().take();
     outcome.unwrap_or_else(|| Err(Failure::new("the command failed on its way")))
 }
 

@@ -134,12 +134,13 @@ impl Removing {
 }
 
 /// What a client asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Command {
     /// What the server is and exports.
-    Ping,
+    Ping {},
     /// The snapshots of an image.
-    List,
+    List {},
     /// One snapshot.
     Info(Which),
     /// Make a snapshot of the disk.
@@ -157,7 +158,7 @@ pub enum Command {
     /// Add an export.
     ExportAdd(Box<AddExport>),
     /// The exports.
-    ExportList,
+    ExportList {},
     /// Remove an export.
     ExportRemove(Removing),
     /// Change the size of an export's image.
@@ -198,20 +199,6 @@ pub struct Request {
     pub command: Command,
 }
 
-fn fields<T: for<'de> Deserialize<'de>>(name: &str, rest: Map<String, Value>) -> Result<T, String> {
-    json::read(Value::Object(rest)).map_err(|error| format!("{name}: {error}"))
-}
-
-/// A command that says nothing but which export it is about.
-fn nothing(name: &str, rest: Map<String, Value>, command: Command) -> Result<Command, String> {
-    match rest.keys().next() {
-        None => Ok(command),
-        Some(key) => Err(format!(
-            "{name}: key {key:?} is unknown, only \"export\" is known"
-        )),
-    }
-}
-
 impl Request {
     /// Reads a line; the error is for the client.
     pub fn parse(line: &[u8]) -> Result<Request, String> {
@@ -229,65 +216,50 @@ impl Request {
             Some(Value::String(export)) => Some(export),
             Some(_) => return Err("\"export\" is not text".to_owned()),
         };
-        let command = match name.as_str() {
-            "ping" => nothing(&name, rest, Command::Ping)?,
-            "list" => nothing(&name, rest, Command::List)?,
-            "info" => Command::Info(fields(&name, rest)?),
-            "create" => Command::Create(fields(&name, rest)?),
-            "apply" => Command::Apply(fields(&name, rest)?),
-            "delete" => Command::Delete(fields(&name, rest)?),
-            "rename" => Command::Rename(fields(&name, rest)?),
-            "save" => Command::Save(fields(&name, rest)?),
-            "extract" => Command::Extract(fields(&name, rest)?),
-            "export-add" => {
-                let add = AddExport::from_fields(rest);
-                Command::ExportAdd(Box::new(add.map_err(|error| format!("{name}: {error}"))?))
+        let command = json::read_variant(&name, rest).map_err(|error| {
+            match error.starts_with(&format!("{name}: unknown variant `{name}`")) {
+                true => format!("command {name:?} is unknown"),
+                false => error,
             }
-            "export-list" => nothing(&name, rest, Command::ExportList)?,
-            "export-remove" => Command::ExportRemove(fields(&name, rest)?),
-            "export-resize" => Command::ExportResize(fields(&name, rest)?),
-            _ => return Err(format!("command {name:?} is unknown")),
-        };
+        })?;
         Ok(Request { export, command })
     }
 
-    /// The line, with its end.
+    /// The line, with its end. One that JSON cannot say is refused by the server.
     pub fn line(&self) -> Vec<u8> {
-        let value = |fields: serde_json::Result<Value>| fields.unwrap_or(Value::Null);
-        let (name, fields) = match &self.command {
-            Command::Ping => ("ping", json!({})),
-            Command::List => ("list", json!({})),
-            Command::Info(which) => ("info", value(serde_json::to_value(which))),
-            Command::Create(new) => ("create", value(serde_json::to_value(new))),
-            Command::Apply(which) => ("apply", value(serde_json::to_value(which))),
-            Command::Delete(which) => ("delete", value(serde_json::to_value(which))),
-            Command::Rename(renaming) => ("rename", value(serde_json::to_value(renaming))),
-            Command::Save(new) => ("save", value(serde_json::to_value(new))),
-            Command::Extract(which) => ("extract", value(serde_json::to_value(which))),
-            Command::ExportAdd(add) => (
-                "export-add",
-                Value::Object(add.fields().unwrap_or_default()),
-            ),
-            Command::ExportList => ("export-list", json!({})),
-            Command::ExportRemove(how) => ("export-remove", value(serde_json::to_value(how))),
-            Command::ExportResize(size) => ("export-resize", value(serde_json::to_value(size))),
-        };
-        let mut line = json!({ "command": name });
-        if let Some(object) = line.as_object_mut() {
-            if let Some(export) = &self.export {
-                object.insert("export".to_owned(), json!(export));
-            }
-            if let Value::Object(fields) = fields {
-                object.extend(fields);
-            }
+        let (name, fields) = json::variant(&self.command).unwrap_or_default();
+        let mut line = Map::new();
+        line.insert("command".to_owned(), json!(name));
+        if let Some(export) = &self.export {
+            line.insert("export".to_owned(), json!(export));
         }
-        ended(line.to_string())
+        line.extend(fields);
+        ended(Value::Object(line).to_string())
     }
 }
 
 /// A line from a server.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
 pub enum Answer {
+    /// Something on the way to the result.
+    Event(Event),
+    /// The command went well.
+    Result {
+        /// Its result.
+        result: Value,
+    },
+    /// It did not.
+    Error {
+        /// Why.
+        error: Reason,
+    },
+}
+
+/// What happens before the result of a command is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum Event {
     /// So much is done; a total of 0 is one that is not known yet.
     Progress {
         /// Bytes done.
@@ -302,15 +274,15 @@ pub enum Answer {
         /// Bytes.
         size: u64,
     },
-    /// The command went well; this is its result.
-    Result(Value),
-    /// It did not, and why.
-    Error {
-        /// One of a fixed set of words.
-        kind: String,
-        /// For people.
-        message: String,
-    },
+}
+
+/// Why a command failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reason {
+    /// One of a fixed set of words.
+    pub kind: String,
+    /// For people.
+    pub message: String,
 }
 
 impl Answer {
@@ -318,52 +290,21 @@ impl Answer {
     pub fn failure(failure: &Failure) -> Answer {
         let kind = failure.engine_kind().map_or("other", kind_name);
         Answer::Error {
-            kind: kind.to_owned(),
-            message: failure.to_string(),
+            error: Reason {
+                kind: kind.to_owned(),
+                message: failure.to_string(),
+            },
         }
     }
 
     /// The line, with its end.
     pub fn line(&self) -> Vec<u8> {
-        let value = match self {
-            Answer::Progress { done, total } => {
-                json!({ "event": "progress", "done": done, "total": total })
-            }
-            Answer::Ready => json!({ "event": "ready" }),
-            Answer::State { size } => json!({ "event": "state", "size": size }),
-            Answer::Result(result) => json!({ "result": result }),
-            Answer::Error { kind, message } => {
-                json!({ "error": { "kind": kind, "message": message } })
-            }
-        };
-        ended(value.to_string())
+        ended(json!(self).to_string())
     }
 
     /// Reads a line.
     pub fn parse(line: &[u8]) -> Option<Answer> {
-        let mut value: Value = serde_json::from_slice(line).ok()?;
-        if let Some(result) = value.get_mut("result") {
-            return Some(Answer::Result(result.take()));
-        }
-        if let Some(error) = value.get("error") {
-            let text = |key: &str| Some(error.get(key)?.as_str()?.to_owned());
-            return Some(Answer::Error {
-                kind: text("kind")?,
-                message: text("message")?,
-            });
-        }
-        let number = |key: &str| value.get(key)?.as_u64();
-        match value.get("event")?.as_str()? {
-            "progress" => Some(Answer::Progress {
-                done: number("done")?,
-                total: number("total")?,
-            }),
-            "ready" => Some(Answer::Ready),
-            "state" => Some(Answer::State {
-                size: number("size")?,
-            }),
-            _ => None,
-        }
+        serde_json::from_slice(line).ok()
     }
 }
 
@@ -402,6 +343,7 @@ pub fn kind_of(name: &str) -> Option<ErrorKind> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fronts;
 
     fn new() -> NewEntry {
         NewEntry::from(NewSnapshot {
@@ -424,8 +366,8 @@ mod tests {
             name: "two".to_owned(),
         };
         let all = [
-            Command::Ping,
-            Command::List,
+            Command::Ping {},
+            Command::List {},
             Command::Info(which()),
             Command::Create(new()),
             Command::Apply(which()),
@@ -437,9 +379,9 @@ mod tests {
                 file: "/images/disk.qcow2".to_owned(),
                 description: String::new(),
                 image: crate::exporter::ImageOptions::default(),
-                front: None,
+                front: fronts::Request::Nbd {},
             })),
-            Command::ExportList,
+            Command::ExportList {},
             Command::ExportRemove(Removing::default()),
             Command::ExportRemove(Removing {
                 drain_limit: Some(0),
@@ -462,10 +404,12 @@ mod tests {
     #[test]
     fn every_answer_is_one_line_that_reads_back() {
         let all = [
-            Answer::Progress { done: 1, total: 2 },
-            Answer::Ready,
-            Answer::State { size: 1 << 40 },
-            Answer::Result(json!([{ "name": "x" }])),
+            Answer::Event(Event::Progress { done: 1, total: 2 }),
+            Answer::Event(Event::Ready),
+            Answer::Event(Event::State { size: 1 << 40 }),
+            Answer::Result {
+                result: json!([{ "name": "x" }]),
+            },
             Answer::failure(&Failure::about("a\nb", "is gone").kind(ErrorKind::NotFound)),
         ];
         for answer in all {

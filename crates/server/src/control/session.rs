@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::exports;
 use super::line::{Inbound, NoLine};
-use super::protocol::{Answer, Command, Request, Resizing, VERSION};
+use super::protocol::{Answer, Command, Event, Request, Resizing, VERSION};
 use super::server::Context;
 use super::state;
 use crate::exporter::{CommandUse, Export};
@@ -94,12 +94,12 @@ impl Session {
         };
         let controlled = &used.1;
         match command {
-            Command::Ping
+            Command::Ping {}
             | Command::ExportAdd(_)
-            | Command::ExportList
+            | Command::ExportList {}
             | Command::ExportRemove(_) => Next::Command,
             Command::ExportResize(resizing) => self.resize(context, used, resizing).await,
-            Command::List => {
+            Command::List {} => {
                 let list = self.list(controlled).await;
                 self.conclude(list.map(|list| json!(list))).await
             }
@@ -136,8 +136,8 @@ impl Session {
     ) -> Result<Next, Command> {
         let exporter = &context.exporter;
         let outcome = match command {
-            Command::Ping => Ok(greeting(context)),
-            Command::ExportList => Ok(exports::list(exporter)),
+            Command::Ping {} => Ok(greeting(context)),
+            Command::ExportList {} => Ok(exports::list(exporter)),
             Command::ExportAdd(add) => {
                 let added = exports::add(exporter, export, *add);
                 self.report(added, &Job::default()).await
@@ -231,7 +231,10 @@ impl Session {
                 continue;
             }
             (shown, shown_at) = ((done, total), Instant::now());
-            if let Err(Gone) = self.answer(&Answer::Progress { done, total }).await {
+            if let Err(Gone) = self
+                .answer(&Answer::Event(Event::Progress { done, total }))
+                .await
+            {
                 job.cancel();
                 return task.await;
             }
@@ -247,7 +250,7 @@ impl Session {
     }
 
     async fn succeed(&self, result: Value) -> Next {
-        self.last(&Answer::Result(result)).await
+        self.last(&Answer::Result { result }).await
     }
 
     /// Tells why a command failed.

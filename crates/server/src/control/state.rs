@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::frames::{HEAD_BYTES, Head};
 use super::line::Inbound;
-use super::protocol::Answer;
+use super::protocol::{Answer, Event};
 use super::session::{self, Gone, Next, Session};
 use crate::exporter::CommandUse;
 use crate::snapshot_facts::SnapshotDetail;
@@ -41,7 +41,7 @@ pub async fn save(session: &mut Session, controlled: &CommandUse, new: NewSnapsh
     let theirs = Arc::clone(&job);
     let mut task =
         spawn(async move { vm_state::save(&queue, &name, &new, receiver, &theirs).await });
-    let fed = match session.answer(&Answer::Ready).await {
+    let fed = match session.answer(&Answer::Event(Event::Ready)).await {
         Err(Gone) => Either::Left(Fed::Gone),
         Ok(()) => {
             let Session {
@@ -140,7 +140,7 @@ pub async fn extract(session: &mut Session, controlled: &CommandUse, which: &str
         Err(failure) => return session.fail(&failure).await,
     };
     let size = snapshot.vm_state_size;
-    if let Err(Gone) = session.answer(&Answer::State { size }).await {
+    if let Err(Gone) = session.answer(&Answer::Event(Event::State { size })).await {
         return Next::Close;
     }
     let (sender, receiver, _) = pipe();

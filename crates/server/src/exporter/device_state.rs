@@ -10,7 +10,7 @@ use gaur_export::ublk::Added;
 use super::{AddExport, NewExport};
 use crate::export_name;
 use crate::failure::Failure;
-use crate::fronts::Request;
+use crate::fronts::{Kind, Request};
 use crate::kept::Kept;
 use crate::notice::say;
 use crate::shared_image::refuses_log;
@@ -21,10 +21,11 @@ use crate::ublk_state::{self as state, State};
 /// unless it takes that device over: what is left in an old one may be about an image that somebody has
 /// changed since. Of the others [`Kept`] knows who was there all the time.
 pub fn with_log(mut new: NewExport) -> NewExport {
-    let Some(front) = &new.front else {
-        return new;
-    };
-    if new.image.handover.is_some() || !new.image.writes_file(&new.spec) {
+    let front = &new.front;
+    if front.kind() == Kind::Nbd
+        || new.image.handover.is_some()
+        || !new.image.writes_file(&new.spec)
+    {
         return new;
     }
     if let Request::Ublk(request) = front
@@ -64,7 +65,7 @@ fn new_log() -> Result<PathBuf, Failure> {
 /// Has a new ublk device noted as soon as it has a number: the block device that it becomes outlives this
 /// process, whenever that is killed.
 pub fn notes(new: &NewExport) -> Option<Added> {
-    let Some(Request::Ublk(request)) = &new.front else {
+    let Request::Ublk(request) = &new.front else {
         return None;
     };
     if request.recover {
@@ -76,7 +77,7 @@ pub fn notes(new: &NewExport) -> Option<Added> {
 
 /// Notes who serves a device now that was taken over.
 pub fn note_recovered(place: &str, new: &NewExport) {
-    if let Some(Request::Ublk(request)) = &new.front
+    if let Request::Ublk(request) = &new.front
         && request.recover
         && let Some(device) = number(place)
     {
@@ -97,7 +98,7 @@ fn note(device: u32, new: &NewExport) {
 /// After an export that could not be started: nothing is left for another server. The kernel may have its
 /// device for a moment yet. What a server before has left stays.
 pub fn forget(new: &NewExport) {
-    let Some(Request::Ublk(request)) = &new.front else {
+    let Request::Ublk(request) = &new.front else {
         return;
     };
     if request.recover {

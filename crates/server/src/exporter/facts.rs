@@ -1,6 +1,6 @@
 //! What is told about an export, and what one that is to be is told, in JSON.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::{Export, Exporter, ImageOptions, NewExport};
@@ -35,6 +35,12 @@ pub struct ExportFacts {
 }
 
 impl Exporter {
+    /// What there is to say about all exports.
+    pub fn all_facts(&self) -> Vec<ExportFacts> {
+        let exports = self.exports();
+        exports.iter().map(|export| self.facts(export)).collect()
+    }
+
     /// What there is to say about an export.
     pub fn facts(&self, export: &Export) -> ExportFacts {
         let clients = match export.kind() {
@@ -63,8 +69,8 @@ pub struct AddExport {
     pub description: String,
     /// How the image is opened.
     pub image: ImageOptions,
-    /// The front end; `None` is NBD.
-    pub front: Option<Request>,
+    /// The front end.
+    pub front: Request,
 }
 
 /// The keys of [`ImageOptions`] in JSON.
@@ -105,7 +111,7 @@ impl AddExport {
             file: file.ok_or("\"file\" is missing")?,
             description,
             image: image?,
-            front: Request::from_fields(kind, fields)?,
+            front: json::read_variant(kind.name(), fields)?,
         })
     }
 
@@ -115,21 +121,16 @@ impl AddExport {
             let message = "a path is not valid UTF-8, and it is told to the server in JSON";
             Failure::new(message).hint("a link by another name will do")
         };
-        let kind = self.front.as_ref().map_or(Kind::Nbd, Request::kind);
         let mut fields = Map::new();
-        fields.insert("type".to_owned(), json!(kind.name()));
+        fields.insert("type".to_owned(), json!(self.front.kind().name()));
         fields.insert("file".to_owned(), json!(self.file));
         if !self.description.is_empty() {
             fields.insert("description".to_owned(), json!(self.description));
         }
         let image = serde_json::to_value(&self.image).map_err(not_text)?;
-        let front = self.front.as_ref().map(Request::to_json);
-        let front = front.transpose().map_err(not_text)?;
-        for part in [Some(image), front].into_iter().flatten() {
-            if let Value::Object(part) = part {
-                fields.extend(part);
-            }
-        }
+        let (_, front) = json::variant(&self.front).map_err(not_text)?;
+        fields.extend(image.as_object().cloned().unwrap_or_default());
+        fields.extend(front);
         Ok(fields)
     }
 
@@ -144,6 +145,20 @@ impl AddExport {
             description: self.description,
             front: self.front,
         })
+    }
+}
+
+impl Serialize for AddExport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let fields = self.fields().map_err(serde::ser::Error::custom)?;
+        fields.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for AddExport {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<AddExport, D::Error> {
+        let fields = Map::deserialize(deserializer)?;
+        AddExport::from_fields(fields).map_err(serde::de::Error::custom)
     }
 }
 
@@ -163,30 +178,30 @@ mod tests {
     use super::*;
     use crate::fronts::{fuse, ublk, vduse, vhost_user};
 
-    fn fronts() -> Vec<Option<Request>> {
+    fn fronts() -> Vec<Request> {
         vec![
-            None,
-            Some(Request::Ublk(ublk::Request::default())),
-            Some(Request::Ublk(ublk::Request {
+            Request::Nbd {},
+            Request::Ublk(ublk::Request::default()),
+            Request::Ublk(ublk::Request {
                 id: Some(7),
                 queues: std::num::NonZeroU16::new(2),
                 depth: std::num::NonZeroU16::new(64),
                 unprivileged: true,
                 zero_copy: ublk::ZeroCopy::Off,
                 recover: false,
-            })),
-            Some(Request::VhostUser(vhost_user::Request {
+            }),
+            Request::VhostUser(vhost_user::Request {
                 socket: "/run/disk.sock".into(),
                 queues: std::num::NonZeroU16::new(4),
-            })),
-            Some(Request::Vduse(vduse::Request {
+            }),
+            Request::Vduse(vduse::Request {
                 device: "disk".to_owned(),
                 queues: None,
-            })),
-            Some(Request::Fuse(fuse::Request {
+            }),
+            Request::Fuse(fuse::Request {
                 path: "/mnt/disk.raw".into(),
                 growable: true,
-            })),
+            }),
         ]
     }
 

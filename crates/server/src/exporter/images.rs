@@ -5,11 +5,12 @@
 //! [`OpenImage::uses`].
 
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use gaur_engine::ErrorKind;
 use gaur_reactor::Stop;
+use parking_lot::{Condvar, Mutex};
 
 use super::image_options::ImageOptions;
 use crate::cache_cleaner::CacheCleaner;
@@ -40,11 +41,6 @@ struct Uses {
     commands: usize,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is under these locks is changed in one step, so a panic elsewhere spoils nothing.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl OpenImage {
     /// The image.
     pub fn shared(&self) -> &SharedImage {
@@ -52,22 +48,20 @@ impl OpenImage {
     }
 
     fn share(&self, export: &str) {
-        lock(&self.uses).exports.push(export.to_owned());
+        self.uses.lock().exports.push(export.to_owned());
     }
 
     /// Waits until no command is under way, and after `patience` until it has been given up.
     fn wait_for_commands(&self, patience: Duration) {
         let busy = |uses: &mut Uses| uses.commands > 0;
-        let waited = self
-            .idle
-            .wait_timeout_while(lock(&self.uses), patience, busy);
-        let (uses, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut uses = self.uses.lock();
+        self.idle.wait_while_for(&mut uses, busy, patience);
         self.ending.stop();
-        drop(self.idle.wait_while(uses, busy));
+        self.idle.wait_while(&mut uses, busy);
     }
 
     fn first_export(&self) -> String {
-        let uses = lock(&self.uses);
+        let uses = self.uses.lock();
         uses.exports.first().cloned().unwrap_or_default()
     }
 }
@@ -89,7 +83,7 @@ impl CommandUse {
 
 impl Drop for CommandUse {
     fn drop(&mut self) {
-        let mut uses = lock(&self.0.uses);
+        let mut uses = self.0.uses.lock();
         uses.commands = uses.commands.saturating_sub(1);
         self.0.idle.notify_all();
     }
@@ -111,7 +105,7 @@ impl Images {
         options: &ImageOptions,
     ) -> Result<Arc<OpenImage>, Failure> {
         // Held while the file is opened: of two commands for one file the second finds the first's.
-        let mut open = lock(&self.open);
+        let mut open = self.open.lock();
         let file = std::fs::metadata(spec.file_path());
         let file = file.ok().map(|found| (found.dev(), found.ino()));
         let way = format!("{spec:?} {options:?}");
@@ -156,8 +150,8 @@ impl Images {
         patience: Duration,
     ) -> Result<(), Failure> {
         {
-            let mut open = lock(&self.open);
-            let mut uses = lock(&image.uses);
+            let mut open = self.open.lock();
+            let mut uses = image.uses.lock();
             if let Some(place) = uses.exports.iter().position(|export| export == name) {
                 uses.exports.swap_remove(place);
             }
@@ -176,8 +170,8 @@ impl Images {
 
     /// Keeps `image` open during a command; `None` when its last export is going.
     pub fn command(&self, image: &Arc<OpenImage>) -> Option<CommandUse> {
-        let _held = lock(&self.open);
-        let mut uses = lock(&image.uses);
+        let _held = self.open.lock();
+        let mut uses = image.uses.lock();
         if uses.exports.is_empty() {
             return None;
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gaur_export::nbd::{self, Exports, Listener, Outcome, ServeError, Stop, Uris};
 
 use super::served::Disk;
-use super::{Export, Exporter, NewExport, Served, lock};
+use super::{Export, Exporter, NewExport, Served};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 
@@ -41,29 +41,29 @@ impl Nbd {
 impl Exporter {
     /// Says where exports will be found.
     pub fn announce_nbd(&self, uris: Uris) {
-        lock(&self.nbd).uris = Some(uris);
+        self.nbd.lock().uris = Some(uris);
     }
 
     /// Where clients find an NBD export of that name, if NBD is served.
     pub fn nbd_uri(&self, export: &str) -> Option<String> {
-        lock(&self.nbd).uris.as_ref().map(|uris| uris.of(export))
+        self.nbd.lock().uris.as_ref().map(|uris| uris.of(export))
     }
 
     /// Has an NBD export answer to the empty name too.
     pub fn set_default(&self, export: &str) {
-        lock(&self.nbd).exports.set_default(export);
+        self.nbd.lock().exports.set_default(export);
     }
 
     /// Clients of an NBD export.
     pub fn nbd_clients(&self, export: &str) -> Option<usize> {
-        let exports = lock(&self.nbd).exports.clone();
+        let exports = self.nbd.lock().exports.clone();
         exports.clients(export)
     }
 
     /// Starts to serve NBD's exports.
     pub fn start_nbd(self: &Arc<Self>, settings: NbdSettings) -> Result<(), Failure> {
         let NbdSettings { listener, options } = settings;
-        let mut nbd = lock(&self.nbd);
+        let mut nbd = self.nbd.lock();
         let (stop, exports) = (Stop::new(), nbd.exports.clone());
         let (exporter, theirs, host) = (Arc::clone(self), stop.clone(), self.host);
         let serve = move || {
@@ -71,7 +71,7 @@ impl Exporter {
                 HostKind::Blocking => exports.serve_blocking(listener, options, &theirs),
                 _ => exports.serve_uring(listener, options, &theirs),
             };
-            lock(&exporter.table).nbd_over = true;
+            exporter.table.lock().nbd_over = true;
             exporter.changed.notify_all();
             outcome
         };
@@ -87,7 +87,7 @@ impl Exporter {
         new: &NewExport,
         served: &Arc<Served>,
     ) -> Result<String, Failure> {
-        let nbd = lock(&self.nbd);
+        let nbd = self.nbd.lock();
         let Some(uris) = &nbd.uris else {
             let failure = Failure::new("this server does not serve NBD");
             return Err(failure.hint("it does when it is started with -k, -p or -b"));
@@ -108,27 +108,27 @@ impl Exporter {
 
     /// Takes an export from the server; blocks until its clients are gone.
     pub(super) fn remove_from_nbd(&self, export: &Export, drain: Duration) -> Result<(), Failure> {
-        let exports = lock(&self.nbd).exports.clone();
+        let exports = self.nbd.lock().exports.clone();
         let removed = exports.remove(&export.name, drain);
         removed.map_err(|error| Failure::about(export.served.name(), error.to_string()))
     }
 
     /// From now on the server stays when its last client has left.
     pub fn keep_nbd(&self) {
-        lock(&self.nbd).exports.stay();
+        self.nbd.lock().exports.stay();
     }
 
     /// Tells the server to end: in order, and the second time at once.
     pub(super) fn drain_nbd(&self) {
-        match &lock(&self.nbd).running {
+        match &self.nbd.lock().running {
             Some(running) => running.stop.drain(),
-            None => lock(&self.table).nbd_over = true,
+            None => self.table.lock().nbd_over = true,
         }
     }
 
     /// Waits for the end of the server.
     pub(super) fn join_nbd(&self) -> Result<(), Failure> {
-        let running = lock(&self.nbd).running.take();
+        let running = self.nbd.lock().running.take();
         let Some(running) = running else {
             return Ok(());
         };

@@ -143,7 +143,7 @@ fn queue(host: &TestHost, log: &Arc<Log>) -> Queue<TestFile> {
 }
 
 #[test]
-fn a_log_that_can_be_true_is_adopted_as_often_as_it_is_found() {
+fn adopting_a_valid_log_is_idempotent() {
     for with_snapshot in [false, true] {
         let disk = Killed::new(with_snapshot);
         assert_eq!(disk.adopt(5, &disk.left), Ok(Some(2)));
@@ -160,7 +160,7 @@ fn a_log_that_the_image_does_not_name_changes_nothing() {
 }
 
 #[test]
-fn host_clusters_that_belong_to_others_are_refused() {
+fn a_log_naming_clusters_with_other_owners_is_refused() {
     let disk = Killed::new(true);
     // The L1 table.
     let header = disk.file.bytes();
@@ -176,7 +176,7 @@ fn host_clusters_that_belong_to_others_are_refused() {
 
 /// Guest cluster 8 is in a snapshot and was written since: the old place is the snapshot's alone.
 #[test]
-fn what_a_snapshot_has_alone_is_refused() {
+fn a_log_naming_a_cluster_of_a_snapshot_alone_is_refused() {
     let disk = Killed::new(true);
     let mut left = disk.left.clone();
     left[1] = Commit {
@@ -190,7 +190,7 @@ fn what_a_snapshot_has_alone_is_refused() {
 
 /// A program that does not change the header's bits has given a cluster of the log another place.
 #[test]
-fn what_somebody_else_has_mapped_since_is_refused() {
+fn a_log_contradicted_by_newer_mappings_is_refused() {
     for with_snapshot in [false, true] {
         let disk = Killed::new(with_snapshot);
         let mut left = disk.left.clone();

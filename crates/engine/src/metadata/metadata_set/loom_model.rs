@@ -23,7 +23,7 @@ fn sharing_a_word(set: &MetadataSet) -> [u64; 3] {
 }
 
 #[test]
-fn what_was_put_in_before_is_found() {
+fn inserted_clusters_are_found_by_other_threads() {
     check(|| {
         let set = Arc::new(MetadataSet::new(ClusterSet::default()));
         let [first, second, third] = sharing_a_word(&set);

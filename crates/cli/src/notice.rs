@@ -1,0 +1,71 @@
+//! Log lines: on standard error, or in the system's log once a server is in the background. They never
+//! stop the work: lines are dropped when the terminal is gone or a pipe is full.
+//!
+//! A line is one write, so that those of several threads and processes never mix, and one line,
+//! whatever names of files and words of clients stand in it.
+
+use std::fmt;
+use std::io::Write;
+use std::os::unix::net::UnixDatagram;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use gaur_server::notice::one_line;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// How long a line waits for its reader; after one that was dropped the next do not wait.
+const PATIENCE: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+static STUCK: AtomicBool = AtomicBool::new(false);
+
+/// Where the system's log is, and a line's place in it: of a daemon, a warning.
+const SYSTEM_LOG: &str = "/dev/log";
+const PRIORITY: &str = "<28>";
+static DETACHED: AtomicBool = AtomicBool::new(false);
+
+/// From now on lines go to the system's log.
+pub fn detach() {
+    DETACHED.store(true, Ordering::Relaxed);
+}
+
+/// Says `line` under the name of the command.
+pub fn say(line: impl fmt::Display) {
+    say_as("gaur", line);
+}
+
+/// Says `line` under another name.
+pub fn say_as(program: &str, line: impl fmt::Display) {
+    let line = one_line(&line.to_string());
+    if DETACHED.load(Ordering::Relaxed) {
+        let line = format!("{PRIORITY}{program}[{}]: {line}", std::process::id());
+        // Where there is no log there is nobody to be told.
+        let _ = log(&line);
+        return;
+    }
+    let line = format!("{program}: {line}\n");
+    if is_read() {
+        let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+}
+
+fn log(line: &str) -> std::io::Result<()> {
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    socket.send_to(line.as_bytes(), SYSTEM_LOG)?;
+    Ok(())
+}
+
+/// Whether standard error takes a line.
+fn is_read() -> bool {
+    let stderr = rustix::stdio::stderr();
+    let patience = match STUCK.load(Ordering::Relaxed) {
+        true => Timespec::default(),
+        false => PATIENCE,
+    };
+    let mut wanted = [PollFd::from_borrowed_fd(stderr, PollFlags::OUT)];
+    // An error is one of the line, too, and that is nobody's concern.
+    let stuck = poll(&mut wanted, Some(&patience)) == Ok(0);
+    STUCK.store(stuck, Ordering::Relaxed);
+    !stuck
+}
