@@ -384,7 +384,7 @@ fn measure(
 ) -> Result<ThreadStatistics, Failure> {
     let threads = Threads::start(&ThreadsConfig {
         count: load.threads as usize,
-        pin: false,
+        processors: Vec::new(),
         name: "bench".to_owned(),
         reactor: Config {
             driver: match host {

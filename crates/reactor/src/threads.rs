@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
 use gaur_block::Errno;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::reactor::{Config, Handle, Reactor};
 use crate::stop::Stop;
@@ -15,8 +15,8 @@ use crate::syscall;
 pub struct ThreadsConfig {
     /// How many, at least 1.
     pub count: usize,
-    /// Thread n runs on the n-th of the processors that this process may use.
-    pub pin: bool,
+    /// Thread n runs on the n-th of these sets of processors; on any where there is none, or an empty one.
+    pub processors: Vec<Vec<usize>>,
     /// The first part of the threads' names.
     pub name: String,
     /// For each thread's reactor.
@@ -40,11 +40,6 @@ impl Threads {
     /// When the count is 0.
     pub fn start(config: &ThreadsConfig) -> Result<Threads, Errno> {
         assert!(config.count > 0, "there is at least one thread");
-        let processors = if config.pin {
-            allowed_processors()
-        } else {
-            Vec::new()
-        };
         let mut started = Threads {
             handles: vec![],
             threads: vec![],
@@ -54,11 +49,9 @@ impl Threads {
             let (send, receive) = mpsc::sync_channel(1);
             let reactor_config = config.reactor;
             let stop = started.stop.clone();
-            let processor = processors.get(index % processors.len().max(1)).copied();
+            let processors = config.processors.get(index).cloned().unwrap_or_default();
             let run = move || {
-                if let Some(processor) = processor {
-                    pin_to(processor);
-                }
+                stay_on(&processors);
                 match Reactor::new(&reactor_config) {
                     Err(errno) => drop(send.send(Err(errno))),
                     Ok(reactor) => {
@@ -114,16 +107,13 @@ fn serve(reactor: &Reactor, stop: &Stop) {
     });
 }
 
-/// The processors that this process may run on.
-fn allowed_processors() -> Vec<usize> {
-    let allowed = sched_getaffinity(None).unwrap_or_default();
-    let processors = 0..CpuSet::MAX_CPU;
-    processors.filter(|one| allowed.is_set(*one)).collect()
-}
-
-/// A hint: where it is refused the thread runs anywhere.
-fn pin_to(processor: usize) {
+/// A hint: where it is refused, or where none of them is for this process, the thread runs anywhere.
+fn stay_on(processors: &[usize]) {
     let mut set = CpuSet::new();
-    set.set(processor);
-    let _ = sched_setaffinity(None, &set);
+    for processor in processors.iter().filter(|one| **one < CpuSet::MAX_CPU) {
+        set.set(*processor);
+    }
+    if set.count() > 0 {
+        let _ = sched_setaffinity(None, &set);
+    }
 }

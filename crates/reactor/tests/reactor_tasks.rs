@@ -173,10 +173,10 @@ fn wakers_work_from_any_thread() {
 #[test]
 fn work_is_sent_to_threads_and_drained_at_the_end() {
     for driver in DRIVERS {
-        for pin in [false, true] {
+        for processors in [vec![], vec![vec![0]; 3]] {
             let config = ThreadsConfig {
                 count: 3,
-                pin,
+                processors,
                 name: "test".to_owned(),
                 reactor: config(driver),
             };
@@ -221,7 +221,7 @@ fn work_is_sent_to_threads_and_drained_at_the_end() {
 fn a_panic_on_another_thread_reaches_whoever_waits() {
     let config = ThreadsConfig {
         count: 1,
-        pin: false,
+        processors: Vec::new(),
         name: "test".to_owned(),
         reactor: config(Driver::Auto),
     };

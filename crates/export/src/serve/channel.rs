@@ -56,6 +56,11 @@ impl<T> Channel<T> {
         }
     }
 
+    /// Whether there is no message.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().messages.is_empty()
+    }
+
     /// The next message, once there is one.
     pub(crate) async fn take(&self) -> T {
         poll_fn(|context| {

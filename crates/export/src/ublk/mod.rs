@@ -5,12 +5,12 @@
 //! asked for and done without). [`start`] makes a device, [`recover`] takes over one whose server is
 //! gone, and [`list`], [`delete`], [`quiesce`] and [`features`] manage devices.
 //!
-//! Threads: requests run on worker threads (`threads`, `queue`), each with a reactor of its own, through whose
-//! ring both the driver's commands and the requests of the image go. A `supervisor` thread waits
-//! for the end and sends the commands that may block (`control`). No thread ever opens the block
+//! Threads: requests run on the serving threads of `serve` (`threads`, `queue`), through whose
+//! rings both the driver's commands and the requests of the image go. The control thread (`supervisor`)
+//! waits for the end and sends the commands that may block (`control`). No thread ever opens the block
 //! device: one that waited for itself would wait for ever.
 
-mod channel;
+mod char_device;
 mod control;
 mod features;
 mod info;

@@ -8,65 +8,108 @@
 //! A command that fetches cannot be taken back: the driver gives it back when a request comes or the
 //! device ends. A thread therefore ends when the driver has let go of all its tags, and not before.
 
+use std::convert::Infallible;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::Ordering;
 
 use gaur_block::{Device, Errno, Payload, Request};
-use gaur_reactor::command;
+use gaur_reactor::{Either, command, race};
 
-use super::channel::{Channel, Descriptors};
+use super::char_device::Descriptors;
+use super::options::ZERO_COPY;
 use super::supervisor::Event;
-use super::transfer::{Job, Memory, Place, TransferMode};
+use super::threads::{Shared, SizeQuery, ThreadStart};
+use super::transfer::{Memory, ThreadTag, Transfer, TransferMode};
 use super::uapi;
-use crate::serve::{InFlight, Log, say};
+use crate::error::ServeError;
+use crate::serve::{Channel, InFlight, OnDrop, say};
 
 /// The longest piece of memory that is taken at once, in bytes: what the reactor's pool has.
 const PIECE_BYTES: usize = 64 << 20;
 
 /// What the tasks of a thread share.
-pub(super) struct Worker<D> {
-    pub(super) device: Rc<D>,
-    pub(super) channel: Arc<Channel>,
+struct Worker<D> {
+    device: Rc<D>,
+    shared: Shared,
     /// Of the queues that this thread has tags of.
-    pub(super) descriptors: Vec<(u16, Descriptors)>,
-    pub(super) mode: TransferMode,
-    pub(super) events: mpsc::Sender<Event>,
-    /// Some thread has been handed a tag back.
-    pub(super) aborted: Arc<AtomicBool>,
-    pub(super) log: Option<Log>,
+    descriptors: Vec<(u16, Descriptors)>,
+    mode: TransferMode,
     /// Tags that the driver has not given back for good.
-    pub(super) tags: InFlight,
+    in_flight: InFlight,
 }
 
 /// A tag, with its memory and the command that is next.
 struct Fetch {
-    place: Place,
+    tag: ThreadTag,
     memory: Memory,
     operation: u32,
     result: i32,
 }
 
+/// Serves a thread's tags until the driver has given all of them back, and flushes the device.
+pub(super) async fn serve<D: Device + 'static>(
+    device: Rc<D>,
+    start: ThreadStart,
+) -> Result<(), ServeError> {
+    let ThreadStart { shared, tags, .. } = start;
+    let events = shared.events.clone();
+    let _ended = OnDrop(|| events.put(Event::ThreadEnded));
+    let worker = Rc::new(Worker::new(device.clone(), shared, &tags)?);
+    for (tag, memory) in tags.iter().zip(memory_of(
+        tags.len(),
+        worker.shared.info.buffer_bytes as usize,
+    )) {
+        let fetch = Fetch {
+            tag: *tag,
+            memory,
+            operation: uapi::FETCH_REQ,
+            result: 0,
+        };
+        worker.in_flight.begin();
+        gaur_reactor::spawn(worker.clone().serve_tag(fetch));
+    }
+    let drained = worker.in_flight.drained();
+    match race(drained, answer_size(&*device, &start.size_queries)).await {
+        Either::Left(()) => {}
+        Either::Right(never) => match never {},
+    }
+    if device.limits().read_only {
+        return Ok(());
+    }
+    let flushed = device.submit(Request::Flush, Payload::None).await;
+    flushed.map_err(|errno| ServeError::because("the device could not be flushed", errno))
+}
+
+/// Answers each query with the size of the device.
+async fn answer_size<D: Device>(device: &D, queries: &Channel<SizeQuery>) -> Infallible {
+    loop {
+        let query = queries.take().await;
+        let _ = query.send(device.size_bytes());
+    }
+}
+
 impl<D: Device + 'static> Worker<D> {
-    /// Serves `places` until the driver has given all of them back, and flushes the device.
-    pub(super) async fn serve(self, places: &[Place], buffer_bytes: usize) -> Result<(), Errno> {
-        let worker = Rc::new(self);
-        for (place, memory) in places.iter().zip(memory_of(places.len(), buffer_bytes)) {
-            let fetch = Fetch {
-                place: *place,
-                memory,
-                operation: uapi::FETCH_REQ,
-                result: 0,
-            };
-            worker.tags.begin();
-            gaur_reactor::spawn(worker.clone().serve_tag(fetch));
-        }
-        worker.tags.drained().await;
-        if worker.device.limits().read_only {
-            return Ok(());
-        }
-        let flush = worker.device.submit(Request::Flush, Payload::None);
-        flush.await
+    fn new(device: Rc<D>, shared: Shared, tags: &[ThreadTag]) -> Result<Worker<D>, ServeError> {
+        let mut queues: Vec<u16> = tags.iter().map(|tag| tag.queue).collect();
+        queues.dedup();
+        let map = |queue| {
+            let descriptors = Descriptors::map(&shared.char_device, queue, shared.info.depth)?;
+            Ok((queue, descriptors))
+        };
+        let mapped: Result<Vec<_>, Errno> = queues.into_iter().map(map).collect();
+        let descriptors = mapped
+            .map_err(|errno| ServeError::because("the requests of ublk cannot be seen", errno))?;
+        let mode = TransferMode {
+            zero_copy: shared.info.features.has(ZERO_COPY),
+            max_transfer: (device.limits().max_transfer as usize).max(512),
+        };
+        Ok(Worker {
+            device,
+            shared,
+            descriptors,
+            mode,
+            in_flight: InFlight::default(),
+        })
     }
 
     async fn serve_tag(self: Rc<Self>, mut fetch: Fetch) {
@@ -98,53 +141,53 @@ impl<D: Device + 'static> Worker<D> {
 
     /// Hands the tag to the driver, with the answer to its last request if there was one.
     async fn fetch(&self, fetch: &Fetch) -> Result<u32, Errno> {
-        let Fetch { place, .. } = *fetch;
+        let Fetch { tag, .. } = *fetch;
         let (address, buffer) = if self.mode.zero_copy {
-            (0, uapi::auto_buffer(place.buffer()))
+            (0, uapi::auto_buffer(tag.buffer()))
         } else {
             (fetch.memory.address(), 0)
         };
-        let payload = uapi::io_command(place.queue, place.tag, fetch.result, address);
-        let channel = std::os::fd::AsFd::as_fd(&*self.channel);
+        let payload = uapi::io_command(tag.queue, tag.tag, fetch.result, address);
+        let device = std::os::fd::AsFd::as_fd(&*self.shared.char_device);
         // SAFETY: the tag's memory is the driver's while this waits, and is kept by `fetch`, which
         // is borrowed meanwhile. The future is not dropped early: a task runs to its end.
-        unsafe { command(channel, fetch.operation, payload, buffer) }.await
+        unsafe { command(device, fetch.operation, payload, buffer) }.await
     }
 
     async fn answer(&self, fetch: &mut Fetch) -> Result<usize, Errno> {
-        let place = fetch.place;
+        let tag = fetch.tag;
         let of_queue = self
             .descriptors
             .iter()
-            .find(|(queue, _)| *queue == place.queue);
+            .find(|(queue, _)| *queue == tag.queue);
         let (_, descriptors) = of_queue.ok_or(Errno::EIO)?;
-        let job = Job {
+        let transfer = Transfer {
             device: &*self.device,
-            channel: &self.channel,
+            char_device: &self.shared.char_device,
             mode: self.mode,
-            place,
+            tag,
             memory: &mut fetch.memory,
-            descriptor: descriptors.get(place.tag),
+            descriptor: descriptors.get(tag.tag),
         };
-        job.run().await
+        transfer.run().await
     }
 
     fn end_tag(&self, fetch: &Fetch, errno: Errno) {
         if errno.raw() == uapi::ABORTED {
-            if !self.aborted.swap(true, Ordering::AcqRel) {
-                let _ = self.events.send(Event::Aborted);
+            if !self.shared.aborted.swap(true, Ordering::AcqRel) {
+                self.shared.events.put(Event::Aborted);
             }
         } else {
             // An answer that the driver does not take leaves a request that can never be answered.
-            let Place { queue, tag, .. } = fetch.place;
+            let ThreadTag { queue, tag, .. } = fetch.tag;
             let message = format!("ublk refuses a command for tag {tag} of queue {queue}: {errno}");
-            let _ = self.events.send(Event::Broken(message));
+            self.shared.events.put(Event::Broken(message));
         }
-        self.tags.end();
+        self.in_flight.end();
     }
 
     fn say(&self, line: std::fmt::Arguments<'_>) {
-        say(&self.log, &line.to_string());
+        say(&self.shared.log, &line.to_string());
     }
 }
 

@@ -1,37 +1,49 @@
 //! Starting a server, and the server itself.
 
-use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use gaur_block::{Device, Errno};
-use gaur_reactor::{Handle, Stop};
+use gaur_reactor::Stop;
 
-use super::channel::Channel;
+use super::char_device::CharDevice;
 use super::control::{self, Control};
 use super::features::Features;
 use super::info::{self, Info, State};
 use super::options::{Options, ZERO_COPY};
 use super::params::{self, Params};
-use super::supervisor::{Event, Leaving, Outcome, Supervisor};
-use super::threads::{self, DeviceThreads, Make};
+use super::supervisor::{Event, Leaving, Supervisor};
+use super::threads::{DeviceThreads, Report, Shared, SizeQuery};
 use super::uapi::SECTOR_BYTES;
 use crate::error::ServeError;
 use crate::front::Front;
+use crate::serve::{self, Channel, Transport};
 
 /// How long the driver may take to be through with a server that died.
 const DEATH: Duration = Duration::from_secs(10);
 
+/// How long a thread may take to say how large its device is.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// A served block device. Dropping this value leaves it served.
 pub struct Server {
     info: Info,
-    events: Mutex<mpsc::Sender<Event>>,
-    outcome: Arc<Outcome>,
-    stopping: AtomicBool,
-    /// The thread whose device is asked for its size, and a way to tell the driver.
-    resize: Mutex<(Handle, Control)>,
+    events: Channel<Event>,
+    server: serve::Server,
+}
+
+/// A device whose threads wait to be told to serve.
+struct Prepared {
+    info: Info,
+    char_device: CharDevice,
+    threads: DeviceThreads,
+}
+
+/// The driver's control device, for the supervisor and for changes of the size.
+struct Controls {
+    control: Control,
+    resize: Control,
 }
 
 /// Makes a block device and serves it. `devices` is called on each of the threads; all of them are
@@ -46,7 +58,8 @@ where
     F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
 {
     options.check()?;
-    let mut control = Control::open()?;
+    let mut controls = Controls::open()?;
+    let control = &mut controls.control;
     let features = options.wanted(control.features()?)?;
     let queues = options.queues.min(usize::from(u16::MAX)) as u16;
     let wanted = info::request(
@@ -56,14 +69,15 @@ where
         options.buffer_bytes,
         features,
     );
-    let info = control.add(&wanted)?;
+    let mut info = control.add(&wanted)?;
     if let Some(added) = &options.added {
         added(info.id);
     }
-    let make: Make<D> = Arc::new(devices);
-    let prepared = prepare(&mut control, info, &options, &make);
+    let prepared = prepare(control, info, &options, devices, |control, report| {
+        set_params(control, &mut info, &options, report)
+    });
     match prepared {
-        Ok((info, channel, threads)) => launch(control, info, options, channel, threads, false),
+        Ok(prepared) => launch(controls, Prepared { info, ..prepared }, options, false),
         Err(error) => {
             let _ = control.delete_later(&info);
             Err(error)
@@ -83,63 +97,89 @@ where
     F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
 {
     options.check()?;
-    let mut control = Control::open()?;
+    let mut controls = Controls::open()?;
+    let control = &mut controls.control;
     let found = control
         .wait_while(id, DEATH, |info| {
             info.state == State::Live && info.server.is_none()
         })
         .map_err(|errno| ServeError::new(explain_missing(id, errno)))?;
     check_recoverable(&found)?;
-    begin_recovery(&mut control, &found)?;
-    let make: Make<D> = Arc::new(devices);
-    let channel = Arc::new(Channel::open(id)?);
-    let threads = start_crew(&mut control, &found, &options, &make)?;
-    let sectors = match check_same(&found, &options, &threads) {
-        Ok(sectors) => sectors,
-        Err(error) => {
-            threads::dismiss(threads.running);
-            return Err(error);
-        }
-    };
-    let server = launch(control, found, options, channel, threads, true)?;
+    begin_recovery(control, &found)?;
+    let mut sectors = 0;
+    let prepared = prepare(control, found, &options, devices, |_, report| {
+        sectors = check_same(&found, &options, report)?;
+        Ok(())
+    })?;
+    let server = launch(controls, prepared, options, true)?;
     if sectors * SECTOR_BYTES != found.size_bytes {
         server.resized()?;
     }
     Ok(server)
 }
 
+impl Controls {
+    fn open() -> Result<Controls, ServeError> {
+        Ok(Controls {
+            control: Control::open()?,
+            resize: Control::open()?,
+        })
+    }
+}
+
 /// Whether the image can be what the block device is; its sectors.
-fn check_same(found: &Info, options: &Options, threads: &DeviceThreads) -> Result<u64, ServeError> {
+fn check_same(found: &Info, options: &Options, report: &Report) -> Result<u64, ServeError> {
     let id = found.id;
-    if (threads.limits.read_only || options.read_only) && !found.read_only {
+    if (report.limits.read_only || options.read_only) && !found.read_only {
         return Err(ServeError::new(format!(
             "ublk device {id} can be written to, but its image is read-only now"
         )));
     }
-    let sectors = params::sectors(threads.size_bytes, found.read_only)?;
+    let sectors = params::sectors(report.size_bytes, found.read_only)?;
     let same_size = sectors * SECTOR_BYTES == found.size_bytes;
     if !same_size && !found.features.has(Features::UPDATE_SIZE) {
         return Err(ServeError::new(format!(
             "ublk device {id} has {} bytes, the image {}, and this kernel cannot change that",
-            found.size_bytes, threads.size_bytes
+            found.size_bytes, report.size_bytes
         )));
     }
     Ok(sectors)
 }
 
-/// Everything up to the first request of a new device.
-fn prepare<D: Device + 'static>(
+/// Everything up to the first request. `settle` decides, by what the first thread reports, whether the
+/// device is served.
+fn prepare<D, F>(
     control: &mut Control,
-    mut info: Info,
+    info: Info,
     options: &Options,
-    make: &Make<D>,
-) -> Result<(Info, Arc<Channel>, DeviceThreads), ServeError> {
-    let channel = Arc::new(Channel::open(info.id)?);
-    let threads = start_crew(control, &info, options, make)?;
-    match set_params(control, &mut info, options, &threads) {
-        Ok(()) => Ok((info, channel, threads)),
+    devices: F,
+    settle: impl FnOnce(&mut Control, &Report) -> Result<(), ServeError>,
+) -> Result<Prepared, ServeError>
+where
+    D: Device + 'static,
+    F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
+{
+    let char_device = CharDevice::open(info.id)?;
+    let threads = DeviceThreads::start(&info, options, devices, |queue| {
+        if !options.affinity {
+            return Vec::new();
+        }
+        // Without it the thread runs anywhere.
+        let processors = control.affinity(&info, queue).unwrap_or_default();
+        match processors.len() {
+            // The program that sends the requests runs there too, and the two would take turns.
+            0 | 1 => Vec::new(),
+            _ => processors,
+        }
+    })?;
+    match settle(control, &threads.prepared.report) {
+        Ok(()) => Ok(Prepared {
+            info,
+            char_device,
+            threads,
+        }),
         Err(error) => {
-            threads::dismiss(threads.running);
+            threads.prepared.dismiss();
             Err(error)
         }
     }
@@ -150,12 +190,12 @@ fn set_params(
     control: &mut Control,
     info: &mut Info,
     options: &Options,
-    threads: &DeviceThreads,
+    report: &Report,
 ) -> Result<(), ServeError> {
-    let read_only = options.read_only || threads.limits.read_only;
+    let read_only = options.read_only || report.limits.read_only;
     let params = Params::new(
-        params::sectors(threads.size_bytes, read_only)?,
-        threads.limits,
+        params::sectors(report.size_bytes, read_only)?,
+        report.limits,
         read_only,
         info.buffer_bytes,
         info.features.has(ZERO_COPY),
@@ -168,89 +208,58 @@ fn set_params(
     Ok(())
 }
 
-fn start_crew<D: Device + 'static>(
-    control: &mut Control,
-    info: &Info,
-    options: &Options,
-    make: &Make<D>,
-) -> Result<DeviceThreads, ServeError> {
-    DeviceThreads::start(info, options, make, |queue| {
-        if !options.affinity {
-            return Vec::new();
-        }
-        // Without it the thread runs anywhere.
-        let processors = control.affinity(info, queue).unwrap_or_default();
-        match processors.len() {
-            // The program that sends the requests runs there too, and the two would take turns.
-            0 | 1 => Vec::new(),
-            _ => processors,
-        }
-    })
-}
-
 /// Lets the threads fetch, shows the block device, and leaves everything to a supervisor.
 fn launch(
-    mut control: Control,
-    mut info: Info,
+    controls: Controls,
+    prepared: Prepared,
     options: Options,
-    channel: Arc<Channel>,
-    threads: DeviceThreads,
     recovering: bool,
 ) -> Result<Server, ServeError> {
-    let second = Control::open()?;
-    let handle = threads
-        .size_of()
-        .ok_or_else(|| ServeError::new("a ublk device needs a thread"))?;
-    let (events_send, events) = mpsc::channel();
-    threads.begin(&channel, &events_send);
-    let early = RefCell::new(Vec::new());
-    // Anything that is told now is that something is wrong, and the driver would wait for ever.
-    let give_up = || {
-        early.borrow_mut().extend(events.try_iter());
-        !early.borrow().is_empty()
-    };
-    let started = if recovering {
-        control.end_recovery(&info, &give_up)
-    } else {
-        control.start(&info, &give_up)
-    };
-    let leaving = match started {
-        Ok(()) => Leaving::No,
-        Err(_) => Supervisor::after_failure(&info, recovering),
-    };
-    let supervisor = Supervisor {
-        control,
+    let Prepared {
+        mut info,
+        char_device,
+        threads,
+    } = prepared;
+    let size_queries = Channel::new();
+    let shared = Shared {
         info,
-        options,
-        running: threads.running,
-        channel,
-        early: early.take(),
-        events,
-        leaving,
+        char_device: Arc::new(char_device),
+        events: Channel::new(),
+        aborted: Arc::default(),
+        log: options.log.clone(),
     };
-    if let Err(errno) = started {
-        let why = explain_start(&info, errno);
-        return Err(match (leaving, supervisor) {
-            (Leaving::No, _) => ServeError::new(why),
-            (_, supervisor) => {
-                ServeError::new(supervisor.run().err().map_or(why, |e| e.to_string()))
-            }
-        });
+    let events = shared.events.clone();
+    let transport = Resizer {
+        info,
+        size_queries: size_queries.clone(),
+        control: Mutex::new(controls.resize),
+    };
+    let (live, started) = mpsc::channel();
+    let (name, place) = (format!("ublk{}", info.id), info.block_path());
+    let server = serve::Server::spawn(name, place, Box::new(transport), async move |switch| {
+        let (threads, alive) = threads.serve(&shared, &size_queries);
+        let supervisor = Supervisor {
+            control: controls.control,
+            info,
+            options,
+            threads,
+            alive,
+            char_device: shared.char_device,
+            events: shared.events,
+            leaving: Leaving::No,
+        };
+        supervisor.run(recovering, live, switch.drain).await
+    })?;
+    if started.recv().is_err() {
+        Box::new(server).finish()?;
+        return Err(ServeError::new("a ublk device ended while it was started"));
     }
     info.state = State::Live;
     info.server = Some(std::process::id());
-    let outcome = Arc::new(Outcome::default());
-    let told = outcome.clone();
-    thread::Builder::new()
-        .name(format!("ublk{}", info.id))
-        .spawn(move || told.tell(supervisor.run()))
-        .map_err(|error| ServeError::new(format!("no thread for ublk: {error}")))?;
     Ok(Server {
         info,
-        events: Mutex::new(events_send),
-        outcome,
-        stopping: AtomicBool::new(false),
-        resize: Mutex::new((handle, second)),
+        events,
+        server,
     })
 }
 
@@ -298,12 +307,8 @@ pub(super) fn explain_missing(id: u32, errno: Errno) -> String {
     }
 }
 
-fn explain_start(info: &Info, errno: Errno) -> String {
-    let id = info.id;
-    match errno.raw() {
-        libc::EINTR => format!("ublk device {id} did not start: requests cannot be fetched"),
-        _ => format!("the kernel does not start ublk device {id}: {errno}"),
-    }
+fn has_ended(id: u32) -> ServeError {
+    ServeError::new(format!("ublk device {id} has ended"))
 }
 
 impl Server {
@@ -325,22 +330,45 @@ impl Server {
                 self.info.id
             )));
         }
-        self.tell(Event::Quiesce);
+        self.events.put(Event::Quiesce);
         Ok(())
-    }
-
-    fn tell(&self, event: Event) {
-        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        // The supervisor has gone once it has ended.
-        let _ = events.send(event);
     }
 }
 
 impl Front for Server {
     fn place(&self) -> String {
-        self.info.block_path()
+        self.server.place()
     }
 
+    fn resized(&self) -> Result<(), ServeError> {
+        // No thread would answer.
+        if self.server.ended().is_stopped() {
+            return Err(has_ended(self.info.id));
+        }
+        self.server.resized()
+    }
+
+    fn stop(&self) {
+        self.server.stop();
+    }
+
+    fn ended(&self) -> Stop {
+        self.server.ended()
+    }
+
+    fn finish(self: Box<Self>) -> Result<(), ServeError> {
+        Box::new(self.server).finish()
+    }
+}
+
+/// Tells the driver of a new size.
+struct Resizer {
+    info: Info,
+    size_queries: Channel<SizeQuery>,
+    control: Mutex<Control>,
+}
+
+impl Transport for Resizer {
     fn resized(&self) -> Result<(), ServeError> {
         let id = self.info.id;
         if !self.info.features.has(Features::UPDATE_SIZE) {
@@ -348,30 +376,20 @@ impl Front for Server {
                 "this kernel cannot change the size of ublk device {id} while it runs"
             )));
         }
-        let mut resize = self.resize.lock().unwrap_or_else(PoisonError::into_inner);
-        let (handle, control) = &mut *resize;
-        let size_bytes = threads::ask_size(handle)
-            .ok_or_else(|| ServeError::new(format!("ublk device {id} has ended")))?;
+        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let (query, answer) = mpsc::channel();
+        self.size_queries.put(query);
+        let size_bytes = answer
+            .recv_timeout(ANSWER_TIMEOUT)
+            .map_err(|_| has_ended(id))?;
         let sectors = params::sectors(size_bytes, self.info.read_only)?;
         control.update_size(&self.info, sectors).map_err(|errno| {
             ServeError::because(format!("the size of ublk device {id} stays"), errno)
         })
     }
 
-    fn stop(&self) {
-        if self.stopping.swap(true, Ordering::AcqRel) {
-            let message = "ublk was ended before all requests were answered";
-            self.outcome.tell(Err(ServeError::new(message)));
-        } else {
-            self.tell(Event::Stop);
-        }
-    }
-
-    fn ended(&self) -> Stop {
-        self.outcome.ended.clone()
-    }
-
-    fn finish(self: Box<Self>) -> Result<(), ServeError> {
-        self.outcome.wait()
+    fn cut_off(&self) -> Result<(), ServeError> {
+        let message = "ublk was ended before all requests were answered";
+        Err(ServeError::new(message))
     }
 }

@@ -10,19 +10,19 @@
 //! When all tags are back the threads flush their devices and end, and the character device is
 //! closed. Only then does a quiesced device take its next server, and a stopped one go away.
 
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use gaur_reactor::Stop;
+use gaur_block::Errno;
+use gaur_reactor::{Stop, timeout};
 
-use super::channel::Channel;
+use super::char_device::CharDevice;
 use super::control::Control;
 use super::features::Features;
 use super::info::{Info, State};
 use super::options::Options;
-use super::threads::ServingThread;
 use crate::error::ServeError;
+use crate::serve::{Channel, ServingThreads};
 
 /// How long the driver may take to hand tags back before it is asked again.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -38,7 +38,7 @@ pub(super) enum Event {
     /// It is not possible to go on.
     Broken(String),
     /// A thread has ended.
-    Ended(Result<(), ServeError>),
+    ThreadEnded,
 }
 
 /// Where the server is going.
@@ -51,86 +51,69 @@ pub(super) enum Leaving {
     Quiescing,
 }
 
-/// The outcome of a server, for the thread that waits for it.
-#[derive(Default)]
-pub(super) struct Outcome {
-    result: Mutex<Option<Result<(), ServeError>>>,
-    told: Condvar,
-    pub(super) ended: Stop,
-}
-
-impl Outcome {
-    /// The first result counts.
-    pub(super) fn tell(&self, result: Result<(), ServeError>) {
-        let mut told = self.result.lock().unwrap_or_else(PoisonError::into_inner);
-        told.get_or_insert(result);
-        drop(told);
-        self.told.notify_all();
-        self.ended.stop();
-    }
-
-    /// Waits for the result.
-    pub(super) fn wait(&self) -> Result<(), ServeError> {
-        let mut told = self.result.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(result) = &*told {
-                return result.clone();
-            }
-            told = self.told.wait(told).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-/// Looks after a device until its end.
+/// Looks after a device until its end. Its commands to the driver block the control thread.
 pub(super) struct Supervisor {
     pub(super) control: Control,
     pub(super) info: Info,
     pub(super) options: Options,
-    pub(super) running: Vec<ServingThread>,
-    pub(super) channel: Arc<Channel>,
-    /// What was told before.
-    pub(super) early: Vec<Event>,
-    pub(super) events: mpsc::Receiver<Event>,
+    pub(super) threads: ServingThreads,
+    /// Threads that have not ended.
+    pub(super) alive: usize,
+    pub(super) char_device: Arc<CharDevice>,
+    pub(super) events: Channel<Event>,
     pub(super) leaving: Leaving,
 }
 
 impl Supervisor {
-    /// Waits for the end, as whatever is told makes it come. An error is what threads said, or that
-    /// it had to break off, with threads still running.
-    pub(super) fn run(mut self) -> Result<(), ServeError> {
-        let mut alive = self.running.len();
-        let mut result = Ok(());
-        for event in std::mem::take(&mut self.early) {
-            self.take(event, &mut alive, &mut result)?;
-        }
-        self.urge();
-        while alive > 0 {
-            let event = if self.leaving == Leaving::No {
-                self.events
-                    .recv()
-                    .map_err(|_| RecvTimeoutError::Disconnected)
-            } else {
-                self.events.recv_timeout(PATIENCE)
+    /// Shows the block device, says so by `live`, and sees it to its end once `drain` is raised.
+    pub(super) async fn run(
+        mut self,
+        recovering: bool,
+        live: mpsc::Sender<()>,
+        drain: Stop,
+    ) -> Result<(), ServeError> {
+        // Anything that is told now is that something is wrong, and the driver would wait for ever.
+        let give_up = || !self.events.is_empty();
+        let started = if recovering {
+            self.control.end_recovery(&self.info, &give_up)
+        } else {
+            self.control.start(&self.info, &give_up)
+        };
+        if let Err(errno) = started {
+            let why = ServeError::new(explain_start(&self.info, errno));
+            self.leaving = Supervisor::after_failure(&self.info, recovering);
+            return match self.leaving {
+                Leaving::No => Err(why),
+                _ => self.wind_down().await.and(Err(why)),
             };
-            match event {
-                Ok(event) => self.take(event, &mut alive, &mut result)?,
-                Err(RecvTimeoutError::Timeout) => self.urge(),
-                // Threads say that they end; without a word they panicked.
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(ServeError::new("the threads that served ublk are gone"));
-                }
-            }
         }
-        self.close();
-        result
+        let _ = live.send(());
+        let events = self.events.clone();
+        gaur_reactor::spawn(async move {
+            drain.stopped().await;
+            events.put(Event::Stop);
+        });
+        self.wind_down().await
     }
 
-    fn take(
-        &mut self,
-        event: Event,
-        alive: &mut usize,
-        result: &mut Result<(), ServeError>,
-    ) -> Result<(), ServeError> {
+    /// Waits for the end, as whatever is told makes it come. An error is what threads said, or that
+    /// it had to break off, with threads still running.
+    async fn wind_down(mut self) -> Result<(), ServeError> {
+        self.urge();
+        while self.alive > 0 {
+            let event = match self.leaving {
+                Leaving::No => Some(self.events.take().await),
+                _ => timeout(PATIENCE, self.events.take()).await,
+            };
+            match event {
+                Some(event) => self.take(event)?,
+                None => self.urge(),
+            }
+        }
+        self.close().await
+    }
+
+    fn take(&mut self, event: Event) -> Result<(), ServeError> {
         match event {
             Event::Stop => self.leave(Leaving::Deleting),
             Event::Quiesce => self.leave(Leaving::Quiescing),
@@ -149,11 +132,8 @@ impl Supervisor {
             }
             Event::Aborted => {}
             Event::Broken(message) => return Err(ServeError::new(message)),
-            Event::Ended(ended) => {
-                *alive -= 1;
-                if result.is_ok() {
-                    *result = ended;
-                }
+            Event::ThreadEnded => {
+                self.alive -= 1;
                 // Alone, without tags having been handed back: a thread that could not begin.
                 if self.leaving == Leaving::No {
                     self.leave(Leaving::Deleting);
@@ -186,14 +166,12 @@ impl Supervisor {
         }
     }
 
-    fn close(mut self) {
-        for thread in self.running.drain(..) {
-            // Its event came at the very end.
-            let _ = thread.thread.join();
-        }
-        drop(self.channel);
+    async fn close(mut self) -> Result<(), ServeError> {
+        let served = self.threads.ended().await;
+        self.threads.join();
+        drop(self.char_device);
         if self.leaving == Leaving::Quiescing {
-            return;
+            return served;
         }
         match self.control.delete_later(&self.info) {
             Ok(()) => {}
@@ -204,6 +182,7 @@ impl Supervisor {
                 self.options.say(&line);
             }
         }
+        served
     }
 
     fn say(&self, what: &str) {
@@ -212,12 +191,20 @@ impl Supervisor {
     }
 
     /// How to end a start that failed: a new device goes, one that was to be recovered stays.
-    pub(super) fn after_failure(info: &Info, recovering: bool) -> Leaving {
+    fn after_failure(info: &Info, recovering: bool) -> Leaving {
         match (recovering, info.features.has(Features::QUIESCE)) {
             (true, true) => Leaving::Quiescing,
             // The driver has no way to take tags back; the end of the process is one.
             (true, false) => Leaving::No,
             (false, _) => Leaving::Deleting,
         }
+    }
+}
+
+fn explain_start(info: &Info, errno: Errno) -> String {
+    let id = info.id;
+    match errno.raw() {
+        libc::EINTR => format!("ublk device {id} did not start: requests cannot be fetched"),
+        _ => format!("the kernel does not start ublk device {id}: {errno}"),
     }
 }

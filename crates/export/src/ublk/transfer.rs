@@ -14,7 +14,7 @@ use std::rc::Rc;
 use gaur_block::{Device, Errno, Payload, Registered, Request, Source, Target};
 use gaur_reactor::{Buffer, uring};
 
-use super::channel::{Channel, Descriptor};
+use super::char_device::{CharDevice, Descriptor};
 use super::uapi::{self, SECTOR_BYTES};
 
 /// Memory of one tag, a part of what its thread has. The driver knows its address for as long as the
@@ -64,31 +64,31 @@ pub(super) struct TransferMode {
 
 /// A tag of a queue as its thread knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ThreadTag {
     pub(super) queue: u16,
     pub(super) tag: u16,
     /// Its number among the tags of its thread.
     pub(super) local: u16,
 }
 
-impl Place {
+impl ThreadTag {
     /// The number of the ring's buffer that the driver registers this tag's requests with.
     pub(super) fn buffer(&self) -> u16 {
         uring::EXPORT_BUFFER_FIRST + self.local
     }
 }
 
-/// One request at work.
-pub(super) struct Job<'a, D> {
+/// One request in flight.
+pub(super) struct Transfer<'a, D> {
     pub(super) device: &'a D,
-    pub(super) channel: &'a Channel,
+    pub(super) char_device: &'a CharDevice,
     pub(super) mode: TransferMode,
-    pub(super) place: Place,
+    pub(super) tag: ThreadTag,
     pub(super) memory: &'a mut Memory,
     pub(super) descriptor: Descriptor,
 }
 
-impl<D: Device> Job<'_, D> {
+impl<D: Device> Transfer<'_, D> {
     /// Serves the request. The number of bytes that a read or write moved, 0 for anything else.
     pub(super) async fn run(mut self) -> Result<usize, Errno> {
         let descriptor = self.descriptor;
@@ -145,7 +145,7 @@ impl<D: Device> Job<'_, D> {
     fn registered(&self, at: usize, len: usize) -> Option<Registered> {
         let there = self.mode.zero_copy && !self.descriptor.has(uapi::FLAG_NEED_REG_BUF);
         there.then(|| Registered {
-            index: self.place.buffer(),
+            index: self.tag.buffer(),
             offset: at as u64,
             len,
         })
@@ -153,7 +153,7 @@ impl<D: Device> Job<'_, D> {
 
     /// Where the driver copies a request's bytes from `at` on.
     fn copy_offset(&self, at: usize) -> u64 {
-        uapi::request_offset(self.place.queue, self.place.tag, at as u64)
+        uapi::request_offset(self.tag.queue, self.tag.tag, at as u64)
     }
 
     async fn read(&mut self, offset_bytes: u64, len: usize) -> Result<usize, Errno> {
@@ -190,7 +190,7 @@ impl<D: Device> Job<'_, D> {
         }
         piece[there..].fill(0);
         if self.mode.zero_copy {
-            self.channel.deliver(offset, piece)?;
+            self.char_device.deliver(offset, piece)?;
         }
         Ok(())
     }
@@ -221,7 +221,7 @@ impl<D: Device> Job<'_, D> {
         let offset = self.copy_offset(at);
         let piece = &mut self.memory.bytes()[at..at + len];
         if self.mode.zero_copy {
-            self.channel.fetch(offset, piece)?;
+            self.char_device.fetch(offset, piece)?;
         }
         let payload = Payload::Write(Source::memory(piece));
         self.device.submit(request, payload).await

@@ -44,7 +44,7 @@ where
 {
     let config = ThreadsConfig {
         count: options.threads.clamp(1, usize::from(options.rings.max(1))),
-        pin: false,
+        processors: Vec::new(),
         name: options.name.to_owned(),
         reactor: options.reactor,
     };

@@ -51,7 +51,7 @@ where
     let path = mount::prepare(&options)?;
     let config = ThreadsConfig {
         count: options.threads,
-        pin: false,
+        processors: Vec::new(),
         name: "fuse".to_owned(),
         reactor: options.reactor,
     };

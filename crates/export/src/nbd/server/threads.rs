@@ -157,7 +157,7 @@ impl<D: Device + 'static> SharedThreads<D> {
         };
         let config = ThreadsConfig {
             count: options.threads.clamp(1, most),
-            pin: false,
+            processors: Vec::new(),
             name: "nbd".to_owned(),
             reactor: options.reactor,
         };

@@ -16,19 +16,19 @@ use crate::error::ServeError;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// `/dev/ublkcN`. The driver lets go of a server when this and every [`Descriptors`] are gone.
-pub(super) struct Channel {
+pub(super) struct CharDevice {
     file: File,
 }
 
-impl Channel {
+impl CharDevice {
     /// Opens it. One process has it at a time; it is waited for a little while another one that is
     /// ending still does.
-    pub(super) fn open(id: u32) -> Result<Channel, ServeError> {
+    pub(super) fn open(id: u32) -> Result<CharDevice, ServeError> {
         let path = char_path(id);
         let end = Instant::now() + PATIENCE;
         loop {
             let error = match File::options().read(true).write(true).open(&path) {
-                Ok(file) => return Ok(Channel { file }),
+                Ok(file) => return Ok(CharDevice { file }),
                 Err(error) => error,
             };
             let may_change = matches!(
@@ -100,7 +100,7 @@ fn moved(count: isize) -> Result<usize, Errno> {
     }
 }
 
-impl AsFd for Channel {
+impl AsFd for CharDevice {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -145,7 +145,7 @@ pub(super) struct Descriptors {
 
 impl Descriptors {
     /// Maps those of a queue.
-    pub(super) fn map(channel: &Channel, queue: u16, depth: u16) -> Result<Descriptors, Errno> {
+    pub(super) fn map(device: &CharDevice, queue: u16, depth: u16) -> Result<Descriptors, Errno> {
         // SAFETY: asks for a number.
         let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let page_bytes = usize::try_from(page_bytes).map_err(|_| Errno::EINVAL)?;
@@ -157,7 +157,7 @@ impl Descriptors {
                 len_bytes,
                 libc::PROT_READ,
                 libc::MAP_SHARED | libc::MAP_POPULATE,
-                channel.file.as_raw_fd(),
+                device.file.as_raw_fd(),
                 uapi::descriptors_offset(queue, page_bytes) as libc::off_t,
             )
         };
