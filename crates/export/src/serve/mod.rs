@@ -40,5 +40,5 @@ pub(crate) use log::say;
 pub use server::Server;
 pub(crate) use server::{Transport, control_reactor};
 pub use stop::StopSwitch;
-pub(crate) use threads::{Prepared, ServingThreads};
+pub(crate) use threads::{Geometry, Prepared, ServingThreads};
 pub(crate) use workers::{InFlight, OnDrop, PanicGuard, Serve, Workers};

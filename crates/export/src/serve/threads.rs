@@ -3,10 +3,27 @@
 use std::future::Future;
 use std::sync::{Arc, mpsc};
 
+use gaur_block::{Device, DeviceLimits};
 use gaur_reactor::{JoinHandle, Threads, ThreadsConfig};
 
 use super::channel::Channel;
 use crate::error::ServeError;
+
+/// The size of a device, and what it can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    pub(crate) size_bytes: u64,
+    pub(crate) limits: DeviceLimits,
+}
+
+impl Geometry {
+    pub(crate) fn of(device: &impl Device) -> Geometry {
+        Geometry {
+            size_bytes: device.size_bytes(),
+            limits: device.limits(),
+        }
+    }
+}
 
 /// Threads that have their devices and wait to be told to serve. `R` is what a thread reports of its
 /// device, `S` what it needs to serve.

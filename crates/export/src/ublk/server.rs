@@ -14,11 +14,11 @@ use super::info::{self, Info, State};
 use super::options::{Options, ZERO_COPY};
 use super::params::{self, Params};
 use super::supervisor::{Event, Leaving, Supervisor};
-use super::threads::{DeviceThreads, Report, Shared, SizeQuery};
+use super::threads::{DeviceThreads, Shared, SizeQuery};
 use super::uapi::SECTOR_BYTES;
 use crate::error::ServeError;
 use crate::front::Front;
-use crate::serve::{self, Channel, Transport};
+use crate::serve::{self, Channel, Geometry, Transport};
 
 /// How long the driver may take to be through with a server that died.
 const DEATH: Duration = Duration::from_secs(10);
@@ -73,8 +73,8 @@ where
     if let Some(added) = &options.added {
         added(info.id);
     }
-    let prepared = prepare(control, info, &options, devices, |control, report| {
-        set_params(control, &mut info, &options, report)
+    let prepared = prepare(control, info, &options, devices, |control, geometry| {
+        set_params(control, &mut info, &options, geometry)
     });
     match prepared {
         Ok(prepared) => launch(controls, Prepared { info, ..prepared }, options, false),
@@ -107,8 +107,8 @@ where
     check_recoverable(&found)?;
     begin_recovery(control, &found)?;
     let mut sectors = 0;
-    let prepared = prepare(control, found, &options, devices, |_, report| {
-        sectors = check_same(&found, &options, report)?;
+    let prepared = prepare(control, found, &options, devices, |_, geometry| {
+        sectors = check_same(&found, &options, geometry)?;
         Ok(())
     })?;
     let server = launch(controls, prepared, options, true)?;
@@ -128,19 +128,19 @@ impl Controls {
 }
 
 /// Whether the image can be what the block device is; its sectors.
-fn check_same(found: &Info, options: &Options, report: &Report) -> Result<u64, ServeError> {
+fn check_same(found: &Info, options: &Options, geometry: &Geometry) -> Result<u64, ServeError> {
     let id = found.id;
-    if (report.limits.read_only || options.read_only) && !found.read_only {
+    if (geometry.limits.read_only || options.read_only) && !found.read_only {
         return Err(ServeError::new(format!(
             "ublk device {id} can be written to, but its image is read-only now"
         )));
     }
-    let sectors = params::sectors(report.size_bytes, found.read_only)?;
+    let sectors = params::sectors(geometry.size_bytes, found.read_only)?;
     let same_size = sectors * SECTOR_BYTES == found.size_bytes;
     if !same_size && !found.features.has(Features::UPDATE_SIZE) {
         return Err(ServeError::new(format!(
             "ublk device {id} has {} bytes, the image {}, and this kernel cannot change that",
-            found.size_bytes, report.size_bytes
+            found.size_bytes, geometry.size_bytes
         )));
     }
     Ok(sectors)
@@ -153,7 +153,7 @@ fn prepare<D, F>(
     info: Info,
     options: &Options,
     devices: F,
-    settle: impl FnOnce(&mut Control, &Report) -> Result<(), ServeError>,
+    settle: impl FnOnce(&mut Control, &Geometry) -> Result<(), ServeError>,
 ) -> Result<Prepared, ServeError>
 where
     D: Device + 'static,
@@ -190,12 +190,12 @@ fn set_params(
     control: &mut Control,
     info: &mut Info,
     options: &Options,
-    report: &Report,
+    geometry: &Geometry,
 ) -> Result<(), ServeError> {
-    let read_only = options.read_only || report.limits.read_only;
+    let read_only = options.read_only || geometry.limits.read_only;
     let params = Params::new(
-        params::sectors(report.size_bytes, read_only)?,
-        report.limits,
+        params::sectors(geometry.size_bytes, read_only)?,
+        geometry.limits,
         read_only,
         info.buffer_bytes,
         info.features.has(ZERO_COPY),

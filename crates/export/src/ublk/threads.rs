@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 
-use gaur_block::{Device, DeviceLimits};
+use gaur_block::Device;
 use gaur_reactor::{Config, Driver, ThreadsConfig};
 
 use super::char_device::CharDevice;
@@ -15,20 +15,14 @@ use super::queue;
 use super::supervisor::Event;
 use super::transfer::ThreadTag;
 use crate::error::ServeError;
-use crate::serve::{Channel, Log, Prepared, ServingThreads};
+use crate::serve::{Channel, Geometry, Log, Prepared, ServingThreads};
 
 /// Asks a thread for the size of its device.
 pub(super) type SizeQuery = mpsc::Sender<u64>;
 
-/// What a thread reports of its device.
-pub(super) struct Report {
-    pub(super) size_bytes: u64,
-    pub(super) limits: DeviceLimits,
-}
-
 /// The threads, each with its device and waiting to be told to serve.
 pub(super) struct DeviceThreads {
-    pub(super) prepared: Prepared<Report, ThreadStart>,
+    pub(super) prepared: Prepared<Geometry, ThreadStart>,
     /// The tags of each.
     tags: Vec<Vec<ThreadTag>>,
 }
@@ -77,11 +71,8 @@ impl DeviceThreads {
         };
         let make = move |thread| {
             let device = Rc::new(devices(thread)?);
-            let report = Report {
-                size_bytes: device.size_bytes(),
-                limits: device.limits(),
-            };
-            Ok((device, report))
+            let geometry = Geometry::of(&*device);
+            Ok((device, geometry))
         };
         let prepared = Prepared::start(&config, make, queue::serve::<D>)?;
         Ok(DeviceThreads { prepared, tags })

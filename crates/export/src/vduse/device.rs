@@ -15,13 +15,15 @@ use crate::virtio::wire::DEVICE_BLOCK;
 
 const CONTROL: &str = "/dev/vduse/control";
 
+/// Entries of a ring.
+pub(super) const DEPTH: u16 = 256;
+
 /// What a new device is to be.
 pub(super) struct Plan<'a> {
     pub(super) name: &'a str,
     pub(super) features: u64,
     pub(super) config: [u8; CONFIG_BYTES],
     pub(super) rings: u16,
-    pub(super) depth: u16,
 }
 
 /// An open device.
@@ -73,7 +75,7 @@ impl Device {
             for index in 0..u32::from(plan.rings) {
                 let mut ring = RingConfig {
                     index,
-                    max_size: plan.depth,
+                    max_size: DEPTH,
                     ..RingConfig::default()
                 };
                 // SAFETY: the structure is what the call takes.

@@ -9,17 +9,16 @@ use std::time::Duration;
 use gaur_block::Errno;
 use gaur_reactor::{Descriptor, Either, race, sleep};
 
-use super::device::{self, Device, Plan};
+use super::device::{self, DEPTH, Device, Plan};
 use super::log_file::LogFile;
 use super::netlink;
 use super::options::Options;
 use super::session::Session;
 use crate::error::ServeError;
 use crate::front::Front;
-use crate::serve::{Channel, Server, say};
+use crate::serve::{Channel, Geometry, Server, say};
 use crate::virtio::config::BlockConfig;
-use crate::virtio::ring_command::Geometry;
-use crate::virtio::rings::{self, Rings, RingsOptions};
+use crate::virtio::rings::{self, Rings, RingsOptions, SERIAL};
 use crate::virtio::server::{self, Control, Names};
 use crate::virtio::wire::{SECTOR_BYTES, feature};
 
@@ -99,9 +98,8 @@ fn rings_options(options: &Options, rings: u16) -> RingsOptions {
         name: "vduse",
         threads: options.threads,
         rings,
-        reactor: options.reactor,
         read_only: options.read_only,
-        serial: options.serial.clone(),
+        serial: SERIAL,
         log: options.log.clone(),
     }
 }
@@ -116,18 +114,17 @@ fn create(
         geometry,
         read_only: options.read_only,
         rings,
-        segments: u32::from(options.depth) - 2,
+        segments: u32::from(DEPTH) - 2,
         // The kernel takes no device whose driver may write to its configuration.
         cache_switch: false,
     };
-    let path = LogFile::path(&options.state_folder, &options.name);
-    let log = LogFile::create(path, rings, options.depth).map_err(ServeError::new)?;
+    let path = LogFile::path(&options.name);
+    let log = LogFile::create(path, rings).map_err(ServeError::new)?;
     let device = Device::create(&Plan {
         name: &options.name,
         features: config.features() | feature::ACCESS_PLATFORM,
         config: config.config(true),
         rings,
-        depth: options.depth,
     });
     match device {
         Ok(device) => Ok((device, log)),
@@ -140,8 +137,8 @@ fn create(
 
 /// Goes on with a device that was left.
 fn take_over(options: &Options, device: Device) -> Result<(Device, LogFile), ServeError> {
-    let path = LogFile::path(&options.state_folder, &options.name);
-    let log = LogFile::open(path, device.rings(), options.depth).map_err(|reason| {
+    let path = LogFile::path(&options.name);
+    let log = LogFile::open(path, device.rings()).map_err(|reason| {
         let name = &options.name;
         ServeError::new(format!(
             "the VDUSE device {name} was left by another server, and what is in flight is not known: {reason}"

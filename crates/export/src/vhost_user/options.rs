@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use crate::serve::Log;
-use crate::virtio::wire::ID_BYTES;
 
 /// How a server behaves.
 #[derive(Clone)]
@@ -14,12 +13,8 @@ pub struct Options {
     pub queues: u16,
     /// Threads that serve them, at least 1; there are no more than rings.
     pub threads: usize,
-    /// The reactor each of them runs.
-    pub reactor: gaur_reactor::Config,
     /// Writes are refused, whatever the device says.
     pub read_only: bool,
-    /// What the guest sees as the disk's serial number, at most 20 bytes.
-    pub serial: String,
     /// Where the log of requests in flight lies, instead of in memory without a name. Its client keeps a
     /// lock on the file for as long as it lives ([`is_held`](super::is_held)). A file that is there is
     /// replaced; the server removes its own at the end. The folder should be in memory, and nobody
@@ -30,15 +25,13 @@ pub struct Options {
 }
 
 impl Options {
-    /// 16 rings on one thread, 16 MiB for requests in pieces, writable.
+    /// 16 rings on one thread, writable.
     pub fn new(socket: impl Into<PathBuf>) -> Options {
         Options {
             socket: socket.into(),
             queues: 16,
             threads: 1,
-            reactor: gaur_reactor::Config::default(),
             read_only: false,
-            serial: "gaur".to_owned(),
             inflight_file: None,
             log: None,
         }
@@ -50,9 +43,6 @@ impl Options {
         }
         if self.threads == 0 {
             return Err("the number of threads must be 1 at least".to_owned());
-        }
-        if self.serial.len() > ID_BYTES {
-            return Err(format!("the serial number is longer than {ID_BYTES} bytes"));
         }
         Ok(())
     }

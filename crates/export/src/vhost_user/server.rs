@@ -12,7 +12,7 @@ use super::options::Options;
 use super::session::Session;
 use crate::error::ServeError;
 use crate::serve::{OnDrop, Server};
-use crate::virtio::rings::{self, Rings, RingsOptions};
+use crate::virtio::rings::{self, Rings, RingsOptions, SERIAL};
 use crate::virtio::server::{self, Control, Names};
 
 /// How long to wait when no client can be let in, for want of descriptors or memory.
@@ -42,9 +42,8 @@ where
             name: "vhost-user",
             threads: options.threads,
             rings: options.queues,
-            reactor: options.reactor,
             read_only: options.read_only,
-            serial: options.serial.clone(),
+            serial: SERIAL,
             log: options.log.clone(),
         },
         devices,

@@ -1,7 +1,7 @@
 //! Features and configuration space of the block device (virtio 1.3, section 5.2).
 
-use super::ring_command::Geometry;
 use super::wire::{self, DESCRIPTORS_MAX, RANGES_MAX, SECTOR_BYTES, feature};
+use crate::serve::Geometry;
 
 /// Length of the configuration space in bytes, without secure erase and zones.
 pub(crate) const CONFIG_BYTES: usize = 60;

@@ -10,7 +10,7 @@ use gaur_reactor::Descriptor;
 use super::inflight::InflightLog;
 use super::memory::GuestMemory;
 use super::ring::RingAddresses;
-use crate::serve::Channel;
+use crate::serve::{Channel, Geometry};
 
 /// The call notification of a ring: tells its driver that requests are done.
 pub(crate) enum CallNotifier {
@@ -59,13 +59,6 @@ pub(crate) struct RingSetup {
     pub(crate) call: CallNotifier,
     /// Raised when the ring is given up.
     pub(crate) error: Option<OwnedFd>,
-}
-
-/// The size of the device, and what it can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Geometry {
-    pub(crate) size_bytes: u64,
-    pub(crate) limits: gaur_block::DeviceLimits,
 }
 
 /// A command to the task of one ring.

@@ -5,11 +5,14 @@ use std::rc::Rc;
 use gaur_block::Device;
 use gaur_reactor::{Config, ThreadsConfig};
 
-use super::ring_command::{Geometry, RingCommand, RingSetup};
+use super::ring_command::{RingCommand, RingSetup};
 use super::ring_task;
 use super::thread_context::ThreadContext;
 use crate::error::ServeError;
-use crate::serve::{Channel, Log, Prepared, say};
+use crate::serve::{Channel, Geometry, Log, Prepared, say};
+
+/// The serial number of every disk.
+pub(crate) const SERIAL: &str = "gaur";
 
 /// What the threads are started with.
 pub(crate) struct RingsOptions {
@@ -17,9 +20,8 @@ pub(crate) struct RingsOptions {
     pub(crate) name: &'static str,
     pub(crate) threads: usize,
     pub(crate) rings: u16,
-    pub(crate) reactor: Config,
     pub(crate) read_only: bool,
-    pub(crate) serial: String,
+    pub(crate) serial: &'static str,
     pub(crate) log: Option<Log>,
 }
 
@@ -46,13 +48,13 @@ where
         count: options.threads.clamp(1, usize::from(options.rings.max(1))),
         processors: Vec::new(),
         name: options.name.to_owned(),
-        reactor: options.reactor,
+        reactor: Config::default(),
     };
     let make = move |thread| {
         let context = Rc::new(ThreadContext::new(
             devices(thread)?,
             options.read_only,
-            &options.serial,
+            options.serial,
             options.log.clone(),
         ));
         let geometry = context.geometry();

@@ -2,9 +2,8 @@
 
 use gaur_block::{Device, Errno, Payload, Request};
 
-use super::ring_command::Geometry;
 use super::wire::ID_BYTES;
-use crate::serve::{Log, say};
+use crate::serve::{Geometry, Log, say};
 
 /// The device of a thread, and what is said of it.
 pub(super) struct ThreadContext<D> {
@@ -39,10 +38,7 @@ impl<D: Device> ThreadContext<D> {
     }
 
     pub(super) fn geometry(&self) -> Geometry {
-        Geometry {
-            size_bytes: self.device.size_bytes(),
-            limits: self.device.limits(),
-        }
+        Geometry::of(&self.device)
     }
 
     pub(super) async fn flush(&self) -> Result<(), Errno> {

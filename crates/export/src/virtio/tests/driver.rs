@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use gaur_reactor::{Config, Descriptor, block_on};
+use gaur_reactor::{Descriptor, block_on};
 
 use crate::device::Memory;
 use crate::serve::ServingThreads;
@@ -122,9 +122,8 @@ impl Machine {
                 name: "test",
                 threads: 1,
                 rings: 2,
-                reactor: Config::default(),
                 read_only: false,
-                serial: "a serial number".to_owned(),
+                serial: "a serial number",
                 log: Some(log.clone()),
             },
             move |_| Ok(device.clone()),
