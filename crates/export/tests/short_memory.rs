@@ -161,7 +161,7 @@ fn a_drain_finishes_the_request_under_way() {
     }
 }
 
-/// Others hold all there is and never go on; whoever comes is served all the same, and gets memory
+/// Other clients hold all there is and never go on; a new client is served all the same, and gets memory
 /// again when they are gone.
 #[test]
 fn stalled_clients_do_not_block_others() {

@@ -1,8 +1,8 @@
 //! Handover logs ([`Handover`](crate::handover::Handover)) that are kept by default: a disk that goes on
 //! after its server was killed has to find what it was told is written.
 //!
-//! Such a log is only good for somebody who has been there all the time. A machine that is gone may have
-//! left its image to others, who have changed it since. So each is tied to whoever uses the disk:
+//! Such a log is only good for a user of the disk who has been there all the time. A machine that is gone may have
+//! left its image to others, who have changed it since. So each is tied to the machine or kernel that uses the disk:
 //!
 //! * a machine behind a vhost-user socket has a shared lock on the log of its requests in flight, since
 //!   that was handed to it as an open file (`gaur_export::vhost_user`);

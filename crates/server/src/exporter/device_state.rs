@@ -18,7 +18,7 @@ use crate::ublk_state::{self as state, State};
 
 /// What a block device has acknowledged has to be there for its next server, so it has a log of commits
 /// (`--handover`) unless the command line names another. Every server of a ublk device has a new one,
-/// unless it takes that device over: what is left in an old one may be about an image that somebody has
+/// unless it takes that device over: what is left in an old one may be about an image that another program has
 /// changed since. Of the others [`Kept`] knows who was there all the time.
 pub fn with_log(mut new: NewExport) -> NewExport {
     let front = &new.front;
