@@ -354,7 +354,7 @@ fn nbd_options(args: &Args) -> nbd::Options {
         .map_or(processors, |count| usize::from(count.get()));
     options.handshake_timeout = Duration::from_secs(u64::from(args.handshake_limit));
     options.drain_timeout = args.limits().drain;
-    options.buffers_bytes = usize::try_from(args.request_memory).unwrap_or(usize::MAX);
+    options.memory_bytes = usize::try_from(args.request_memory).unwrap_or(usize::MAX);
     options.log = args.log();
     options
 }

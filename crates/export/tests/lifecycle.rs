@@ -316,7 +316,7 @@ fn invalid_options_are_refused() {
     );
     assert!(refused(|options| options.exports[0].name = "x".repeat(4097)).contains("4096"));
     assert!(refused(|options| options.depth = 0).contains("depth"));
-    assert!(refused(|options| options.buffer_bytes = 1).contains("32 MiB"));
+    assert!(refused(|options| options.connection_memory_bytes = 1).contains("32 MiB"));
     assert!(refused(|options| options.default_export = Some(7)).contains("default export"));
 }
 

@@ -23,7 +23,7 @@ const DF: u16 = 4;
 
 fn without_memory() -> Options {
     let mut options = options();
-    options.buffers_bytes = 0;
+    options.memory_bytes = 0;
     options
 }
 
@@ -167,7 +167,7 @@ fn a_drain_finishes_the_request_under_way() {
 fn stalled_clients_do_not_block_others() {
     for mode in MODES {
         let mut options = options();
-        options.buffers_bytes = 64 << 20;
+        options.memory_bytes = 64 << 20;
         let server = Server::start(mode, options, Memory::new(64 * MIB));
         let mut stalled = Vec::new();
         for _ in 0..6 {

@@ -1,4 +1,4 @@
-//! The side of `gaur snapshot --control` on a control socket.
+//! Client of a control socket, for `gaur export` and `gaur snapshot --control`.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
