@@ -17,7 +17,7 @@ use gaur_reactor::block_on;
 use parking_lot::{Condvar, Mutex};
 
 use crate::failure::Failure;
-use crate::fronts::{Kind, Request};
+use crate::fronts::{FrontConfig, Kind};
 use crate::health::Health;
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
@@ -54,7 +54,7 @@ pub struct NewExport {
     /// For people.
     pub description: String,
     /// The front end.
-    pub front: Request,
+    pub front: FrontConfig,
 }
 
 /// An export that is there.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use gaur_export::{vduse, vhost_user};
 
 use crate::failure::Failure;
-use crate::fronts::Request;
+use crate::fronts::FrontConfig;
 use crate::ublk_state as state;
 
 /// A log that a server keeps by itself.
@@ -35,17 +35,17 @@ enum User {
 
 impl Kept {
     /// The log for an export through `front`, if that is one that can go on.
-    pub fn for_front(front: &Request) -> Result<Option<Kept>, Failure> {
+    pub fn for_front(front: &FrontConfig) -> Result<Option<Kept>, Failure> {
         let (name, user) = match front {
-            Request::VhostUser(request) => {
-                let user = User::Machine(in_flight(&request.socket)?);
-                (vhost_name(&request.socket)?, user)
+            FrontConfig::VhostUser(config) => {
+                let user = User::Machine(in_flight(&config.socket)?);
+                (vhost_name(&config.socket)?, user)
             }
-            Request::Vduse(request) => {
-                let user = User::Device(request.device.clone());
-                (format!("vduse-{}", request.device), user)
+            FrontConfig::Vduse(config) => {
+                let user = User::Device(config.device.clone());
+                (format!("vduse-{}", config.device), user)
             }
-            Request::Nbd {} | Request::Ublk(_) | Request::Fuse(_) => return Ok(None),
+            FrontConfig::Nbd {} | FrontConfig::Ublk(_) | FrontConfig::Fuse(_) => return Ok(None),
         };
         state::make(&directory())?;
         let log = directory().join(format!("{name}.log"));
