@@ -126,13 +126,13 @@ pub trait File {
 /// How a file is to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Open for writing, and let nobody else write.
+    /// Open for writing, and keep other programs from writing.
     pub write: bool,
     /// Bypass the host's page cache (O_DIRECT).
     pub direct: bool,
     /// Take the locks by which QEMU keeps two programs from writing one image.
     pub lock: bool,
-    /// Do not mind if somebody else is writing (`--force-share`); only without `write`.
+    /// Do not mind if another program is writing (`--force-share`); only without `write`.
     pub force_share: bool,
 }
 

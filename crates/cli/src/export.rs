@@ -13,7 +13,7 @@ use crate::control::protocol::{Command, Removing, Resizing};
 use crate::exporter::{AddExport, ExportFacts};
 use crate::failure::Failure;
 use crate::front_args::FrontArgs;
-use crate::fronts::Request;
+use crate::fronts::FrontConfig;
 use crate::image_args::ImageArgs;
 use crate::image_spec::ImageSpec;
 use crate::json;
@@ -159,7 +159,7 @@ impl ServerArgs {
 }
 
 fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
-    let mut fronts = args.fronts.requests()?;
+    let mut fronts = args.fronts.configs()?;
     if fronts.len() > 1 {
         let failure = Failure::new("an export has one front end, but several are asked for");
         return Err(failure.hint("add one export after the other"));
@@ -169,7 +169,9 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         file: absolute(&file, &args.image)?,
         description: args.description.clone().unwrap_or_default(),
         image: args.image.options(),
-        front: fronts.pop().map_or(Request::Nbd {}, Request::absolute),
+        front: fronts
+            .pop()
+            .map_or(FrontConfig::Nbd {}, FrontConfig::absolute),
     };
     add.fields()?;
     let command = Command::ExportAdd(Box::new(add));

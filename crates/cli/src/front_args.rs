@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, TypedValueParser};
 
 use crate::failure::Failure;
-use crate::fronts::{Request, fuse, ublk, vduse, vhost_user};
+use crate::fronts::{FrontConfig, fuse, ublk, vduse, vhost_user};
 use crate::open::choice;
 
 /// The front ends that a command line asks for.
@@ -69,45 +69,45 @@ impl FrontArgs {
     }
 
     /// What is asked for.
-    pub fn requests(&self) -> Result<Vec<Request>, Failure> {
+    pub fn configs(&self) -> Result<Vec<FrontConfig>, Failure> {
         let virtio = self.vhost_user.is_some() || self.vduse.is_some();
         if self.queues.is_some() && !virtio {
             let failure = Failure::new("--queues is for --vhost-user and --vduse");
             return Err(failure.hint("a ublk device has --ublk-queues"));
         }
-        let mut requests = Vec::new();
+        let mut configs = Vec::new();
         if let Some(id) = self.ublk {
-            requests.push(Request::Ublk(self.ublk_request(id)?));
+            configs.push(FrontConfig::Ublk(self.ublk_config(id)?));
         }
         if let Some(socket) = &self.vhost_user {
-            requests.push(Request::VhostUser(vhost_user::Request {
+            configs.push(FrontConfig::VhostUser(vhost_user::Config {
                 socket: socket.clone(),
                 queues: self.queues,
             }));
         }
         if let Some(device) = &self.vduse {
-            requests.push(Request::Vduse(vduse::Request {
+            configs.push(FrontConfig::Vduse(vduse::Config {
                 device: device.clone(),
                 queues: self.queues,
             }));
         }
         if let Some(path) = &self.fuse {
-            requests.push(Request::Fuse(fuse::Request {
+            configs.push(FrontConfig::Fuse(fuse::Config {
                 path: path.clone(),
                 growable: self.growable,
             }));
         }
-        Ok(requests)
+        Ok(configs)
     }
 
-    fn ublk_request(&self, id: i32) -> Result<ublk::Request, Failure> {
+    fn ublk_config(&self, id: i32) -> Result<ublk::Config, Failure> {
         let id = match id {
             -1 => None,
             id => Some(u32::try_from(id).map_err(|_| {
                 Failure::new(format!("--ublk={id}: a device's number is 0 or more"))
             })?),
         };
-        Ok(ublk::Request {
+        Ok(ublk::Config {
             id,
             queues: self.ublk_queues,
             depth: self.ublk_depth,

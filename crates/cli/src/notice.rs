@@ -39,7 +39,7 @@ pub fn say_as(program: &str, line: impl fmt::Display) {
     let line = one_line(&line.to_string());
     if DETACHED.load(Ordering::Relaxed) {
         let line = format!("{PRIORITY}{program}[{}]: {line}", std::process::id());
-        // Where there is no log there is nobody to be told.
+        // Without a log there is nothing to write to.
         let _ = log(&line);
         return;
     }
@@ -64,7 +64,7 @@ fn is_read() -> bool {
         false => PATIENCE,
     };
     let mut wanted = [PollFd::from_borrowed_fd(stderr, PollFlags::OUT)];
-    // An error is one of the line, too, and that is nobody's concern.
+    // An error of the log itself concerns no user.
     let stuck = poll(&mut wanted, Some(&patience)) == Ok(0);
     STUCK.store(stuck, Ordering::Relaxed);
     !stuck

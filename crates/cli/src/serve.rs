@@ -18,7 +18,7 @@ use gaur_reactor::{Signal, Signals, block_on};
 use crate::exporter::{Limits, NewExport};
 use crate::failure::Failure;
 use crate::front_args::FrontArgs;
-use crate::fronts::{Kind, Request};
+use crate::fronts::{FrontConfig, Kind};
 use crate::host_kind::HostKind;
 use crate::image_args::ImageArgs;
 use crate::image_spec::{Aio, ImageSpec};
@@ -134,7 +134,7 @@ const BIND_DEFAULT: &str = "0.0.0.0";
 
 impl Args {
     /// Whether NBD is served: unless only other front ends are asked for.
-    fn serves_nbd(&self, fronts: &[Request]) -> bool {
+    fn serves_nbd(&self, fronts: &[FrontConfig]) -> bool {
         let asked = self.socket.is_some() || self.port.is_some() || self.bind.is_some();
         asked || fronts.is_empty()
     }
@@ -194,14 +194,14 @@ fn remove_pid_file(path: &Path) {
 /// The exports that the command line asks for, and whether NBD is served.
 fn asked_for(args: &Args) -> Result<(Vec<NewExport>, bool), Failure> {
     let images = names::images(args)?;
-    let fronts = args.fronts.requests()?;
+    let fronts = args.fronts.configs()?;
     check(&images, &fronts)?;
     let nbd = args.serves_nbd(&fronts);
     Ok((names::exports(args, images, fronts, nbd)?, nbd))
 }
 
 /// What only the whole command line can tell.
-fn check(images: &[(String, ImageSpec)], fronts: &[Request]) -> Result<(), Failure> {
+fn check(images: &[(String, ImageSpec)], fronts: &[FrontConfig]) -> Result<(), Failure> {
     if let (Some(front), true) = (fronts.first(), images.len() != 1) {
         let kind = front.kind().name();
         let failure = Failure::new(format!(
@@ -354,7 +354,7 @@ fn nbd_options(args: &Args) -> nbd::Options {
         .map_or(processors, |count| usize::from(count.get()));
     options.handshake_timeout = Duration::from_secs(u64::from(args.handshake_limit));
     options.drain_timeout = args.limits().drain;
-    options.buffers_bytes = usize::try_from(args.request_memory).unwrap_or(usize::MAX);
+    options.memory_bytes = usize::try_from(args.request_memory).unwrap_or(usize::MAX);
     options.log = args.log();
     options
 }

@@ -51,8 +51,8 @@ fn file_name(stem: &str) -> String {
     stem.chars().take(40).map(plain).collect()
 }
 
-/// Makes the directory, or checks that the one that is there belongs to the user and nobody else
-/// can look into it. Somebody else could have put it there.
+/// Makes the directory, or checks that the one that is there belongs to the user and no other user
+/// can look into it. Another user could have put it there.
 fn make_private(directory: &Path, user: u32) -> Result<(), Failure> {
     let name = directory.display().to_string();
     match DirBuilder::new().mode(0o700).create(directory) {

@@ -14,7 +14,7 @@ use gaur_server::export_name::as_text;
 use crate::exporter::AddExport;
 use crate::failure::Failure;
 use crate::front_args::zero_copy;
-use crate::fronts::{self, Request};
+use crate::fronts::{self, FrontConfig};
 use crate::image_args::ImageArgs;
 use crate::open::Output;
 use crate::pin_args::PinArgs;
@@ -138,7 +138,7 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         Some((name, file)) => (Some(name.to_owned()), as_text(file)?),
         None => (None, as_text(&args.file)?),
     };
-    let request = fronts::ublk::Request {
+    let config = fronts::ublk::Config {
         id: args.id,
         queues: args.queues,
         depth: args.depth,
@@ -150,7 +150,7 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         file,
         description: String::new(),
         image: args.image.options(),
-        front: Request::Ublk(request),
+        front: FrontConfig::Ublk(config),
     };
     start(&args.server, name.as_deref(), add.fields()?, None, out)
 }

@@ -117,7 +117,7 @@ pub struct Left {
     pub commits: Vec<Commit>,
     /// There were more than fit.
     pub overflowed: bool,
-    /// A flush had failed: nobody knows which data are there.
+    /// A flush had failed: it is unknown which data are there.
     pub failed: bool,
 }
 

@@ -130,7 +130,7 @@ impl<F: File> Active<'_, F> {
 
     /// Makes clusters beyond the end of the image read as zeros when it will reach them.
     pub(crate) async fn zero_beyond(&self, range: GuestRange, job: &Job) -> Result<(), Errno> {
-        // As above: some of it may be written.
+        // Zeros may be written in place, like a request's: no cluster is given away meanwhile.
         let _epoch = self.queue.enter();
         self.unmap(UnmapRange::whole(range), UnmapMode::Unmap, job)
             .await?;
@@ -299,8 +299,8 @@ struct Unmapper<'q, F: File> {
 enum EntryChange {
     /// It stays.
     None,
-    /// It becomes this; the references of the old entry go if `true`.
-    Entry(L2Entry, bool),
+    /// It becomes `entry`; `frees_old`: what the old one referred to is freed.
+    Replace { entry: L2Entry, frees_old: bool },
     /// It cannot say so: zeros have to be written.
     Write,
 }
@@ -334,7 +334,10 @@ impl<F: File> Unmapper<'_, F> {
                 // Space that an earlier writer left there.
                 EntryChange::None if discards => self.note_hole(entry, part),
                 EntryChange::None => {}
-                EntryChange::Entry(new, gone) => {
+                EntryChange::Replace {
+                    entry: new,
+                    frees_old: gone,
+                } => {
                     maps.update(part.start, |_| new);
                     match reference_of(entry, geometry) {
                         Some(free) if gone => free.join(frees),
@@ -395,7 +398,10 @@ impl<F: File> Unmapper<'_, F> {
         if self.mode == UnmapMode::Forget {
             return match entry {
                 L2Entry::UNALLOCATED => EntryChange::None,
-                _ => EntryChange::Entry(L2Entry::UNALLOCATED, true),
+                _ => EntryChange::Replace {
+                    entry: L2Entry::UNALLOCATED,
+                    frees_old: true,
+                },
             };
         }
         let cluster = part.start & !(geometry.cluster_size() - 1);
@@ -408,7 +414,12 @@ impl<F: File> Unmapper<'_, F> {
                 return EntryChange::None;
             }
             L2Entry::Compressed(_) if mask != all => return EntryChange::Write,
-            L2Entry::Compressed(_) => return EntryChange::Entry(plain_zero(all), true),
+            L2Entry::Compressed(_) => {
+                return EntryChange::Replace {
+                    entry: plain_zero(all),
+                    frees_old: true,
+                };
+            }
             L2Entry::Cluster {
                 host,
                 copied,
@@ -424,7 +435,10 @@ impl<F: File> Unmapper<'_, F> {
         // A cluster shared with a snapshot is no space of ours to keep.
         let keep = self.mode == UnmapMode::Keep && copied;
         if host.is_some() && alloc == 0 && !keep {
-            return EntryChange::Entry(plain_zero(zero_now), true);
+            return EntryChange::Replace {
+                entry: plain_zero(zero_now),
+                frees_old: true,
+            };
         }
         let new = L2Entry::Cluster {
             host,
@@ -435,7 +449,10 @@ impl<F: File> Unmapper<'_, F> {
         if new == entry {
             EntryChange::None
         } else {
-            EntryChange::Entry(new, false)
+            EntryChange::Replace {
+                entry: new,
+                frees_old: false,
+            }
         }
     }
 
@@ -445,7 +462,10 @@ impl<F: File> Unmapper<'_, F> {
             (_, UnmapMode::Discard) if backed => EntryChange::None,
             (_, _) if backed => EntryChange::Write,
             (L2Entry::UNALLOCATED, _) => EntryChange::None,
-            _ => EntryChange::Entry(L2Entry::UNALLOCATED, true),
+            _ => EntryChange::Replace {
+                entry: L2Entry::UNALLOCATED,
+                frees_old: true,
+            },
         }
     }
 }

@@ -256,7 +256,7 @@ fn devices_come_with_clients_and_are_gone_with_the_export() {
 }
 
 #[test]
-fn a_flush_that_fails_is_told_to_whoever_removes_the_export() {
+fn failed_flush_is_told_to_the_command_that_removes_the_export() {
     let server = Changing::<Gated>::start(Mode::Fallback);
     let device = Gated::new(MIB);
     let gate = device.gate.clone();
@@ -270,7 +270,7 @@ fn a_flush_that_fails_is_told_to_whoever_removes_the_export() {
         error.to_string().contains("flush of export \"x\" failed"),
         "{error}"
     );
-    // Whoever was told need not hear it again at the end.
+    // It was told once and is not told again at the end.
     server.finish();
 }
 

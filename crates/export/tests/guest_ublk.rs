@@ -1,5 +1,5 @@
 //! ublk servers in this process, with devices that no image is. Clients are processes of their own:
-//! whoever serves a block device must not wait for it.
+//! the process that serves a block device must not wait for it.
 
 #![cfg(feature = "ublk")]
 
@@ -248,7 +248,7 @@ fn the_end_of_a_read_only_device_is_zeros() {
     finish(server);
 }
 
-/// A server that is killed later leaves a block device; whoever is told must have been told by then.
+/// A server that is killed later leaves a block device; the command that started it must have been answered by then.
 #[test]
 #[ignore = "runs in the guest: cargo xtask vm test"]
 fn the_number_is_told_before_there_is_a_block_device() {

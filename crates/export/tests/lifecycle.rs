@@ -83,7 +83,7 @@ fn a_server_that_is_not_persistent_ends_with_its_last_client() {
         let mut options = Options::new(vec![Export::new("")]);
         options.shared = 2;
         let server = Server::start(mode, options, device);
-        // Whoever only looks does not end it.
+        // A client that only looks does not end it.
         let mut looker = Client::connect(&server.socket);
         looker.greet();
         looker.option(2, b"");
@@ -316,11 +316,11 @@ fn invalid_options_are_refused() {
     );
     assert!(refused(|options| options.exports[0].name = "x".repeat(4097)).contains("4096"));
     assert!(refused(|options| options.depth = 0).contains("depth"));
-    assert!(refused(|options| options.buffer_bytes = 1).contains("32 MiB"));
+    assert!(refused(|options| options.connection_memory_bytes = 1).contains("32 MiB"));
     assert!(refused(|options| options.default_export = Some(7)).contains("default export"));
 }
 
-/// Whoever was told that a write is done finds it done, also when the server was stopped meanwhile.
+/// A write that was answered is there, also when the server was stopped meanwhile.
 #[test]
 fn a_drain_under_load_loses_nothing_that_was_acknowledged() {
     for mode in MODES {

@@ -23,7 +23,7 @@ const DF: u16 = 4;
 
 fn without_memory() -> Options {
     let mut options = options();
-    options.buffers_bytes = 0;
+    options.memory_bytes = 0;
     options
 }
 
@@ -161,13 +161,13 @@ fn a_drain_finishes_the_request_under_way() {
     }
 }
 
-/// Others hold all there is and never go on; whoever comes is served all the same, and gets memory
+/// Other clients hold all there is and never go on; a new client is served all the same, and gets memory
 /// again when they are gone.
 #[test]
 fn stalled_clients_do_not_block_others() {
     for mode in MODES {
         let mut options = options();
-        options.buffers_bytes = 64 << 20;
+        options.memory_bytes = 64 << 20;
         let server = Server::start(mode, options, Memory::new(64 * MIB));
         let mut stalled = Vec::new();
         for _ in 0..6 {

@@ -169,7 +169,7 @@ impl Wake for Unpark {
 /// Drives a future on this thread, which sleeps while the future waits for another thread.
 ///
 /// # Panics
-/// When the future has to wait and the thread has a reactor: nobody would run the reactor.
+/// When the future has to wait and the thread has a reactor: the thread would not run its reactor.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     if let Poll::Ready(output) = future

@@ -30,7 +30,7 @@ impl Descriptor {
         }
     }
 
-    /// Takes over one that does not block (`O_NONBLOCK`), or belongs to somebody who must not be trusted to
+    /// Takes over one that does not block (`O_NONBLOCK`), or belongs to a process that must not be trusted to
     /// have it answer at once: it is only ever asked whether there is something.
     pub fn never_blocking(fd: OwnedFd) -> Descriptor {
         Descriptor {
@@ -70,7 +70,7 @@ impl Descriptor {
                 Some(taken) => taken,
             };
             match taken {
-                // Somebody else has taken it, or the ring does not wait for this one.
+                // Another thread has taken it, or the ring does not wait for this one.
                 Err(Errno::EAGAIN) => self.never_blocks.store(true, Ordering::Relaxed),
                 taken => return taken,
             }

@@ -88,7 +88,7 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// Takes it if nobody has it or waits for it.
+    /// Takes it if no task has it or waits for it.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         if self.taken.replace(true) {
             return None;
@@ -108,7 +108,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// Waiting for a mutex. Whoever finds itself out of the queue has been given it.
+/// Waiting for a mutex. A task that finds itself out of the queue has been given it.
 struct Turn<'a, T> {
     mutex: &'a Mutex<T>,
     ticket: Option<u64>,
@@ -183,7 +183,7 @@ impl<T> Drop for Guard<'_, T> {
 #[derive(Default)]
 pub struct Notify {
     queue: Queue,
-    /// A notification that nobody was there for.
+    /// A notification that came while no task waited.
     kept: Cell<bool>,
 }
 

@@ -4,7 +4,7 @@
 //! duplicates of a descriptor share them. They go with the last `OpenFile`. A program shows what it
 //! does with an image by read locks on single bytes: byte 100 + n for each permission n it uses,
 //! byte 200 + n for each it does not share. After taking its own it looks, by `F_OFD_GETLK` as if
-//! for a write lock, whether somebody else's contradict them: two that start at once both see the
+//! for a write lock, whether locks of another process contradict them: two that start at once both see the
 //! other, and both give up. The numbers are those of QEMU's `file-posix` driver (2.10 and later).
 //!
 //! The bytes are locked, never written; an image may be shorter.
@@ -44,7 +44,7 @@ const USED_BY_WRITER: &[Permission] = &[CONSISTENT_READ, WRITE, RESIZE];
 const USED_BY_READER: &[Permission] = &[CONSISTENT_READ];
 const UNSHARED: &[Permission] = &[WRITE, RESIZE];
 
-/// Takes the locks for `access`, and checks that nobody else's contradict them. They last as long
+/// Takes the locks for `access`, and checks that no other process holds one that contradicts them. They last as long
 /// as the open file description.
 pub(crate) fn acquire(fd: BorrowedFd<'_>, access: Access) -> Result<(), OpenError> {
     let used = if access.write {

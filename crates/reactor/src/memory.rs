@@ -3,7 +3,7 @@
 //! A [`Pool`] belongs to a reactor. It takes memory from the system in chunks, which its ring
 //! registers if it may, and hands out blocks of 2^n pages, which come back into a free list of their
 //! size. Memory is taken at start and kept, so the lists are short and the
-//! lock is rarely contended; [`Pool::trim`] gives chunks back that nobody uses any more. Buffers
+//! lock is rarely contended; [`Pool::trim`] gives idle chunks back. Buffers
 //! outside any reactor, and those that do not fit the pool, come straight from the system.
 //!
 //! Invariant: a block is in exactly one place, a [`Buffer`] or a free list. A chunk lives as long as
@@ -96,7 +96,7 @@ fn take_from_system(len_bytes: usize) -> NonNull<u8> {
         let start = unsafe { alloc_zeroed(layout) };
         return NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
     }
-    // SAFETY: new memory of nobody's, wherever the kernel likes.
+    // SAFETY: new memory, wherever the kernel likes.
     let start = unsafe {
         libc::mmap(
             ptr::null_mut(),
@@ -222,7 +222,7 @@ impl Pool {
         buffer
     }
 
-    /// A block, and whether somebody had it before.
+    /// A block, and whether it was used before.
     fn take(
         &self,
         class: usize,
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trim_gives_back_chunks_that_nobody_uses_and_only_those() {
+    fn trim_gives_back_idle_chunks_and_only_those() {
         let pool = Pool::new(4 * CHUNK, 4);
         let mut registered = Vec::new();
         let mut buffer = |len| pool.buffer(len, |index, _| registered.push(index));

@@ -24,7 +24,7 @@ enum State {
 pub(crate) struct Op<'a> {
     ring: &'a Ring,
     state: State,
-    /// The result is a new descriptor, to be closed if nobody wants it.
+    /// The result is a new descriptor, to be closed if its task has gone.
     makes_fd: bool,
 }
 
@@ -76,7 +76,7 @@ impl Drop for Op<'_> {
         };
         let result = outcome(self.ring.cancel(slot));
         if let (true, Ok(fd)) = (self.makes_fd, result) {
-            // SAFETY: the kernel made this descriptor for the operation, and nobody else knows it.
+            // SAFETY: the kernel made this descriptor for the operation, and nothing else knows it.
             drop(unsafe { OwnedFd::from_raw_fd(fd as i32) });
         }
     }

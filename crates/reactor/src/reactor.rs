@@ -305,8 +305,8 @@ impl Core {
     /// See [`Reactor::turn`].
     fn turn(&self) -> Option<Duration> {
         let event = self.inbox.event();
-        // The ring's own descriptor will not do: with `DEFER_TASKRUN` it is not readable before somebody
-        // enters the kernel to look.
+        // The ring's own descriptor will not do: with `DEFER_TASKRUN` it is not readable before the
+        // thread enters the kernel to look.
         let may_sleep = self
             .ring()
             .is_none_or(|ring| ring.signal(Some(event.as_raw_fd())));

@@ -1,7 +1,7 @@
 //! Waiting for descriptors without a ring, by `poll(2)`: the fallback's other half.
 //!
 //! It serves machines where io_uring is forbidden, so it is simple rather than fast: each wait looks
-//! at every descriptor that somebody waits for.
+//! at every descriptor that a task waits for.
 
 use std::cell::RefCell;
 use std::future::Future;

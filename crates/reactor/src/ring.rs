@@ -6,7 +6,7 @@
 //!
 //! Operations are slots of a slab that grows to the most that were ever in flight and then stays:
 //! an operation allocates nothing. A slot is free again when its completion has been taken, so a
-//! completion never meets a slot that is somebody else's by now.
+//! completion never meets a slot that another operation has by now.
 //!
 //! Registration is an improvement, never a need: where the kernel refuses (no privilege to pin
 //! memory, an old kernel), plain descriptors and plain memory do the same.
@@ -154,7 +154,7 @@ impl Ring {
         let registered = self.has_buffer_table && index < POOL_SLOTS && result.is_ok();
         let mut chunks = self.chunks.borrow_mut();
         assert!(index <= chunks.len(), "the pool's chunks come in order");
-        // One without length holds nobody's memory.
+        // One without length holds no memory.
         let chunk = if registered {
             chunk
         } else {
@@ -287,12 +287,12 @@ impl Ring {
                 }
             }
             self.enter(0, None);
-            // The kernel takes no more while completions pile up that nobody takes.
+            // The kernel takes no more while completions that were not taken pile up.
             self.reap();
         }
     }
 
-    /// Watches the inbox's event: a completion comes when somebody writes it.
+    /// Watches the inbox's event: a completion comes when another thread writes it.
     pub(crate) fn arm_event(&self, fd: RawFd) {
         if self.event_armed.replace(true) {
             return;
@@ -351,7 +351,7 @@ impl Ring {
         };
     }
 
-    /// Takes all completions and wakes whoever waits for them; `true` if the inbox's event was
+    /// Takes all completions and wakes the tasks that wait for them; `true` if the inbox's event was
     /// among them.
     pub(crate) fn reap(&self) -> bool {
         let mut event = false;

@@ -78,7 +78,7 @@ impl Deref for SharedWords {
 
     fn deref(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is `count` words long, aligned to a page, holds any bits, and lives as
-        // long as `self`; whoever else maps the file holds no lock on it and breaks only his own.
+        // long as `self`; another process that maps the file holds no lock on it and breaks only its own.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 }
@@ -86,7 +86,7 @@ impl Deref for SharedWords {
 impl Drop for SharedWords {
     fn drop(&mut self) {
         let len_bytes = self.count * size_of::<AtomicU64>();
-        // SAFETY: the mapping was made with this length, and nobody borrows from it any more.
+        // SAFETY: the mapping was made with this length, and nothing borrows from it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), len_bytes) };
     }
 }

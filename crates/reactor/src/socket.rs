@@ -120,12 +120,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at an address. A socket file that nobody listens on any more is replaced. Blocks for up to
+    /// Listens at an address. A socket file without a listener is replaced. Blocks for up to
     /// `PATIENCE` while the address is taken: the ring of a process that was killed holds its sockets
     /// for a moment longer.
     ///
     /// # Errors
-    /// What `bind(2)` says: `EADDRINUSE` when somebody else listens there, or the path is something
+    /// What `bind(2)` says: `EADDRINUSE` when another process listens there, or the path is something
     /// other than a socket.
     pub fn bind(address: &Address) -> Result<Listener, Errno> {
         let start = Instant::now();
@@ -183,7 +183,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// A socket that listens already, made by whoever started this program.
+    /// A socket that listens already, made by the process that started this program.
     pub fn from_fd(fd: OwnedFd) -> Listener {
         Listener { fd, made: None }
     }
@@ -259,7 +259,7 @@ impl Drop for Listener {
     }
 }
 
-/// Removes a socket file that nobody listens on.
+/// Removes a socket file without a listener.
 fn remove_dead_socket(path: &std::path::Path, raw: &RawAddress) -> Result<(), Errno> {
     let in_use = Err(Errno::from_raw(libc::EADDRINUSE));
     let is_socket = std::fs::symlink_metadata(path)

@@ -2,7 +2,7 @@
 //!
 //! A task is a slot of a slab. Its header is what wakers share; it may be used from any thread and
 //! outlive the task. Spawning allocates (the future's box, the header, the result's place), driving
-//! does not. A panic ends the task that panicked and resumes in whoever joins it.
+//! does not. A panic ends the task that panicked and resumes in the task that joins it.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};

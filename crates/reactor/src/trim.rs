@@ -1,6 +1,6 @@
 //! Giving memory back that was not used for a while.
 //!
-//! Pools keep what they have handed out once, so that steady traffic allocates nothing. Somebody with
+//! Pools keep what they have handed out once, so that steady traffic allocates nothing. A process with
 //! a clock calls [`trim_memory`] from time to time; each reactor then lets its pools drop what they
 //! had no use for since the last call. Nothing of this is on the way of a request.
 

@@ -250,7 +250,7 @@ async fn zero_range<R: Raw>(raw: &R, range: Range, may_unmap: bool) -> Result<()
 }
 
 /// Zeroes part of one sector of a block device. With O_DIRECT the sector is read, changed and
-/// written, so nobody else may write to it meanwhile; the engine sends whole sectors.
+/// written, so no other request may write to it meanwhile; the engine sends whole sectors.
 async fn zero_edge<R: Raw>(raw: &R, edge: Range) -> Result<(), Errno> {
     let sector = u64::from(raw.file().sector_bytes());
     let sector_start = edge.offset - edge.offset % sector;

@@ -60,7 +60,7 @@ fn counts_are_taken_once_whether_the_counter_blocks_or_not() {
 }
 
 #[test]
-fn whoever_stops_waiting_has_taken_nothing() {
+fn cancelled_wait_takes_nothing() {
     each_driver(|reactor| {
         let (file, mut other) = counter(0);
         let descriptor = Descriptor::new(file.into());

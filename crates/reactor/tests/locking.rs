@@ -206,7 +206,7 @@ fn we_keep_ourselves_out() {
 /// A ring that is being taken down keeps its registered files open for a moment after the program
 /// has closed them; a duplicate stands for it here.
 #[test]
-fn the_lock_goes_with_our_last_handle_whoever_else_keeps_the_file_open() {
+fn lock_ends_with_our_last_handle_even_if_others_keep_the_file_open() {
     let _turn = turn();
     let scratch = Scratch::on_disk();
     let name = image(&scratch);

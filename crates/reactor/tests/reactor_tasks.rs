@@ -69,7 +69,7 @@ fn tasks_run_in_turns_and_give_results() {
 }
 
 #[test]
-fn slots_of_ended_tasks_are_used_again_and_late_wakers_hit_nobody() {
+fn slots_of_ended_tasks_are_reused_and_late_wakers_wake_no_task() {
     on_each_driver(|| async {
         let kept: Rc<RefCell<Option<Waker>>> = Rc::default();
         let keep = kept.clone();
@@ -218,7 +218,7 @@ fn work_is_sent_to_threads_and_drained_at_the_end() {
 }
 
 #[test]
-fn a_panic_on_another_thread_reaches_whoever_waits() {
+fn panic_on_another_thread_reaches_the_waiting_task() {
     let config = ThreadsConfig {
         count: 1,
         processors: Vec::new(),

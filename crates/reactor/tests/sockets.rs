@@ -226,7 +226,7 @@ fn a_socket_file_is_replaced_only_when_dead_and_removed_at_the_end() {
     drop(listener);
     assert!(!Path::new(&path).exists());
 
-    // Left behind by somebody who was killed.
+    // Left behind by a process that was killed.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(Path::new(&path).exists());
     let listener = Listener::bind(&address).unwrap();

@@ -17,7 +17,7 @@ use gaur_reactor::block_on;
 use parking_lot::{Condvar, Mutex};
 
 use crate::failure::Failure;
-use crate::fronts::{Kind, Request};
+use crate::fronts::{FrontConfig, Kind};
 use crate::health::Health;
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
@@ -54,7 +54,7 @@ pub struct NewExport {
     /// For people.
     pub description: String,
     /// The front end.
-    pub front: Request,
+    pub front: FrontConfig,
 }
 
 /// An export that is there.
@@ -71,7 +71,7 @@ pub struct Export {
 
 #[derive(Default)]
 struct State {
-    /// Somebody has asked for its end.
+    /// Its end was asked for.
     ending: bool,
     /// And waits to hear how it ended.
     awaited: bool,
@@ -91,7 +91,7 @@ struct Table {
     stopping: bool,
     /// At once.
     forced: bool,
-    /// The first failure of an export that nobody waited for.
+    /// The first failure of an export whose end no command waited for.
     failure: Option<Failure>,
     /// The NBD server is over.
     nbd_over: bool,
@@ -266,7 +266,7 @@ impl Exporter {
         let thread = std::thread::Builder::new().name("export".to_owned());
         let thread = thread.spawn(move || exporter.follow(&watched));
         thread.map(drop).map_err(|error| {
-            // Nobody would ever see it end, so it is not let begin.
+            // No thread would see it end, so it does not begin.
             export.stop();
             self.follow(export);
             Failure::io("the thread of an export", &error)
@@ -510,5 +510,5 @@ impl Exporter {
     }
 }
 
-/// So many names of exports are told to whoever named a wrong one.
+/// So many names of exports stand in the error about an unknown one.
 const NAMES_TOLD: usize = 8;

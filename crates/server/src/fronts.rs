@@ -66,57 +66,57 @@ impl Kind {
     }
 }
 
-/// A front end and what it is told.
+/// Configuration of a front end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Request {
+pub enum FrontConfig {
     /// An export of the process' NBD server.
     Nbd {},
     /// A block device of this machine.
-    Ublk(ublk::Request),
+    Ublk(ublk::Config),
     /// A disk for a virtual machine monitor.
-    VhostUser(vhost_user::Request),
+    VhostUser(vhost_user::Config),
     /// A virtio device of this machine.
-    Vduse(vduse::Request),
+    Vduse(vduse::Config),
     /// A file.
-    Fuse(fuse::Request),
+    Fuse(fuse::Config),
 }
 
-impl Request {
+impl FrontConfig {
     /// Its kind.
     pub fn kind(&self) -> Kind {
         match self {
-            Request::Nbd {} => Kind::Nbd,
-            Request::Ublk(_) => Kind::Ublk,
-            Request::VhostUser(_) => Kind::VhostUser,
-            Request::Vduse(_) => Kind::Vduse,
-            Request::Fuse(_) => Kind::Fuse,
+            FrontConfig::Nbd {} => Kind::Nbd,
+            FrontConfig::Ublk(_) => Kind::Ublk,
+            FrontConfig::VhostUser(_) => Kind::VhostUser,
+            FrontConfig::Vduse(_) => Kind::Vduse,
+            FrontConfig::Fuse(_) => Kind::Fuse,
         }
     }
 
     /// Starts to export `image`, if the export has a server of its own; clients can come when this returns.
     pub(crate) fn start(&self, image: Arc<Served>) -> Result<Option<Box<dyn Front>>, Failure> {
         let front = match self {
-            Request::Nbd {} => return Ok(None),
-            Request::Ublk(request) => ublk::start(request, image),
-            Request::VhostUser(request) => vhost_user::start(request, image),
-            Request::Vduse(request) => vduse::start(request, image),
-            Request::Fuse(request) => fuse::start(request, image),
+            FrontConfig::Nbd {} => return Ok(None),
+            FrontConfig::Ublk(config) => ublk::start(config, image),
+            FrontConfig::VhostUser(config) => vhost_user::start(config, image),
+            FrontConfig::Vduse(config) => vduse::start(config, image),
+            FrontConfig::Fuse(config) => fuse::start(config, image),
         };
         front.map(Some)
     }
 
     /// The same with paths that mean the same in any directory.
-    pub fn absolute(self) -> Request {
+    pub fn absolute(self) -> FrontConfig {
         let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
         match self {
-            Request::VhostUser(request) => Request::VhostUser(vhost_user::Request {
-                socket: absolute(request.socket),
-                ..request
+            FrontConfig::VhostUser(config) => FrontConfig::VhostUser(vhost_user::Config {
+                socket: absolute(config.socket),
+                ..config
             }),
-            Request::Fuse(request) => Request::Fuse(fuse::Request {
-                path: absolute(request.path),
-                ..request
+            FrontConfig::Fuse(config) => FrontConfig::Fuse(fuse::Config {
+                path: absolute(config.path),
+                ..config
             }),
             other => other,
         }

@@ -106,7 +106,7 @@ impl Handover {
 
     /// The image was closed: there is nothing to hand over.
     pub fn remove(&self) {
-        // Somebody may have removed it already.
+        // It may have been removed already.
         let _ = std::fs::remove_file(&self.path);
     }
 
@@ -163,7 +163,7 @@ fn boot_mark() -> u64 {
     u64::from(log_checksum(boot())) & 0xffff
 }
 
-/// Says what whoever opens an image for writing has to know of a process that did not close it. `knows`:
+/// Says what a user who opens an image for writing has to know of a process that did not close it. `knows`:
 /// what was in its log is dealt with.
 pub fn tell(name: &str, unclosed: Unclosed, knows: bool) {
     // After a restart of the machine there is no log.

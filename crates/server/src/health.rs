@@ -2,7 +2,7 @@
 //! image refuses writes, and that requests succeed again. Those in between are counted, so a full disk
 //! makes a handful of lines, however many requests fail.
 //!
-//! A request that succeeds while none has failed costs one load of a flag that nobody changes.
+//! A request that succeeds while none has failed costs one load of a flag that does not change.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Handover logs ([`Handover`](crate::handover::Handover)) that are kept by default: a disk that goes on
 //! after its server was killed has to find what it was told is written.
 //!
-//! Such a log is only good for somebody who has been there all the time. A machine that is gone may have
-//! left its image to others, who have changed it since. So each is tied to whoever uses the disk:
+//! Such a log is only good for a user of the disk who has been there all the time. A machine that is gone may have
+//! left its image to others, who have changed it since. So each is tied to the machine or kernel that uses the disk:
 //!
 //! * a machine behind a vhost-user socket has a shared lock on the log of its requests in flight, since
 //!   that was handed to it as an open file (`gaur_export::vhost_user`);
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use gaur_export::{vduse, vhost_user};
 
 use crate::failure::Failure;
-use crate::fronts::Request;
+use crate::fronts::FrontConfig;
 use crate::ublk_state as state;
 
 /// A log that a server keeps by itself.
@@ -35,17 +35,17 @@ enum User {
 
 impl Kept {
     /// The log for an export through `front`, if that is one that can go on.
-    pub fn for_front(front: &Request) -> Result<Option<Kept>, Failure> {
+    pub fn for_front(front: &FrontConfig) -> Result<Option<Kept>, Failure> {
         let (name, user) = match front {
-            Request::VhostUser(request) => {
-                let user = User::Machine(in_flight(&request.socket)?);
-                (vhost_name(&request.socket)?, user)
+            FrontConfig::VhostUser(config) => {
+                let user = User::Machine(in_flight(&config.socket)?);
+                (vhost_name(&config.socket)?, user)
             }
-            Request::Vduse(request) => {
-                let user = User::Device(request.device.clone());
-                (format!("vduse-{}", request.device), user)
+            FrontConfig::Vduse(config) => {
+                let user = User::Device(config.device.clone());
+                (format!("vduse-{}", config.device), user)
             }
-            Request::Nbd {} | Request::Ublk(_) | Request::Fuse(_) => return Ok(None),
+            FrontConfig::Nbd {} | FrontConfig::Ublk(_) | FrontConfig::Fuse(_) => return Ok(None),
         };
         state::make(&directory())?;
         let log = directory().join(format!("{name}.log"));

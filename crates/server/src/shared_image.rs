@@ -20,7 +20,7 @@ use crate::notice::say;
 /// How long the kernel may take to finish the requests of a process that was killed. Until then they
 /// hold the image's lock, rightly: what they write must not land on what the next server writes.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The same where nobody knows whether a process was killed: locks may well be held by one that lives.
+/// The same where it is not known whether a process was killed: locks may well be held by one that lives.
 const PATIENCE_UNTOLD: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -116,7 +116,7 @@ impl SharedImage {
             // Its server may be on its way out, and what it leaves will count.
             Err(locked) if locked.is_locked() => Err(SharedImage::explain(spec, base, locked)),
             Err(damaged) if damaged.engine_kind() == Some(ErrorKind::Corrupt) => {
-                // It is ours to remove where nobody counts on it.
+                // It is ours to remove where no user counts on it.
                 match !kept.is_used() && std::fs::remove_file(&kept.log).is_ok() {
                     true => SharedImage::open_with_kept(spec, base, kept),
                     false => Err(damaged),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use gaur_engine::Format;
 use gaur_export::nbd::{self, Listen};
 use gaur_server::exporter::{ImageOptions, Limits, NewExport};
-use gaur_server::fronts::Request;
+use gaur_server::fronts::FrontConfig;
 use gaur_server::host_kind::HostKind;
 use gaur_server::image_spec::ImageSpec;
 use gaur_server::pin::{Pin, Prospect};
@@ -39,7 +39,7 @@ fn server_tells_its_exports_and_ends_in_order() {
         spec: ImageSpec::plain(&image, Some(Format::Raw)),
         image: ImageOptions::default(),
         description: String::new(),
-        front: Request::Nbd {},
+        front: FrontConfig::Nbd {},
     };
     let again = server.add(new.clone()).and_then(|_| server.add(new));
     assert!(again.is_err(), "the name is taken");

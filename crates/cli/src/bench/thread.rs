@@ -251,7 +251,7 @@ impl<D: Device + 'static> BenchThread<D> {
         if self.in_flight.get() > 0 {
             return self.changed.notified().await;
         }
-        // Counts as in flight, so that nobody else takes it for drained.
+        // Counts as in flight, so that no other thread takes it for drained.
         self.in_flight.set(1);
         self.flush().await;
         self.in_flight.set(0);

@@ -1,4 +1,4 @@
-//! The side of `gaur snapshot --control` on a control socket.
+//! Client of a control socket, for `gaur export` and `gaur snapshot --control`.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -236,7 +236,7 @@ impl Client {
     }
 }
 
-/// Connects; a server that is stopped lets nobody in once its queue is full.
+/// Connects; a server that is stopped lets no client in once its queue is full.
 fn connect(path: &Path, limit: Duration) -> std::io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC;
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -9,7 +9,7 @@ use gaur_server::export_name::stem;
 use super::Args;
 use crate::exporter::{AddExport, NewExport};
 use crate::failure::Failure;
-use crate::fronts::Request;
+use crate::fronts::FrontConfig;
 use crate::image_spec::ImageSpec;
 use crate::new_image;
 
@@ -77,7 +77,7 @@ pub fn from_json(json: &str, recover: bool) -> Result<NewExport, Failure> {
     let name = fields.remove("export");
     let name = name.and_then(|name| name.as_str().map(str::to_owned));
     let mut new = AddExport::from_fields(fields).map_err(wrong)?.named(name)?;
-    if let Request::Ublk(request) = &mut new.front {
+    if let FrontConfig::Ublk(request) = &mut new.front {
         request.recover = recover;
     }
     Ok(new)
@@ -88,10 +88,10 @@ pub fn from_json(json: &str, recover: bool) -> Result<NewExport, Failure> {
 pub fn exports(
     args: &Args,
     images: Vec<(String, ImageSpec)>,
-    fronts: Vec<Request>,
+    fronts: Vec<FrontConfig>,
     nbd: bool,
 ) -> Result<Vec<NewExport>, Failure> {
-    let export = |name: String, spec: &ImageSpec, front: Request| NewExport {
+    let export = |name: String, spec: &ImageSpec, front: FrontConfig| NewExport {
         name,
         spec: spec.clone(),
         image: args.image.options(),
@@ -117,7 +117,7 @@ pub fn exports(
     if nbd {
         let of_nbd = images
             .iter()
-            .map(|(name, spec)| export(name.clone(), spec, Request::Nbd {}));
+            .map(|(name, spec)| export(name.clone(), spec, FrontConfig::Nbd {}));
         exports = of_nbd.chain(exports).collect();
     }
     if count > 1 && exports.iter().any(|new| new.image.writes_file(&new.spec)) {

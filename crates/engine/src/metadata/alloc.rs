@@ -8,7 +8,8 @@
 //! blocks below the end the file had when it was opened, and the space beyond. Every queue takes
 //! from a run of its own, so what one queue writes stays together.
 //!
-//! Units: clusters are host cluster numbers, offsets are bytes. Sync only; lock order: last.
+//! Units: clusters are host cluster numbers, offsets are bytes. Sync only; lock order: last but
+//! for `MetadataSet`, `Epochs` and the queue's pool, which are taken below it.
 
 use std::ops::Range;
 

@@ -138,7 +138,7 @@ pub(super) fn decode(bytes: &[u8; PARAMS_BYTES]) -> Option<(u64, bool)> {
 ///
 /// # Errors
 /// A block device has whole sectors. Bytes behind the last whole one would be out of reach, and of a
-/// sector that is not all there the guest could write what nobody keeps; only a reader can be shown
+/// sector that is not all there the guest could write what is kept nowhere; only a reader can be shown
 /// zeros.
 pub(super) fn sectors(size_bytes: u64, read_only: bool) -> Result<u64, ServeError> {
     if size_bytes == 0 {

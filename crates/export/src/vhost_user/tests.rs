@@ -41,7 +41,7 @@ impl Running {
     }
 
     fn connect(&self) -> UnixStream {
-        let stream = UnixStream::connect(&self.socket).expect("somebody listens");
+        let stream = UnixStream::connect(&self.socket).expect("the server listens");
         let limit = Some(Duration::from_secs(10));
         stream.set_read_timeout(limit).expect("a time limit");
         stream
@@ -95,7 +95,7 @@ fn bytes(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
 
 fn tell(client: &mut UnixStream, request: u32, payload: &[u8]) {
     let message = bytes(request, 1, payload);
-    client.write_all(&message).expect("somebody reads");
+    client.write_all(&message).expect("the server reads");
 }
 
 #[track_caller]
@@ -156,13 +156,13 @@ fn an_acknowledgement_comes_when_it_was_agreed_on() {
     // Nothing is agreed on yet, so nothing comes; the next answer is the next request's.
     client
         .write_all(&bytes(request::SET_OWNER, need_reply, &[]))
-        .expect("somebody reads");
+        .expect("the server reads");
     ask(&mut client, request::GET_FEATURES, &[]);
     let agreed = protocol::REPLY_ACK.to_ne_bytes();
     tell(&mut client, request::SET_PROTOCOL_FEATURES, &agreed);
     for (ring, answer) in [(1_u32, 0_u64), (2, 1)] {
         let message = bytes(request::SET_VRING_NUM, need_reply, &words(&[ring, 8]));
-        client.write_all(&message).expect("somebody reads");
+        client.write_all(&message).expect("the server reads");
         let mut reply = [0; 20];
         client.read_exact(&mut reply).expect("an answer");
         assert_eq!(number(&reply[12..]), answer, "ring {ring} of 2");
@@ -244,7 +244,7 @@ fn clients_that_break_the_protocol_are_hung_up_on() {
     for (message, reason) in violations() {
         let running = Running::start();
         let mut client = running.connect();
-        client.write_all(&message).expect("somebody reads");
+        client.write_all(&message).expect("the server reads");
         running.expect_line("the client is hung up on: ");
         running.expect_line(reason);
         let mut rest = Vec::new();
@@ -258,12 +258,12 @@ fn clients_that_break_the_protocol_are_hung_up_on() {
 }
 
 #[test]
-fn a_client_that_leaves_in_the_middle_disturbs_nobody() {
+fn client_that_leaves_in_the_middle_leaves_the_server_running() {
     let running = Running::start();
     let message = bytes(request::SET_FEATURES, 1, &[0; 8]);
     for len in 0..message.len() {
         let mut client = running.connect();
-        client.write_all(&message[..len]).expect("somebody reads");
+        client.write_all(&message[..len]).expect("the server reads");
     }
     running.expect_line("the client left in the middle of a message");
     running.serves();
@@ -296,7 +296,7 @@ fn a_server_stops_with_a_client_connected_and_without() {
 }
 
 #[test]
-fn whoever_cannot_be_told_of_a_new_size_is_named() {
+fn client_that_cannot_be_told_of_a_new_size_is_named() {
     let running = Running::start();
     let server = running.server.as_ref().expect("it runs");
     assert_eq!(server.resized(), Ok(()), "nobody is there");

@@ -34,7 +34,7 @@ pub struct Server {
     thread: Option<JoinHandle<Result<Outcome, ServeError>>>,
 }
 
-/// A socket path that nobody else uses.
+/// A socket path of this test's own.
 pub fn socket_path() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -379,7 +379,7 @@ mod tests {
                 file: "/images/disk.qcow2".to_owned(),
                 description: String::new(),
                 image: crate::exporter::ImageOptions::default(),
-                front: fronts::Request::Nbd {},
+                front: fronts::FrontConfig::Nbd {},
             })),
             Command::ExportList {},
             Command::ExportRemove(Removing::default()),

@@ -42,7 +42,7 @@ pub struct ControlServer {
     closing: Stop,
 }
 
-/// Makes the socket, for this user only. A socket file that nobody listens on is replaced, any other
+/// Makes the socket, for this user only. A socket file without a listener is replaced, any other
 /// file is not. To be called while the process has one thread: the mode of new files is the process's.
 pub fn bind(path: &Path) -> Result<Listener, Failure> {
     let private = Mode::RWXG | Mode::RWXO | Mode::XUSR;

@@ -10,7 +10,7 @@ use gaur_export::ublk::Added;
 use super::{AddExport, NewExport};
 use crate::export_name;
 use crate::failure::Failure;
-use crate::fronts::{Kind, Request};
+use crate::fronts::{FrontConfig, Kind};
 use crate::kept::Kept;
 use crate::notice::say;
 use crate::shared_image::refuses_log;
@@ -18,7 +18,7 @@ use crate::ublk_state::{self as state, State};
 
 /// What a block device has acknowledged has to be there for its next server, so it has a log of commits
 /// (`--handover`) unless the command line names another. Every server of a ublk device has a new one,
-/// unless it takes that device over: what is left in an old one may be about an image that somebody has
+/// unless it takes that device over: what is left in an old one may be about an image that another program has
 /// changed since. Of the others [`Kept`] knows who was there all the time.
 pub fn with_log(mut new: NewExport) -> NewExport {
     let front = &new.front;
@@ -28,8 +28,8 @@ pub fn with_log(mut new: NewExport) -> NewExport {
     {
         return new;
     }
-    if let Request::Ublk(request) = front
-        && (request.recover || request.unprivileged)
+    if let FrontConfig::Ublk(config) = front
+        && (config.recover || config.unprivileged)
     {
         return new;
     }
@@ -42,7 +42,7 @@ pub fn with_log(mut new: NewExport) -> NewExport {
         return new;
     }
     let kept = match front {
-        Request::Ublk(_) => new_log().map(|path| new.image.handover = Some(path)),
+        FrontConfig::Ublk(_) => new_log().map(|path| new.image.handover = Some(path)),
         front => Kept::for_front(front).map(|kept| new.image.kept = kept.map(Box::new)),
     };
     if let Err(failure) = kept {
@@ -65,10 +65,10 @@ fn new_log() -> Result<PathBuf, Failure> {
 /// Has a new ublk device noted as soon as it has a number: the block device that it becomes outlives this
 /// process, whenever that is killed.
 pub fn notes(new: &NewExport) -> Option<Added> {
-    let Request::Ublk(request) = &new.front else {
+    let FrontConfig::Ublk(config) = &new.front else {
         return None;
     };
-    if request.recover {
+    if config.recover {
         return None;
     }
     let new = new.clone();
@@ -77,8 +77,8 @@ pub fn notes(new: &NewExport) -> Option<Added> {
 
 /// Notes who serves a device now that was taken over.
 pub fn note_recovered(place: &str, new: &NewExport) {
-    if let Request::Ublk(request) = &new.front
-        && request.recover
+    if let FrontConfig::Ublk(config) = &new.front
+        && config.recover
         && let Some(device) = number(place)
     {
         note(device, new);
@@ -98,10 +98,10 @@ fn note(device: u32, new: &NewExport) {
 /// After an export that could not be started: nothing is left for another server. The kernel may have its
 /// device for a moment yet. What a server before has left stays.
 pub fn forget(new: &NewExport) {
-    let Request::Ublk(request) = &new.front else {
+    let FrontConfig::Ublk(config) = &new.front else {
         return;
     };
-    if request.recover {
+    if config.recover {
         return;
     }
     let directory = state::directory();

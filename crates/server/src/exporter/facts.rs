@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Export, Exporter, ImageOptions, NewExport};
 use crate::failure::Failure;
-use crate::fronts::{Kind, Request};
+use crate::fronts::{FrontConfig, Kind};
 use crate::image_spec::ImageSpec;
 use crate::json;
 
@@ -70,7 +70,7 @@ pub struct AddExport {
     /// How the image is opened.
     pub image: ImageOptions,
     /// The front end.
-    pub front: Request,
+    pub front: FrontConfig,
 }
 
 /// The keys of [`ImageOptions`] in JSON.
@@ -178,11 +178,11 @@ mod tests {
     use super::*;
     use crate::fronts::{fuse, ublk, vduse, vhost_user};
 
-    fn fronts() -> Vec<Request> {
+    fn fronts() -> Vec<FrontConfig> {
         vec![
-            Request::Nbd {},
-            Request::Ublk(ublk::Request::default()),
-            Request::Ublk(ublk::Request {
+            FrontConfig::Nbd {},
+            FrontConfig::Ublk(ublk::Config::default()),
+            FrontConfig::Ublk(ublk::Config {
                 id: Some(7),
                 queues: std::num::NonZeroU16::new(2),
                 depth: std::num::NonZeroU16::new(64),
@@ -190,15 +190,15 @@ mod tests {
                 zero_copy: ublk::ZeroCopy::Off,
                 recover: false,
             }),
-            Request::VhostUser(vhost_user::Request {
+            FrontConfig::VhostUser(vhost_user::Config {
                 socket: "/run/disk.sock".into(),
                 queues: std::num::NonZeroU16::new(4),
             }),
-            Request::Vduse(vduse::Request {
+            FrontConfig::Vduse(vduse::Config {
                 device: "disk".to_owned(),
                 queues: None,
             }),
-            Request::Fuse(fuse::Request {
+            FrontConfig::Fuse(fuse::Config {
                 path: "/mnt/disk.raw".into(),
                 growable: true,
             }),

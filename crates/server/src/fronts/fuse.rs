@@ -17,7 +17,7 @@ const SECTOR_BYTES: u64 = 512;
 /// What a file is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Request {
+pub struct Config {
     /// A regular file, in whose place the image appears.
     pub path: PathBuf,
     /// Writes beyond the end make the image larger.
@@ -26,12 +26,12 @@ pub struct Request {
 }
 
 /// Starts to export `image`.
-pub fn start(request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
-    let mut options = fuse::Options::new(&request.path);
+pub fn start(config: &Config, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+    let mut options = fuse::Options::new(&config.path);
     options.threads = super::threads_for(THREADS_MAX);
     options.read_only = image.read_only();
     options.log = image.log();
-    if request.growable {
+    if config.growable {
         let image = Arc::clone(&image);
         options.resize = Some(Arc::new(move |size_bytes| resize(&image, size_bytes)));
     }

@@ -26,7 +26,7 @@ pub enum ZeroCopy {
 /// What a ublk device is told.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
-pub struct Request {
+pub struct Config {
     /// Its number; the first that is free without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<u32>,
@@ -46,11 +46,11 @@ pub struct Request {
 }
 
 /// Starts to export `image`.
-pub fn start(request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
-    let options = options(request, &image);
+pub fn start(config: &Config, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+    let options = options(config, &image);
     let name = image.name().to_owned();
     let devices = move |_| Ok(image.device());
-    let server = match request.id.filter(|_| request.recover) {
+    let server = match config.id.filter(|_| config.recover) {
         Some(id) => ublk::recover(id, options, devices),
         None => ublk::start(options, devices),
     };
@@ -60,17 +60,17 @@ pub fn start(request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Fa
     }
 }
 
-fn options(request: &Request, image: &Served) -> Options {
+fn options(config: &Config, image: &Served) -> Options {
     let mut options = Options::new();
-    options.id = request.id;
-    if let Some(queues) = request.queues {
+    options.id = config.id;
+    if let Some(queues) = config.queues {
         options.queues = usize::from(queues.get());
     }
-    if let Some(depth) = request.depth {
+    if let Some(depth) = config.depth {
         options.depth = Some(depth.get());
     }
-    options.unprivileged = request.unprivileged;
-    options.zero_copy = match request.zero_copy {
+    options.unprivileged = config.unprivileged;
+    options.zero_copy = match config.zero_copy {
         ZeroCopy::Auto => ublk::ZeroCopy::Auto,
         ZeroCopy::On => ublk::ZeroCopy::On,
         ZeroCopy::Off => ublk::ZeroCopy::Off,

@@ -15,7 +15,7 @@ const QUEUES_MAX: u16 = 4;
 /// What a vduse device is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Request {
+pub struct Config {
     /// Its name.
     pub device: String,
     /// Queues.
@@ -24,9 +24,9 @@ pub struct Request {
 }
 
 /// Starts to export `image`.
-pub fn start(request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
-    let mut options = vduse::Options::new(&request.device);
-    options.queues = match request.queues {
+pub fn start(config: &Config, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+    let mut options = vduse::Options::new(&config.device);
+    options.queues = match config.queues {
         Some(queues) => queues.get(),
         None => super::threads_for(QUEUES_MAX) as u16,
     };

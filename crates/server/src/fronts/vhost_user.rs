@@ -14,7 +14,7 @@ use crate::kept;
 /// What a vhost-user device is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Request {
+pub struct Config {
     /// Path of the socket.
     pub socket: PathBuf,
     /// Queues.
@@ -23,16 +23,16 @@ pub struct Request {
 }
 
 /// Starts to export `image`.
-pub fn start(request: &Request, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
-    let mut options = vhost_user::Options::new(&request.socket);
-    if let Some(queues) = request.queues {
+pub fn start(config: &Config, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+    let mut options = vhost_user::Options::new(&config.socket);
+    if let Some(queues) = config.queues {
         options.queues = queues.get();
     }
     options.threads = super::threads_for(options.queues);
     options.read_only = image.read_only();
     options.log = image.log();
     if !options.read_only {
-        options.inflight_file = kept::in_flight(&request.socket).ok();
+        options.inflight_file = kept::in_flight(&config.socket).ok();
     }
     let name = image.name().to_owned();
     let server = vhost_user::start(options, move |_| Ok(image.device()));

@@ -109,7 +109,7 @@ fn bytes_for_a_chunk_in_flight_wait_for_no_other_writer() {
     let mut one = save.writer(&bench.queue);
     let mut two = save.writer(&other);
     block_on(async {
-        // Nobody polls the first writer from here on.
+        // The first writer is not polled from here on.
         one.write(&expected).await.unwrap();
         two.write_at(MIB as u64 + 17, b"patched").await.unwrap();
         two.flush().await.unwrap();

@@ -70,7 +70,10 @@ impl<D: Device + 'static> Connection<D> {
             max_transfer: device.device.limits().max_transfer.max(1) as usize,
             device,
             session,
-            pool: RefCell::new(Pool::new(thread.options.buffer_bytes, &thread.budget)),
+            pool: RefCell::new(Pool::new(
+                thread.options.connection_memory_bytes,
+                &thread.budget,
+            )),
             free: RefCell::default(),
             jobs: Cell::new(0),
             room: Notify::default(),

@@ -48,10 +48,10 @@ pub struct Options {
     pub depth: u32,
     /// Most memory for the payloads of one connection in bytes, at least 32 MiB, the longest
     /// payload there is. Requests beyond it wait in the socket.
-    pub buffer_bytes: usize,
+    pub connection_memory_bytes: usize,
     /// Most memory for the payloads of all connections in bytes; 256 KiB for each come on top. Where
     /// that is short, long requests are served in pieces.
-    pub buffers_bytes: usize,
+    pub memory_bytes: usize,
     /// A client that has not chosen an export by then is hung up on; zero for no limit.
     pub handshake_timeout: Duration,
     /// How long a stop waits for clients that do not take their replies.
@@ -72,8 +72,8 @@ impl Options {
             threads: 1,
             reactor: gaur_reactor::Config::default(),
             depth: 128,
-            buffer_bytes: 64 << 20,
-            buffers_bytes: 256 << 20,
+            connection_memory_bytes: 64 << 20,
+            memory_bytes: 256 << 20,
             handshake_timeout: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(30),
             log: None,
@@ -85,7 +85,7 @@ impl Options {
         if self.depth == 0 || self.depth > 1 << 16 {
             return refuse("the queue depth must be 1 to 65536".to_owned());
         }
-        if self.buffer_bytes < PAYLOAD_MAX_BYTES as usize {
+        if self.connection_memory_bytes < PAYLOAD_MAX_BYTES as usize {
             return refuse("payload memory must be at least 32 MiB".to_owned());
         }
         Ok(())

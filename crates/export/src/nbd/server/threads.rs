@@ -95,7 +95,7 @@ impl<D: Device + 'static> Exports<D> {
         let options = Arc::new(options);
         let threads = ThreadPerClient {
             options: options.clone(),
-            budget: Budget::new(options.buffers_bytes),
+            budget: Budget::new(options.memory_bytes),
             exports: self.clone(),
         };
         on_control_reactor(listener, &options, stop, &threads)
@@ -161,7 +161,7 @@ impl<D: Device + 'static> SharedThreads<D> {
             name: "nbd".to_owned(),
             reactor: options.reactor,
         };
-        let budget = Budget::new(options.buffers_bytes);
+        let budget = Budget::new(options.memory_bytes);
         let (options, all) = (options.clone(), exports.clone());
         let make = move |thread| {
             let (options, exports) = (options.clone(), all.clone());

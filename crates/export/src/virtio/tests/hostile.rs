@@ -193,7 +193,7 @@ impl Random {
 }
 
 #[test]
-fn noise_disturbs_nobody_else() {
+fn hostile_ring_leaves_other_rings_alone() {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut machine = Machine::new();
     for _ in 0..400 {
