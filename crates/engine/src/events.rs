@@ -7,18 +7,18 @@ use gaur_block::Errno;
 
 use crate::image::Image;
 use crate::range::GuestRange;
-use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// So many changes in a row succeed before space counts as found: on a full disk those that need none succeed
 /// among the others.
-const SUCCESSES: u32 = 64;
+const SUCCESSES: usize = 64;
 
 /// Which events an image has had.
 #[derive(Debug, Default)]
 pub(crate) struct RequestEvents {
     failed: AtomicBool,
     /// Changes that have to succeed until there is space again; 0 if there is.
-    no_space: AtomicU32,
+    no_space: AtomicUsize,
 }
 
 /// A request inside the image, or a flush, as far as an event tells it.
@@ -45,9 +45,12 @@ impl Image {
         if matches!(served.kind, "read" | "flush") {
             return;
         }
-        let step = |left: u32| left.checked_sub(1);
-        let left = &self.events.no_space;
-        if left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step) == Ok(1) {
+        let no_space = &self.events.no_space;
+        let left = no_space.load(Ordering::Relaxed);
+        let next = left.saturating_sub(1);
+        // When another thread was faster, this success is not counted.
+        let stepped = no_space.compare_exchange(left, next, Ordering::Relaxed, Ordering::Relaxed);
+        if stepped == Ok(1) {
             tracing::info!(image = %self.name(), "the host has space again");
         }
     }
@@ -170,7 +173,7 @@ mod tests {
                 1
             );
             file.fail_from(usize::MAX, Errno::ENOSPC);
-            for _ in 0..u64::from(SUCCESSES) * 2 {
+            for _ in 0..SUCCESSES as u64 * 2 {
                 write(&queue, 0).unwrap();
             }
             assert_eq!(kept.count(&["INFO", "space again"]), 1);

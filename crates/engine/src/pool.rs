@@ -15,7 +15,7 @@ use std::sync::Arc;
 use gaur_block::File;
 
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::waiters::{AsyncLock, Waiters};
 
 /// Smallest size, as a power of two: a page, and the largest request alignment in common use.
@@ -40,7 +40,7 @@ pub(crate) struct Pool<F: File> {
 struct Kept<F: File> {
     classes: [Mutex<Vec<F::Buffer>>; CLASSES],
     /// A bit for each size that was asked for since the last trim.
-    active: AtomicU32,
+    active: AtomicUsize,
     /// Bytes of bounce buffers in use.
     bounce_bytes: AtomicUsize,
     /// Notified when a bounce buffer comes back.
@@ -55,7 +55,7 @@ impl<F: File> Pool<F> {
         Pool {
             kept: Arc::new(Kept {
                 classes: std::array::from_fn(|_| Mutex::new(Vec::new())),
-                active: AtomicU32::new(0),
+                active: AtomicUsize::new(0),
                 bounce_bytes: AtomicUsize::new(0),
                 bounce_freed: Waiters::default(),
                 bounce_turn: AsyncLock::default(),

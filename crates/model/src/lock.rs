@@ -49,14 +49,30 @@ impl<T> RwLock<T> {
 }
 
 /// `std::sync::OnceLock`: a thread that sees the value as set sees all of it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct OnceLock<T> {
     is_set: loom::sync::atomic::AtomicBool,
     setting: Mutex<()>,
     value: std::sync::OnceLock<T>,
 }
 
+impl<T> Default for OnceLock<T> {
+    fn default() -> OnceLock<T> {
+        OnceLock::new()
+    }
+}
+
 impl<T> OnceLock<T> {
+    /// One without a value.
+    #[track_caller]
+    pub fn new() -> OnceLock<T> {
+        OnceLock {
+            is_set: loom::sync::atomic::AtomicBool::new(false),
+            setting: Mutex::new(()),
+            value: std::sync::OnceLock::new(),
+        }
+    }
+
     /// The value, once it is there.
     #[track_caller]
     pub fn get(&self) -> Option<&T> {
