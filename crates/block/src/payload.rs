@@ -45,11 +45,13 @@ pub enum Target<'a> {
 
 impl<'a> Target<'a> {
     /// Memory in one piece.
+    #[inline]
     pub fn memory(bytes: &'a mut [u8]) -> Target<'a> {
         Target::Memory(SegmentsMut::from(bytes))
     }
 
     /// Length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         match self {
             Target::Memory(memory) => memory.len(),
@@ -58,11 +60,13 @@ impl<'a> Target<'a> {
     }
 
     /// Whether there are no bytes at all.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Splits in two at `mid` bytes (0 to `len`).
+    #[inline]
     pub fn split_at(self, mid: usize) -> (Target<'a>, Target<'a>) {
         match self {
             Target::Memory(memory) => {
@@ -88,11 +92,13 @@ pub enum Source<'a> {
 
 impl<'a> Source<'a> {
     /// Memory in one piece.
+    #[inline]
     pub fn memory(bytes: &'a [u8]) -> Source<'a> {
         Source::Memory(Segments::from(bytes))
     }
 
     /// Length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         match self {
             Source::Memory(memory) => memory.len(),
@@ -101,11 +107,13 @@ impl<'a> Source<'a> {
     }
 
     /// Whether there are no bytes at all.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Splits in two at `mid` bytes (0 to `len`).
+    #[inline]
     pub fn split_at(self, mid: usize) -> (Source<'a>, Source<'a>) {
         match self {
             Source::Memory(memory) => {
@@ -129,4 +137,20 @@ pub enum Payload<'a> {
     Read(Target<'a>),
     /// The bytes a write stores.
     Write(Source<'a>),
+}
+
+impl Payload<'_> {
+    /// Length in bytes, 0 where there is none.
+    #[inline]
+    #[expect(
+        clippy::len_without_is_empty,
+        reason = "whether there is a payload is a matter of the request"
+    )]
+    pub fn len(&self) -> usize {
+        match self {
+            Payload::None => 0,
+            Payload::Read(target) => target.len(),
+            Payload::Write(source) => source.len(),
+        }
+    }
 }

@@ -30,6 +30,7 @@ impl<'a> Segment<'a> {
     /// While this value, a copy of it, or anything made from them is used, the memory is mapped and
     /// readable, no Rust reference to it exists, and its addresses do not wrap. Its bytes may change at
     /// any time.
+    #[inline]
     pub const unsafe fn from_raw(start: *mut u8, len: usize) -> Segment<'a> {
         Segment {
             start,
@@ -39,6 +40,7 @@ impl<'a> Segment<'a> {
     }
 
     /// Address of the first byte.
+    #[inline]
     pub const fn start(self) -> *mut u8 {
         self.start
     }
@@ -48,11 +50,13 @@ impl<'a> Segment<'a> {
         clippy::len_without_is_empty,
         reason = "a segment is cut and copied, never asked whether it is empty"
     )]
+    #[inline]
     pub const fn len(self) -> usize {
         self.len
     }
 
     /// The segment without its first `count` bytes, at most its length.
+    #[inline]
     fn skip(self, count: usize) -> Segment<'a> {
         assert!(count <= self.len, "a segment is cut inside its length");
         Segment {
@@ -63,6 +67,7 @@ impl<'a> Segment<'a> {
         }
     }
 
+    #[inline]
     fn first(self, count: usize) -> Segment<'a> {
         assert!(count <= self.len, "a segment is cut inside its length");
         Segment { len: count, ..self }
@@ -76,6 +81,7 @@ impl fmt::Debug for Segment<'_> {
 }
 
 impl<'a> From<&'a [u8]> for Segment<'a> {
+    #[inline]
     fn from(bytes: &'a [u8]) -> Segment<'a> {
         // Only `SegmentsMut` writes, and none is made from this.
         let start = bytes.as_ptr().cast_mut();
@@ -85,15 +91,21 @@ impl<'a> From<&'a [u8]> for Segment<'a> {
 }
 
 /// Memory to read from: one segment, or a window over a list of them.
-#[derive(Clone, Copy, Debug)]
+///
+/// Three words, because every request takes it through a dozen futures.
+#[derive(Clone, Copy)]
 pub struct Segments<'a> {
-    /// Not empty unless all of it is.
-    first: Segment<'a>,
-    /// What follows, and possibly more than belongs to the window.
-    rest: &'a [Segment<'a>],
-    /// Bytes from the start of `first` on.
+    /// The memory if `skip` is [`ONE`]. Otherwise the first [`Segment`] of a list that is borrowed for 'a.
+    start: *mut u8,
+    /// Bytes in the window. A list goes on for at least `skip` and these.
     len: usize,
+    /// Bytes of the list's first segment that lie before the window; fewer than the segment has.
+    skip: usize,
+    memory: PhantomData<&'a [Segment<'a>]>,
 }
+
+/// In place of a number of bytes: there is no list. No memory is that long.
+const ONE: usize = usize::MAX;
 
 impl<'a> Segments<'a> {
     /// All of `list`, one segment after the other.
@@ -105,63 +117,98 @@ impl<'a> Segments<'a> {
             .iter()
             .try_fold(0, |sum: usize, one| sum.checked_add(one.len));
         Segments {
-            first: Segment::from(&[][..]),
-            rest: list,
+            start: list.as_ptr().cast_mut().cast(),
             len: sum.expect("a list of memory has a length"),
+            skip: 0,
+            memory: PhantomData,
         }
-        .skip(0)
+        .skip_in_list(0)
     }
 
     /// Length in bytes.
+    #[inline]
     pub const fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are no bytes at all.
+    #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Splits in two at `mid` bytes (0 to `len`).
+    #[inline]
     pub fn split_at(self, mid: usize) -> (Segments<'a>, Segments<'a>) {
         assert!(mid <= self.len, "a payload is split inside its length");
         (Segments { len: mid, ..self }, self.skip(mid))
     }
 
     /// Without the first `count` bytes, at most the length.
-    fn skip(mut self, count: usize) -> Segments<'a> {
-        self.len -= count;
-        let mut left = count;
-        while left >= self.first.len {
-            left -= self.first.len;
-            let Some((first, rest)) = self.rest.split_first() else {
-                self.first = self.first.skip(self.first.len);
-                return self;
-            };
-            (self.first, self.rest) = (*first, rest);
+    #[inline]
+    fn skip(self, count: usize) -> Segments<'a> {
+        match self.skip {
+            ONE => Segments::from(self.first().skip(count)),
+            _ => self.skip_in_list(count),
         }
-        self.first = self.first.skip(left);
-        self
+    }
+
+    fn skip_in_list(self, count: usize) -> Segments<'a> {
+        let len = self.len - count;
+        if len == 0 {
+            return Segments::from(Segment::from(&[][..]));
+        }
+        let mut segment = self.start.cast::<Segment<'a>>();
+        let mut skip = self.skip + count;
+        // SAFETY: the list goes on for `skip + len` bytes, so the segment with the first of them is in it.
+        unsafe {
+            while skip >= (*segment).len {
+                skip -= (*segment).len;
+                segment = segment.add(1);
+            }
+        }
+        Segments {
+            start: segment.cast(),
+            len,
+            skip,
+            ..self
+        }
+    }
+
+    /// The first run of memory.
+    #[inline]
+    fn first(self) -> Segment<'a> {
+        if self.skip == ONE {
+            // SAFETY: it was made from such a segment.
+            return unsafe { Segment::from_raw(self.start, self.len) };
+        }
+        // SAFETY: without `ONE` it is a list.
+        let segment = unsafe { *self.start.cast::<Segment<'a>>() }.skip(self.skip);
+        segment.first(segment.len.min(self.len))
     }
 
     /// The runs of memory in order, none of them empty.
     pub fn pieces(self) -> impl Iterator<Item = Segment<'a>> {
         let mut left = self;
         core::iter::from_fn(move || {
-            let piece = left.first.first(left.first.len.min(left.len));
-            left = left.skip(piece.len);
-            (piece.len > 0).then_some(piece)
+            (left.len > 0).then(|| {
+                let piece = left.first();
+                left = left.skip(piece.len);
+                piece
+            })
         })
     }
 
     /// The one run of memory that it is, if it is one.
+    #[inline]
     pub fn single(self) -> Option<Segment<'a>> {
-        (self.len <= self.first.len).then(|| self.first.first(self.len))
+        Some(self.first()).filter(|first| first.len == self.len)
     }
 
     /// As much as the first `count` runs of memory hold.
+    #[inline]
     pub fn first_pieces(self, count: usize) -> Segments<'a> {
-        if self.rest.len() < count {
+        if self.skip == ONE && count > 0 {
             return self;
         }
         let len = self.pieces().take(count).map(Segment::len).sum();
@@ -170,6 +217,7 @@ impl<'a> Segments<'a> {
 
     /// Whether every run of memory starts at a multiple of `address` and, where there are several, is
     /// a multiple of `len` long (both powers of two).
+    #[inline]
     pub fn is_aligned(self, address: usize, len: usize) -> bool {
         let fits = |piece: Segment<'_>, len: usize| {
             piece.start.addr() & (address - 1) == 0 && piece.len & (len - 1) == 0
@@ -194,17 +242,26 @@ impl<'a> Segments<'a> {
     }
 }
 
+impl fmt::Debug for Segments<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_list().entries(self.pieces()).finish()
+    }
+}
+
 impl<'a> From<Segment<'a>> for Segments<'a> {
+    #[inline]
     fn from(first: Segment<'a>) -> Segments<'a> {
         Segments {
-            first,
-            rest: &[],
+            start: first.start,
             len: first.len,
+            skip: ONE,
+            memory: PhantomData,
         }
     }
 }
 
 impl<'a> From<&'a [u8]> for Segments<'a> {
+    #[inline]
     fn from(bytes: &'a [u8]) -> Segments<'a> {
         Segments::from(Segment::from(bytes))
     }
@@ -235,12 +292,14 @@ impl<'a> SegmentsMut<'a> {
     }
 
     /// Splits in two at `mid` bytes (0 to `len`).
+    #[inline]
     pub fn split_at(self, mid: usize) -> (SegmentsMut<'a>, SegmentsMut<'a>) {
         let (head, tail) = self.0.split_at(mid);
         (SegmentsMut(head), SegmentsMut(tail))
     }
 
     /// As much as the first `count` runs of memory hold.
+    #[inline]
     pub fn first_pieces(self, count: usize) -> SegmentsMut<'a> {
         SegmentsMut(self.0.first_pieces(count))
     }
@@ -270,12 +329,14 @@ impl<'a> SegmentsMut<'a> {
 impl<'a> Deref for SegmentsMut<'a> {
     type Target = Segments<'a>;
 
+    #[inline]
     fn deref(&self) -> &Segments<'a> {
         &self.0
     }
 }
 
 impl<'a> From<&'a mut [u8]> for SegmentsMut<'a> {
+    #[inline]
     fn from(bytes: &'a mut [u8]) -> SegmentsMut<'a> {
         // SAFETY: the memory is borrowed exclusively for 'a, so no other reference to it exists.
         let segment = unsafe { Segment::from_raw(bytes.as_mut_ptr(), bytes.len()) };

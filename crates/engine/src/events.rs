@@ -3,7 +3,7 @@
 //!
 //! While no subscriber wants them they cost a load, and nothing is allocated for them.
 
-use gaur_block::Errno;
+use gaur_block::{Errno, Request};
 
 use crate::image::Image;
 use crate::range::GuestRange;
@@ -21,28 +21,20 @@ pub(crate) struct RequestEvents {
     no_space: AtomicUsize,
 }
 
-/// A request inside the image, or a flush, as far as an event tells it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Served {
-    pub(crate) kind: &'static str,
-    pub(crate) range: GuestRange,
-}
-
 impl Image {
-    /// A request has ended; answers with its result.
+    /// A request has ended; `payload_bytes` is the length of a read or write.
     #[inline]
-    pub(crate) fn note(&self, served: Served, result: Result<(), Errno>) -> Result<(), Errno> {
+    pub(crate) fn note(&self, request: Request, payload_bytes: u64, result: Result<(), Errno>) {
         match result {
             Ok(()) if self.events.no_space.load(Ordering::Relaxed) == 0 => {}
-            Ok(()) => self.note_success(served),
-            Err(errno) => self.note_failure(served, errno),
+            Ok(()) => self.note_success(request),
+            Err(errno) => self.note_failure(request, payload_bytes, errno),
         }
-        result
     }
 
     #[cold]
-    fn note_success(&self, served: Served) {
-        if matches!(served.kind, "read" | "flush") {
+    fn note_success(&self, request: Request) {
+        if matches!(request, Request::Read { .. } | Request::Flush) {
             return;
         }
         let no_space = &self.events.no_space;
@@ -56,9 +48,14 @@ impl Image {
     }
 
     #[cold]
-    fn note_failure(&self, served: Served, errno: Errno) {
-        let Served { kind, range } = served;
-        let (offset, len) = (range.start, range.len);
+    fn note_failure(&self, request: Request, payload_bytes: u64, errno: Errno) {
+        let (kind, offset, len) = described(request, payload_bytes);
+        let refused = self.read_only && !matches!(request, Request::Read { .. });
+        let inside =
+            GuestRange::checked(offset, len).is_some_and(|range| range.end() <= self.size_bytes());
+        if refused || !inside {
+            return;
+        }
         if !self.events.failed.swap(true, Ordering::Relaxed) {
             let image = self.name();
             tracing::warn!(%image, kind, offset, len, %errno, "the first request failed");
@@ -67,6 +64,24 @@ impl Image {
         if full && self.events.no_space.swap(SUCCESSES, Ordering::Relaxed) == 0 {
             tracing::warn!(image = %self.name(), %errno, "the host has no space left");
         }
+    }
+}
+
+/// What an event calls a request, and its offset and length in bytes.
+fn described(request: Request, payload_bytes: u64) -> (&'static str, u64, u64) {
+    match request {
+        Request::Read { offset_bytes } => ("read", offset_bytes, payload_bytes),
+        Request::Write { offset_bytes, .. } => ("write", offset_bytes, payload_bytes),
+        Request::WriteZeroes {
+            offset_bytes,
+            len_bytes,
+            ..
+        } => ("write zeroes", offset_bytes, len_bytes),
+        Request::Discard {
+            offset_bytes,
+            len_bytes,
+        } => ("discard", offset_bytes, len_bytes),
+        Request::Flush => ("flush", 0, 0),
     }
 }
 

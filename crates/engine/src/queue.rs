@@ -10,7 +10,6 @@ use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, St
 
 use crate::active::Active;
 use crate::compress::Decompressor;
-use crate::events::Served;
 use crate::image::{Image, Qcow2};
 use crate::metadata::alloc::Run;
 use crate::metadata::epochs::{EpochGuard, EpochHandle};
@@ -42,17 +41,6 @@ pub(crate) enum Change<'a> {
     Write(Source<'a>),
     Zero(Unmap),
     Discard,
-}
-
-impl Change<'_> {
-    /// What an event calls it.
-    fn name(&self) -> &'static str {
-        match self {
-            Change::Write(_) => "write",
-            Change::Zero(_) => "write zeroes",
-            Change::Discard => "discard",
-        }
-    }
 }
 
 /// Whether zeros may take space away from the file.
@@ -122,16 +110,15 @@ impl<F: File> Queue<F> {
 
     /// The same for a request of a guest, which waits while the whole image is being switched.
     pub(crate) async fn enter_open(&self) -> Option<EpochGuard<'_>> {
-        let writer = self.image.writer.as_ref()?;
-        let epoch_handle = self.epoch_handle.as_ref()?;
+        let gate = &self.image.writer.as_ref()?.epochs.gate;
         loop {
-            let inside = writer.epochs.enter(epoch_handle);
+            let inside = self.enter()?;
             // The task that closes the gate looks for requests inside afterwards.
-            if !writer.epochs.gate.is_closed() {
+            if !gate.is_closed() {
                 return Some(inside);
             }
             drop(inside);
-            writer.epochs.gate.wait().await;
+            gate.wait().await;
         }
     }
 
@@ -157,11 +144,7 @@ impl<F: File> Queue<F> {
                 let _epoch = self.enter_open().await;
                 let range = GuestRange::checked(offset_bytes, target.len() as u64);
                 let range = self.check_range(range, Errno::EINVAL)?;
-                let read = Served {
-                    kind: "read",
-                    range,
-                };
-                self.image.note(read, self.read(offset_bytes, target).await)
+                self.read(range.start, target).await
             }
             (Request::Write { offset_bytes, fua }, Payload::Write(source)) => {
                 let range = GuestRange::checked(offset_bytes, source.len() as u64);
@@ -213,15 +196,13 @@ impl<F: File> Queue<F> {
                 _ => Errno::ENOSPC,
             };
             let range = self.check_range(range, beyond)?;
-            let kind = change.name();
-            let done = match active {
-                Some(active) => match active.announce().await {
-                    Ok(()) => active.change(range, change).await,
-                    Err(errno) => Err(errno),
-                },
-                None => self.change_raw(range, change).await,
-            };
-            self.image.note(Served { kind, range }, done)?;
+            match active {
+                Some(active) => {
+                    active.announce().await?;
+                    active.change(range, change).await?;
+                }
+                None => self.change_raw(range, change).await?,
+            }
         }
         if let Some(active) = active {
             active.relieve().await;
@@ -234,11 +215,7 @@ impl<F: File> Queue<F> {
             return Ok(());
         }
         self.check_writable()?;
-        let flush = Served {
-            kind: "flush",
-            range: GuestRange::default(),
-        };
-        self.image.note(flush, self.flush_all().await)
+        self.flush_all().await
     }
 
     async fn flush_if(&self, fua: bool) -> Result<(), Errno> {
@@ -276,7 +253,9 @@ impl<F: File> Device for Queue<F> {
     }
 
     async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
+        let payload_bytes = payload.len() as u64;
         let result = self.serve(request, payload).await;
+        self.image.note(request, payload_bytes, result);
         if self.image.take_corrupt()
             && let Some(active) = self.active()
         {

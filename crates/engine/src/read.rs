@@ -45,7 +45,10 @@ impl<F: File> Queue<F> {
         let mut rest = target;
         while !rest.is_empty() {
             let wanted = GuestRange::new(at, rest.len() as u64);
-            let found = self.find(wanted).await?;
+            let found = match self.find_now(wanted)? {
+                Some(found) => found,
+                None => self.find(wanted).await?,
+            };
             if found.len == rest.len() as u64 {
                 return self.fetch(found, at, rest).await;
             }

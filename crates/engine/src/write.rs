@@ -21,14 +21,19 @@ use crate::metadata::maps::{Extent, Kind, Located, Lookup, Maps};
 use crate::range::{ClusterRange, GuestRange, HostRange};
 use crate::waiters::Ticket;
 
-/// What to do with the next bytes of a write.
-enum NextWrite<'q, F: File> {
+/// What to do with the next bytes of a write, as far as that needs no new mapping.
+enum Step {
     /// Write them where they are.
     InPlace(HostRange),
-    /// Write them into the mapping.
-    New(NewMapping<'q, F>),
     /// Do this first, then plan again.
     Need(Need),
+}
+
+/// What to do with the next bytes of a write.
+enum Plan<'q, F: File> {
+    Step(Step),
+    /// Write them into the mapping.
+    New(NewMapping<'q, F>),
 }
 
 /// What stands in the way of changing a mapping.
@@ -73,23 +78,32 @@ impl<'q, F: File> Active<'q, F> {
         let mut at = offset;
         let mut rest = source;
         while !rest.is_empty() {
-            match self.plan(GuestRange::new(at, rest.len() as u64))? {
-                NextWrite::Need(need) => self.resolve(need).await?,
-                NextWrite::InPlace(host) => {
-                    let (part, after) = rest.split_at(host.len as usize);
+            let range = GuestRange::new(at, rest.len() as u64);
+            // Most writes are in place, and what says so is small.
+            let plan = match self.plan_in_place(range)? {
+                Some(step) => Plan::Step(step),
+                None => self.plan(range)?,
+            };
+            let len = match plan {
+                Plan::Step(Step::Need(need)) => {
+                    self.resolve(need).await?;
+                    continue;
+                }
+                Plan::Step(Step::InPlace(host)) => {
+                    let part = rest.split_at(host.len as usize).0;
                     let (file, pool) = (self.queue.top_file(), &self.queue.pool);
                     align::write(file, pool, &self.image.locks, host.start, part).await?;
-                    rest = after;
-                    at += host.len;
+                    host.len
                 }
-                NextWrite::New(mapping) => {
+                Plan::New(mapping) => {
                     let len = mapping.written.len;
-                    let (part, after) = rest.split_at(len as usize);
+                    let part = rest.split_at(len as usize).0;
                     self.write_mapping(mapping, part).await?;
-                    rest = after;
-                    at += len;
+                    len
                 }
-            }
+            };
+            rest = rest.split_at(len as usize).1;
+            at += len;
         }
         Ok(())
     }
@@ -107,38 +121,35 @@ impl<'q, F: File> Active<'q, F> {
         }
     }
 
-    fn plan(&self, range: GuestRange) -> Result<NextWrite<'q, F>, Errno> {
+    /// Plans under the lock of the claims, where the mapping cannot change.
+    fn plan(&self, range: GuestRange) -> Result<Plan<'q, F>, Errno> {
         let (maps, claims, at) = (&self.qcow2.maps, &self.writer.claims, range.start);
-        if let Some(plan) = self.plan_in_place(maps, range)? {
-            return Ok(plan);
-        }
         let ticket = claims.ticket(at);
         let mut list = claims.lock(at);
-        // The mapping may have changed between the two looks.
-        if let Some(plan) = self.plan_in_place(maps, range)? {
-            return Ok(plan);
+        // It may have changed since the look without the lock.
+        if let Some(step) = self.plan_in_place(range)? {
+            return Ok(Plan::Step(step));
         }
         let planner = Planner {
             active: *self,
             range: claims.within_slice(range),
         };
-        match planner.plan(maps, &mut list) {
-            Ok(mapping) => Ok(NextWrite::New(mapping)),
-            Err(Obstacle::Busy) => Ok(NextWrite::Need(Need::Busy(at, ticket))),
-            Err(Obstacle::Need(need)) => Ok(NextWrite::Need(need)),
-            Err(Obstacle::Failed(errno)) => Err(errno),
-        }
+        let need = match planner.plan(maps, &mut list) {
+            Ok(mapping) => return Ok(Plan::New(mapping)),
+            Err(Obstacle::Busy) => Need::Busy(at, ticket),
+            Err(Obstacle::Need(need)) => need,
+            Err(Obstacle::Failed(errno)) => return Err(errno),
+        };
+        Ok(Plan::Step(Step::Need(need)))
     }
 
-    fn plan_in_place(
-        &self,
-        maps: &Maps,
-        range: GuestRange,
-    ) -> Result<Option<NextWrite<'q, F>>, Errno> {
+    /// `None` where the next bytes need a new mapping.
+    fn plan_in_place(&self, range: GuestRange) -> Result<Option<Step>, Errno> {
+        let maps = &self.qcow2.maps;
         let lookup = maps.extent(range);
         let lookup = lookup.map_err(|fault| self.image.corrupt(0, fault))?;
         match lookup {
-            Lookup::Miss(slice) => Ok(Some(NextWrite::Need(Need::Slice(slice)))),
+            Lookup::Miss(slice) => Ok(Some(Step::Need(Need::Slice(slice)))),
             Lookup::Extent(Extent {
                 kind: Kind::Data { host, copied: true },
                 len,
@@ -146,7 +157,7 @@ impl<'q, F: File> Active<'q, F> {
             }) => {
                 let host = HostRange::new(host, len);
                 self.check_not_metadata(maps, host)?;
-                Ok(Some(NextWrite::InPlace(host)))
+                Ok(Some(Step::InPlace(host)))
             }
             Lookup::Extent(_) => Ok(None),
         }

@@ -38,6 +38,7 @@ fn count(result: isize) -> Result<usize, Errno> {
 }
 
 /// Repeats a call for as long as a signal interrupts it.
+#[inline]
 fn retry(mut call: impl FnMut() -> isize) -> Result<usize, Errno> {
     loop {
         match count(call()) {
@@ -93,6 +94,7 @@ pub(crate) fn path(name: &[u8]) -> Result<CString, Errno> {
 }
 
 /// Calls `call` with the list of `memory`, of which at most [`IOV_MAX`] pieces are looked at.
+#[inline]
 fn with_iovecs<T>(
     memory: Segments<'_>,
     call: impl FnOnce(*const libc::iovec, libc::c_int) -> T,
@@ -101,6 +103,15 @@ fn with_iovecs<T>(
         let one = iovec_of(piece);
         return call(&raw const one, 1);
     }
+    with_list(memory, call)
+}
+
+/// A function of its own, so that one piece needs no stack for the list.
+#[inline(never)]
+fn with_list<T>(
+    memory: Segments<'_>,
+    call: impl FnOnce(*const libc::iovec, libc::c_int) -> T,
+) -> T {
     let mut list = [const { MaybeUninit::<libc::iovec>::uninit() }; IOV_MAX];
     let mut count = 0;
     for (place, piece) in list.iter_mut().zip(memory.pieces()) {
@@ -118,6 +129,11 @@ pub(crate) fn read(
     flags: libc::c_int,
 ) -> Result<usize, Errno> {
     let at = offset(offset_bytes)?;
+    if let (0, Some(piece)) = (flags, into.single()) {
+        let (fd, start) = (fd.as_raw_fd(), piece.start().cast());
+        // SAFETY: the memory may be written to.
+        return retry(|| unsafe { libc::pread(fd, start, piece.len(), at) });
+    }
     with_iovecs(*into, |list, count| {
         // SAFETY: the list has that many entries, and their memory may be written to.
         retry(|| unsafe {
@@ -137,6 +153,11 @@ pub(crate) fn write(
     flags: libc::c_int,
 ) -> Result<usize, Errno> {
     let at = offset(offset_bytes)?;
+    if let (0, Some(piece)) = (flags, from.single()) {
+        let (fd, start) = (fd.as_raw_fd(), piece.start().cast_const().cast());
+        // SAFETY: the memory may be read.
+        return retry(|| unsafe { libc::pwrite(fd, start, piece.len(), at) });
+    }
     with_iovecs(from, |list, count| {
         // SAFETY: the list has that many entries, and their memory may be read.
         retry(|| unsafe {

@@ -75,11 +75,14 @@ async fn read_memory<R: Raw>(
         let asked = rest.split_at(rest.len().min(RW_MAX)).0;
         let asked = asked.first_pieces(IOV_MAX);
         let count = raw.read(at, asked).await?;
+        if count == rest.len() {
+            break;
+        }
         at += count as u64;
         rest = rest.split_at(count).1;
         if count < asked.len() && is_end(raw.file(), count) {
             rest.fill_zeros();
-            return Ok(());
+            break;
         }
     }
     Ok(())
@@ -138,6 +141,9 @@ async fn write_memory<R: Raw>(raw: &R, offset_bytes: u64, from: Segments<'_>) ->
     while !rest.is_empty() {
         let asked = rest.split_at(rest.len().min(RW_MAX)).0;
         let count = some(raw.write(at, asked.first_pieces(IOV_MAX)).await)?;
+        if count == rest.len() {
+            break;
+        }
         at += count as u64;
         rest = rest.split_at(count).1;
     }

@@ -96,11 +96,7 @@ impl<D: Device> Device for CachedDevice<D> {
         let Some(request) = self.policy.apply(request) else {
             return Ok(());
         };
-        let len_bytes = match &payload {
-            Payload::None => 0,
-            Payload::Read(target) => target.len() as u64,
-            Payload::Write(source) => source.len() as u64,
-        };
+        let len_bytes = payload.len() as u64;
         let outcome = self.device.submit(request, payload).await;
         self.note(|| Asked::new(Some(&request), 0, len_bytes), outcome)
     }
