@@ -82,9 +82,17 @@ pub(crate) fn open(path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     again(|| fs::open(path, flags, Mode::from_raw_mode(0o644)))
 }
 
-/// Has operations on the descriptor wait where they would say `EAGAIN`.
-pub(crate) fn set_blocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    again(|| fs::fcntl_setfl(fd, fs::fcntl_getfl(fd)? - OFlags::NONBLOCK))
+/// Has operations on the descriptor say `EAGAIN` where they would wait, or wait.
+pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>, nonblocking: bool) -> Result<(), Errno> {
+    again(|| {
+        let flags = fs::fcntl_getfl(fd)?;
+        let mut wanted = flags;
+        wanted.set(OFlags::NONBLOCK, nonblocking);
+        match wanted == flags {
+            true => Ok(()),
+            false => fs::fcntl_setfl(fd, wanted),
+        }
+    })
 }
 
 /// A path as the kernel wants it; `EINVAL` when it has a NUL inside.
