@@ -8,9 +8,7 @@
 
 use gaur_block::Errno;
 use rustix::mm::{MlockAllFlags, mlockall};
-use rustix::process::{
-    Resource, Rlimit, configure_io_flusher_behavior, getrlimit, setrlimit,
-};
+use rustix::process::{Resource, Rlimit, configure_io_flusher_behavior, getrlimit, setrlimit};
 
 use crate::syscall::{self, again};
 

@@ -230,7 +230,8 @@ impl Stream {
         let core = context::find();
         let Some(ring) = ring_of(&core) else {
             // In the fallback too: connecting is not on any path that others wait for.
-            net::connect(&stream.fd, &raw).map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
+            net::connect(&stream.fd, &raw)
+                .map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
             return Ok(stream);
         };
         let fd = types::Fd(stream.fd.as_raw_fd());
@@ -258,8 +259,7 @@ impl Stream {
     /// Two sockets that are connected to each other.
     pub fn pair() -> Result<(Stream, Stream), Errno> {
         let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
-        let (first, second) =
-            again(|| net::socketpair(unix, stream, SocketFlags::CLOEXEC, None))?;
+        let (first, second) = again(|| net::socketpair(unix, stream, SocketFlags::CLOEXEC, None))?;
         Ok((Stream::from_fd(first), Stream::from_fd(second)))
     }
 
