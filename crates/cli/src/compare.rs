@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::guest::Guest;
 use crate::image_spec::ImageSpec;
 use crate::interrupt;
-use crate::open::{self, CacheMode, cache_mode, format_parser};
+use crate::open::{self, CacheMode, format_parser};
 use crate::progress::Progress;
 
 /// Compare what two images show the guest
@@ -32,7 +32,6 @@ pub struct Args {
         short = 'T',
         long = "cache",
         value_name = "MODE",
-        value_parser = cache_mode(),
         default_value = "writeback"
     )]
     cache: CacheMode,
