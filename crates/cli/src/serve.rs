@@ -28,7 +28,6 @@ use crate::pin::Prospect;
 use crate::pin_args::PinArgs;
 use crate::size::parse_size;
 use crate::{background, socket_path};
-use gaur_server::events;
 use gaur_server::export_name::stem;
 use gaur_server::server::{Config, Ended, Server, Stopper};
 
@@ -156,7 +155,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if args.fork && !args.forked {
         return background::run(out);
     }
-    events::log_events();
     let (exports, nbd) = match &args.export_json {
         Some(json) => (vec![names::from_json(json, args.recover)?], false),
         None => asked_for(args)?,
