@@ -146,7 +146,8 @@ impl OpenFile {
         let facts = syscall::fstat(fd.as_fd()).map_err(|errno| cannot_open(errno, access.write))?;
         let kind = kind_of(&facts)?;
         // A ring answers EAGAIN instead of waiting for a descriptor that says O_NONBLOCK.
-        syscall::set_blocking(fd.as_fd()).map_err(|errno| cannot_open(errno, access.write))?;
+        syscall::set_nonblocking(fd.as_fd(), false)
+            .map_err(|errno| cannot_open(errno, access.write))?;
         if access.lock {
             lock::acquire(fd.as_fd(), access)?;
         }

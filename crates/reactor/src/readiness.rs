@@ -10,9 +10,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use rustix::event::PollFlags;
+
 struct Wait {
     fd: RawFd,
-    events: libc::c_short,
+    events: PollFlags,
     waker: Waker,
     done: bool,
 }
@@ -46,7 +48,7 @@ pub(crate) struct Readiness {
 
 impl Readiness {
     /// Waits until one of `events` (or an error, or a hang-up) is there.
-    pub(crate) fn ready(&self, fd: RawFd, events: libc::c_short) -> Ready<'_> {
+    pub(crate) fn ready(&self, fd: RawFd, events: PollFlags) -> Ready<'_> {
         Ready {
             readiness: self,
             fd,
@@ -76,7 +78,7 @@ impl Readiness {
             if let Some(wait) = wait.as_ref().filter(|wait| !wait.done) {
                 asked.push(libc::pollfd {
                     fd: wait.fd,
-                    events: wait.events,
+                    events: wait.events.bits() as libc::c_short,
                     revents: 0,
                 });
                 owners.push(index);
@@ -109,7 +111,7 @@ impl Readiness {
 pub(crate) struct Ready<'a> {
     readiness: &'a Readiness,
     fd: RawFd,
-    events: libc::c_short,
+    events: PollFlags,
     slot: Option<usize>,
 }
 

@@ -62,12 +62,6 @@ struct Slab {
     vacant: Vec<u32>,
 }
 
-/// What the kernel of this ring can do, asked once.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Features {
-    pub(crate) ftruncate: bool,
-}
-
 /// A ring.
 pub(crate) struct Ring {
     uring: RefCell<IoUring>,
@@ -75,7 +69,8 @@ pub(crate) struct Ring {
     vacant_files: RefCell<Vec<u32>>,
     chunks: RefCell<Vec<Chunk>>,
     has_buffer_table: bool,
-    features: Features,
+    /// The kernel knows `IORING_OP_FTRUNCATE`.
+    has_ftruncate: bool,
     /// The inbox's event is being watched.
     event_armed: Cell<bool>,
     /// The kernel writes to the inbox's event when there are completions.
@@ -97,21 +92,21 @@ impl Ring {
         let _ = submitter.register_iowq_max_workers(&mut [0, SOCKET_WORKERS]);
         let mut probe = io_uring::Probe::new();
         let probed = submitter.register_probe(&mut probe).is_ok();
-        let ftruncate = probed && probe.is_supported(opcode::Ftruncate::CODE);
+        let has_ftruncate = probed && probe.is_supported(opcode::Ftruncate::CODE);
         Ok(Ring {
             uring: RefCell::new(uring),
             slab: RefCell::default(),
             vacant_files: RefCell::new((0..files).rev().collect()),
             chunks: RefCell::default(),
             has_buffer_table,
-            features: Features { ftruncate },
+            has_ftruncate,
             event_armed: Cell::new(false),
             signals: Cell::new(false),
         })
     }
 
-    pub(crate) fn features(&self) -> Features {
-        self.features
+    pub(crate) fn has_ftruncate(&self) -> bool {
+        self.has_ftruncate
     }
 
     /// Gives a file a place in the ring's table; `None` when there is none left.

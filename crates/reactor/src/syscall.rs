@@ -82,9 +82,17 @@ pub(crate) fn open(path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     again(|| fs::open(path, flags, Mode::from_raw_mode(0o644)))
 }
 
-/// Has operations on the descriptor wait where they would say `EAGAIN`.
-pub(crate) fn set_blocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    again(|| fs::fcntl_setfl(fd, fs::fcntl_getfl(fd)? - OFlags::NONBLOCK))
+/// Has operations on the descriptor say `EAGAIN` where they would wait, or wait.
+pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>, nonblocking: bool) -> Result<(), Errno> {
+    again(|| {
+        let flags = fs::fcntl_getfl(fd)?;
+        let mut wanted = flags;
+        wanted.set(OFlags::NONBLOCK, nonblocking);
+        match wanted == flags {
+            true => Ok(()),
+            false => fs::fcntl_setfl(fd, wanted),
+        }
+    })
 }
 
 /// A path as the kernel wants it; `EINVAL` when it has a NUL inside.
@@ -117,16 +125,9 @@ pub(crate) fn read(
     into: SegmentsMut<'_>,
     flags: libc::c_int,
 ) -> Result<usize, Errno> {
-    let at = offset(offset_bytes)?;
-    with_iovecs(*into, |list, count| {
-        // SAFETY: the list has that many entries, and their memory may be written to.
-        retry(|| unsafe {
-            match flags {
-                0 => libc::preadv(fd.as_raw_fd(), list, count, at),
-                flags => with_flags(libc::SYS_preadv2, fd, list, count, at, flags),
-            }
-        })
-    })
+    let calls = [libc::SYS_preadv, libc::SYS_preadv2];
+    // SAFETY: the memory may be written to.
+    unsafe { transfer(calls, fd, offset(offset_bytes)?, *into, flags) }
 }
 
 /// Writes once; the count may be short. `flags` are those of `pwritev2(2)`, or 0.
@@ -136,36 +137,33 @@ pub(crate) fn write(
     from: Segments<'_>,
     flags: libc::c_int,
 ) -> Result<usize, Errno> {
-    let at = offset(offset_bytes)?;
-    with_iovecs(from, |list, count| {
-        // SAFETY: the list has that many entries, and their memory may be read.
-        retry(|| unsafe {
-            match flags {
-                0 => libc::pwritev(fd.as_raw_fd(), list, count, at),
-                flags => with_flags(libc::SYS_pwritev2, fd, list, count, at, flags),
-            }
-        })
-    })
+    let calls = [libc::SYS_pwritev, libc::SYS_pwritev2];
+    // SAFETY: the memory may be read.
+    unsafe { transfer(calls, fd, offset(offset_bytes)?, from, flags) }
 }
 
-/// `preadv2(2)` or `pwritev2(2)` by its number: musl has the functions since 1.2.5 only.
+/// The first of the calls without flags, the second with, by their numbers: musl has the functions of the
+/// second since 1.2.5 only.
 ///
 /// # Safety
-/// The parts are those of slices, and may be written to if the call does so.
-unsafe fn with_flags(
-    call: libc::c_long,
+/// The memory may be written to if the calls do so.
+unsafe fn transfer(
+    [plain, with_flags]: [libc::c_long; 2],
     fd: BorrowedFd<'_>,
-    parts: *const libc::iovec,
-    count: libc::c_int,
     at: libc::off_t,
+    memory: Segments<'_>,
     flags: libc::c_int,
-) -> isize {
+) -> Result<usize, Errno> {
     // The kernel takes the offset in two halves; where a half has 64 bits it is all of it.
     const HIGH_HALF: libc::c_long = 0;
-    let count = libc::c_long::from(count);
-    // SAFETY: the caller's promise.
-    let result = unsafe { libc::syscall(call, fd.as_raw_fd(), parts, count, at, HIGH_HALF, flags) };
-    result as isize
+    let call = if flags == 0 { plain } else { with_flags };
+    with_iovecs(memory, |list, count| {
+        let count = libc::c_long::from(count);
+        // SAFETY: the list has that many entries, and the caller's promise.
+        retry(|| unsafe {
+            libc::syscall(call, fd.as_raw_fd(), list, count, at, HIGH_HALF, flags) as isize
+        })
+    })
 }
 
 /// Whether a call refused its flags rather than what it was asked for.
@@ -177,15 +175,11 @@ pub(crate) fn is_refusal(errno: Errno) -> bool {
 /// readable, and does not wait even if it is not any more (where the kernel knows how, Linux 5.8).
 pub(crate) fn read_now(fd: BorrowedFd<'_>, memory: &mut [u8]) -> Result<usize, Errno> {
     const NO_POSITION: libc::off_t = -1;
-    let memory = SegmentsMut::from(memory);
-    let read = |flags| {
-        with_iovecs(*memory, |list, count| {
-            // SAFETY: the list has that many entries, and their memory may be written to.
-            retry(|| unsafe { with_flags(libc::SYS_preadv2, fd, list, count, NO_POSITION, flags) })
-        })
-    };
-    match read(libc::RWF_NOWAIT) {
-        Err(errno) if is_refusal(errno) => read(0),
+    let calls = [libc::SYS_preadv2; 2];
+    let list = SegmentsMut::from(&mut *memory);
+    // SAFETY: the memory may be written to.
+    match unsafe { transfer(calls, fd, NO_POSITION, *list, libc::RWF_NOWAIT) } {
+        Err(errno) if is_refusal(errno) => again(|| rustix::io::read(fd, &mut *memory)),
         read => read,
     }
 }

@@ -19,16 +19,82 @@ pub(crate) trait Raw {
     fn file(&self) -> &OpenFile;
     /// At most [`IOV_MAX`] pieces.
     async fn read(&self, offset_bytes: u64, into: SegmentsMut<'_>) -> Result<usize, Errno>;
-    async fn read_registered(&self, offset_bytes: u64, to: Registered) -> Result<usize, Errno>;
+    // A registered buffer belongs to a ring; without one there is none.
+    async fn read_registered(&self, _: u64, _to: Registered) -> Result<usize, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
     /// Fills part of a registered buffer with zeros.
-    async fn zero_registered(&self, to: Registered) -> Result<(), Errno>;
+    async fn zero_registered(&self, _to: Registered) -> Result<(), Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
     /// At most [`IOV_MAX`] pieces.
     async fn write(&self, offset_bytes: u64, from: Segments<'_>) -> Result<usize, Errno>;
-    async fn write_registered(&self, offset_bytes: u64, from: Registered) -> Result<usize, Errno>;
+    async fn write_registered(&self, _: u64, _from: Registered) -> Result<usize, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
     async fn fallocate(&self, mode: libc::c_int, offset: u64, len: u64) -> Result<(), Errno>;
     async fn fdatasync(&self) -> Result<(), Errno>;
     async fn ftruncate(&self, len_bytes: u64) -> Result<(), Errno>;
 }
+
+/// Implements [`gaur_block::File`] for a type that is [`Raw`], whose buffers come from `$buffer`.
+macro_rules! file_by_raw {
+    ($type:ty, |$file:pat_param, $len:ident| $buffer:expr) => {
+        impl gaur_block::File for $type {
+            type Buffer = $crate::memory::Buffer;
+
+            fn limits(&self) -> gaur_block::FileLimits {
+                self.open_file().limits()
+            }
+
+            fn id(&self) -> Option<gaur_block::FileId> {
+                Some(self.open_file().id())
+            }
+
+            fn buffer(&self, $len: usize) -> Self::Buffer {
+                let $file = self;
+                $buffer
+            }
+
+            async fn len(&self) -> Result<u64, Errno> {
+                self.open_file().len()
+            }
+
+            async fn read_at(&self, at: u64, to: gaur_block::Target<'_>) -> Result<(), Errno> {
+                $crate::whole::read_at(self, at, to).await
+            }
+
+            async fn write_at(&self, at: u64, from: gaur_block::Source<'_>) -> Result<(), Errno> {
+                $crate::whole::write_at(self, at, from).await
+            }
+
+            async fn write_zeroes_at(&self, at: u64, len: u64, unmap: bool) -> Result<(), Errno> {
+                $crate::whole::write_zeroes_at(self, at, len, unmap).await
+            }
+
+            async fn allocate_at(&self, at: u64, len: u64) -> Result<(), Errno> {
+                $crate::whole::allocate_at(self, at, len).await
+            }
+
+            async fn discard_at(&self, at: u64, len: u64) -> Result<(), Errno> {
+                $crate::whole::discard_at(self, at, len).await
+            }
+
+            async fn flush(&self) -> Result<(), Errno> {
+                self.fdatasync().await
+            }
+
+            async fn set_len(&self, len: u64) -> Result<(), Errno> {
+                $crate::whole::set_len(self, len).await
+            }
+
+            async fn extent_at(&self, at: u64) -> Result<gaur_block::Extent, Errno> {
+                self.open_file().extent_at(at)
+            }
+        }
+    };
+}
+pub(crate) use file_by_raw;
 
 /// Refuses a range that does not fit a file (2^63 - 1 bytes).
 fn check_range(offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {

@@ -107,9 +107,7 @@ impl Server {
     /// Opens the sockets; clients that come now wait for [`Server::run`].
     pub fn new(config: Config) -> Result<Server, Failure> {
         config.pin.start(config.prospect)?;
-        if let Err(errno) = gaur_reactor::pin::raise_file_limit() {
-            say(format!("the limit of open files stays as it is: {errno}"));
-        }
+        gaur_reactor::pin::raise_file_limit();
         // First, while the process has one thread.
         let control = config.control.as_deref().map(control::bind);
         let control = control.transpose()?;
