@@ -8,14 +8,13 @@ mod load;
 mod report;
 mod thread;
 
-use std::ffi::OsString;
 use std::io::Write;
 use std::num::{NonZeroU16, NonZeroU64};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use gaur_engine::{AllocationPolicy, Format, OpenOptions};
+use gaur_engine::{AllocationPolicy, OpenOptions};
 use gaur_reactor::{Config, Driver, ReactorFile, Threads, ThreadsConfig, block_on};
 
 use crate::cache_cleaner::CacheCleaner;
@@ -25,9 +24,7 @@ use crate::host_kind::HostKind;
 use crate::image_spec::{Aio, ImageSpec};
 use crate::interrupt;
 use crate::json;
-use crate::open::{
-    CacheMode, Output, aio, allocation_parser, cache_mode, format_parser, host_kind,
-};
+use crate::open::{CacheMode, Output, SourceArgs, allocation_parser};
 use crate::shared_image::SharedImage;
 use crate::size::{human, parse_size};
 use load::Workload;
@@ -64,26 +61,16 @@ pub struct Args {
     /// Do not wait for requests in flight before a flush
     #[arg(long)]
     no_drain: bool,
-    /// Format of the image (probed by default)
-    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
-    format: Option<Format>,
-    /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
-    #[arg(long, conflicts_with = "format")]
-    image_opts: bool,
+    #[command(flatten)]
+    source: SourceArgs,
     /// How files are reached, in QEMU's words; here it is io_uring wherever that works
-    #[arg(short = 'i', long, value_name = "AIO", value_parser = aio())]
+    #[arg(short = 'i', long, value_name = "AIO")]
     aio: Option<Aio>,
     /// The same as -i native
     #[arg(short, long)]
     native: bool,
     /// Use of the host's cache
-    #[arg(
-        short = 't',
-        long,
-        value_name = "MODE",
-        value_parser = cache_mode(),
-        default_value = "writeback"
-    )]
+    #[arg(short = 't', long, value_name = "MODE", default_value = "writeback")]
     cache: CacheMode,
     /// Open even if another program is writing
     #[arg(short = 'U', long)]
@@ -123,10 +110,8 @@ pub struct Args {
     #[arg(long, value_name = "OUTPUT", value_enum, default_value = "human")]
     output: Output,
     /// How files are reached
-    #[arg(long, value_parser = host_kind(), default_value = "auto", hide = true)]
+    #[arg(long, default_value = "auto", hide = true)]
     host: HostKind,
-    /// The image
-    file: OsString,
 }
 
 /// Requests sent if nothing is said about their number or their time, as qemu-img has it.
@@ -183,7 +168,7 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 /// Runs the benchmark and tells the result.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     check(args)?;
-    let mut spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    let mut spec = args.source.spec()?;
     if writes(args) {
         spec = spec.with_probed_format()?;
     }

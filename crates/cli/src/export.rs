@@ -10,11 +10,10 @@ use serde::de::DeserializeOwned;
 
 use crate::control::client::Client;
 use crate::control::protocol::{Command, Removing, Resizing};
-use crate::exporter::{AddExport, ExportFacts};
+use crate::exporter::{AddExport, ExportFacts, ImageOptions};
 use crate::failure::Failure;
 use crate::front_args::FrontArgs;
 use crate::fronts::FrontConfig;
-use crate::image_args::ImageArgs;
 use crate::image_spec::ImageSpec;
 use crate::json;
 use crate::notice::one_line;
@@ -69,7 +68,7 @@ struct AddArgs {
     #[arg(short = 'D', long, value_name = "TEXT")]
     description: Option<String>,
     #[command(flatten)]
-    image: ImageArgs,
+    image: ImageOptions,
     #[command(flatten)]
     fronts: FrontArgs,
     /// The image: PATH, or NAME=PATH to call the export NAME
@@ -164,11 +163,12 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         let failure = Failure::new("an export has one front end, but several are asked for");
         return Err(failure.hint("add one export after the other"));
     }
-    let (name, file) = named_file(args)?;
+    let (name, file) = serve::named_file(&args.file, &args.image);
+    let name = args.export_name.clone().or(name.map(str::to_owned));
     let add = AddExport {
-        file: absolute(&file, &args.image)?,
+        file: absolute(&as_text(file)?, &args.image)?,
         description: args.description.clone().unwrap_or_default(),
-        image: args.image.options(),
+        image: args.image.clone(),
         front: fronts
             .pop()
             .map_or(FrontConfig::Nbd {}, FrontConfig::absolute),
@@ -180,21 +180,8 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         .conclude(&facts, out, |facts, out| writeln!(out, "{}", facts.place))
 }
 
-/// The name of the export, if one is given, and its image.
-fn named_file(args: &AddArgs) -> Result<(Option<String>, String), Failure> {
-    let split = match args.image.image_opts {
-        true => None, // Every option has an equals sign.
-        false => serve::split_name(&args.file),
-    };
-    let (name, file) = match split {
-        Some((name, file)) => (Some(name.to_owned()), as_text(file)?),
-        None => (None, as_text(&args.file)?),
-    };
-    Ok((args.export_name.clone().or(name), file))
-}
-
 /// The image as the server finds it, which may run in another directory.
-fn absolute(file: &str, image: &ImageArgs) -> Result<String, Failure> {
+fn absolute(file: &str, image: &ImageOptions) -> Result<String, Failure> {
     let spec = ImageSpec::parse(file, image.image_opts, image.format)?;
     let path = Path::new(spec.path());
     if path.is_absolute() {

@@ -2,7 +2,6 @@
 //! be read here (encrypted, with an external data file) can be looked at too.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -20,19 +19,15 @@ use crate::image_spec::ImageSpec;
 use crate::info_report::{BitmapInfo, ChildNode, FormatSpecific, ImageInfo, Qcow2Info};
 use crate::json;
 use crate::luks::{self, LuksInfo};
-use crate::open::{self, Output, format_parser};
+use crate::open::{self, Output, SourceArgs};
 use crate::snapshot_report::SnapshotInfo;
 use crate::snapshot_table;
 
 /// Show what an image is
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Format of the image (probed by default)
-    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
-    format: Option<Format>,
-    /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
-    #[arg(long, conflicts_with = "format")]
-    image_opts: bool,
+    #[command(flatten)]
+    source: SourceArgs,
     /// Show the backing files too
     #[arg(short, long)]
     backing_chain: bool,
@@ -42,8 +37,6 @@ pub struct Args {
     /// Open even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// The image
-    file: OsString,
 }
 
 /// Prints the image, or the chain of images.
@@ -69,7 +62,7 @@ fn collect(args: &Args) -> Result<Vec<ImageInfo>, Failure> {
     let mut chain = Vec::new();
     let mut seen: BTreeSet<FileId> = BTreeSet::new();
     let base = open::reading(None, args.force_share);
-    let top = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    let top = args.source.spec()?;
     let mut next = Some(top);
     while let Some(spec) = next.take() {
         let name = spec.path();

@@ -19,7 +19,6 @@ mod create;
 mod export;
 mod file_holes;
 mod front_args;
-mod image_args;
 mod info;
 mod info_report;
 mod interrupt;

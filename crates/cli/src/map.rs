@@ -3,28 +3,22 @@
 //! The extents are those that `qemu-img map` prints, merged by the same rules. The human form lists
 //! data only; the JSON form has everything.
 
-use std::ffi::OsString;
 use std::io::Write;
 
 use gaur_block::Errno;
-use gaur_engine::{Format, MapExtent};
+use gaur_engine::MapExtent;
 
 use crate::failure::Failure;
 use crate::file_holes::FileHoles;
 use crate::guest::Guest;
-use crate::image_spec::ImageSpec;
-use crate::open::{self, Output, format_parser};
+use crate::open::{self, Output, SourceArgs};
 use crate::size::parse_size;
 
 /// Show where the data of an image is
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Format of the image (probed by default)
-    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
-    format: Option<Format>,
-    /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
-    #[arg(long, conflicts_with = "format")]
-    image_opts: bool,
+    #[command(flatten)]
+    source: SourceArgs,
     /// How to print
     #[arg(long, value_enum, default_value = "human")]
     output: Output,
@@ -37,8 +31,6 @@ pub struct Args {
     /// Open even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// The image
-    file: OsString,
 }
 
 /// A run of guest bytes of one kind.
@@ -214,7 +206,7 @@ fn print_map(
 
 /// Prints the map.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    let spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    let spec = args.source.spec()?;
     let opened = spec.open(&open::reading(None, args.force_share))?;
     let image = opened.image;
     let layers = image.layers();

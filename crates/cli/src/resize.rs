@@ -1,28 +1,22 @@
 //! `gaur resize`: change the guest size of an image.
 
-use std::ffi::OsString;
 use std::io::Write;
 
 use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions};
 
 use crate::failure::Failure;
 use crate::guest::Guest;
-use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::notice::say;
-use crate::open::{allocation_parser, format_parser};
+use crate::open::{SourceArgs, allocation_parser};
 use crate::progress::Progress;
 use crate::size::{self, NewSize, parse_new_size};
 
 /// Change the size of an image
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Format of the image (probed by default)
-    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
-    format: Option<Format>,
-    /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
-    #[arg(long, conflicts_with = "format")]
-    image_opts: bool,
+    #[command(flatten)]
+    source: SourceArgs,
     /// Allow a smaller size; what lies beyond it is lost
     #[arg(long)]
     shrink: bool,
@@ -41,8 +35,6 @@ pub struct Args {
     /// Print only errors
     #[arg(short, long)]
     quiet: bool,
-    /// The image
-    file: OsString,
     /// The new size, or how much to add (+SIZE) or take away (-SIZE); suffixes k M G T P E
     #[arg(value_name = "[+|-]SIZE", allow_hyphen_values = true, value_parser = parse_new_size)]
     size: NewSize,
@@ -62,7 +54,7 @@ enum Preallocation {
 
 /// Resizes the image.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    let spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    let spec = args.source.spec()?;
     if args.preallocation != Preallocation::Off {
         let message = "preallocation while resizing is not supported yet";
         return Err(Failure::about(spec.path(), message));

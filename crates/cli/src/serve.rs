@@ -15,29 +15,26 @@ use gaur_export::Log;
 use gaur_export::nbd::{self, Listen};
 use gaur_reactor::{Signal, Signals, block_on};
 
-use crate::exporter::{Limits, NewExport};
+use crate::exporter::{ImageOptions, Limits, NewExport};
 use crate::failure::Failure;
 use crate::front_args::FrontArgs;
 use crate::fronts::{FrontConfig, Kind};
 use crate::host_kind::HostKind;
-use crate::image_args::ImageArgs;
 use crate::image_spec::{Aio, ImageSpec};
 use crate::new_image::NewImage;
 use crate::notice::say;
-use crate::open::host_kind;
 use crate::options::OptionList;
 use crate::pin::Prospect;
 use crate::pin_args::PinArgs;
 use crate::size::parse_size;
 use crate::{background, socket_path};
-use gaur_server::events;
 use gaur_server::export_name::stem;
 use gaur_server::server::{Config, Ended, Server, Stopper};
 
 mod announce;
 mod names;
 
-pub use names::split_name;
+pub use names::named_file;
 
 /// Serve images as network block devices (NBD), or in other ways
 ///
@@ -48,7 +45,7 @@ pub struct Args {
     #[arg(required_unless_present_any = ["control", "export_json"], value_name = "[NAME=]FILE")]
     images: Vec<OsString>,
     #[command(flatten)]
-    image: ImageArgs,
+    image: ImageOptions,
     /// A Unix socket for commands about exports and images while they are served ('gaur export',
     /// 'gaur snapshot --control')
     #[arg(long, value_name = "PATH", conflicts_with = "temporary")]
@@ -113,7 +110,7 @@ pub struct Args {
     #[arg(short, long)]
     quiet: bool,
     /// How files are reached
-    #[arg(long, value_parser = host_kind(), default_value = "auto", hide = true)]
+    #[arg(long, default_value = "auto", hide = true)]
     host: HostKind,
     /// This process is the one in the background
     #[arg(long, hide = true)]
@@ -158,7 +155,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if args.fork && !args.forked {
         return background::run(out);
     }
-    events::log_events();
     let (exports, nbd) = match &args.export_json {
         Some(json) => (vec![names::from_json(json, args.recover)?], false),
         None => asked_for(args)?,

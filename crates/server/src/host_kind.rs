@@ -5,6 +5,7 @@ use crate::notice::say;
 
 /// The ways to reach files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum HostKind {
     /// io_uring where it is allowed
     Auto,

@@ -53,12 +53,14 @@ struct Overrides {
 
 /// QEMU's names for ways to reach a file. Here it is io_uring wherever that works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Aio {
     /// Any way
     Threads,
     /// Any way, with O_DIRECT
     Native,
     /// io_uring or nothing
+    #[cfg_attr(feature = "clap", value(name = "io_uring"))]
     Uring,
 }
 

@@ -1,9 +1,11 @@
 //! The two forms in which QEMU's tools take the options of an image: `key=value,..` and
 //! `json:{..}`. Both become one flat list of dotted keys.
 
+use std::collections::HashSet;
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
 
 use crate::failure::Failure;
 use crate::options::OptionList;
@@ -13,7 +15,8 @@ use crate::size::parse_size;
 pub const JSON_PREFIX: &str = "json:";
 
 /// A value as it was given.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged)]
 pub enum Value {
     /// Of an option string, or a JSON string.
     Text(String),
@@ -65,38 +68,41 @@ impl KeyValues {
     }
 
     fn from_json(text: &str) -> Result<KeyValues, Failure> {
-        let wrong = |reason: &str| Failure::new(format!("this is not valid JSON: {reason}"));
-        let tree: JsonTree =
-            serde_json::from_str(text).map_err(|error| wrong(&error.to_string()))?;
-        let JsonTree::Object(members) = tree else {
+        let JsonTree::Object(members) = serde_json::from_str(text).map_err(invalid)? else {
             return Err(Failure::new("the options in JSON must be one object, {..}"));
         };
         let mut found = KeyValues::default();
-        for (key, tree) in members {
-            found.flatten(key, tree)?;
-        }
+        found.flatten("", members)?;
         Ok(found)
     }
 
-    fn flatten(&mut self, key: String, tree: JsonTree) -> Result<(), Failure> {
-        let members = match tree {
-            JsonTree::Leaf(value) => {
-                if self.has(&key) {
+    /// Adds the members of an object; their keys begin with `start`.
+    fn flatten(&mut self, start: &str, members: Vec<(String, JsonTree)>) -> Result<(), Failure> {
+        let mut names = HashSet::new();
+        if let Some((name, _)) = members.iter().find(|(name, _)| !names.insert(name)) {
+            return Err(invalid(format_args!("key {name:?} is there twice")));
+        }
+        for (name, tree) in members {
+            let key = format!("{start}{name}");
+            match tree {
+                JsonTree::Leaf(_) if self.has(&key) => {
                     return Err(Failure::new(format!("option '{key}' is given twice")));
                 }
-                self.0.push((key, value));
-                return Ok(());
+                // Whole numbers up to here are exact in a float.
+                JsonTree::Leaf(Value::OtherNumber(number))
+                    if number.fract() == 0.0
+                        && (0.0..=9_007_199_254_740_992.0).contains(&number) =>
+                {
+                    self.0.push((key, Value::Number(number as u64)));
+                }
+                JsonTree::Leaf(value) => self.0.push((key, value)),
+                JsonTree::Object(members) => self.flatten(&format!("{key}."), members)?,
+                JsonTree::List(items) => {
+                    let numbered = items.into_iter().enumerate();
+                    let members = numbered.map(|(index, item)| (index.to_string(), item));
+                    self.flatten(&format!("{key}."), members.collect())?;
+                }
             }
-            JsonTree::Object(members) => members,
-            JsonTree::List(items) => {
-                let numbered = items.into_iter().enumerate();
-                numbered
-                    .map(|(index, item)| (index.to_string(), item))
-                    .collect()
-            }
-        };
-        for (name, tree) in members {
-            self.flatten(format!("{key}.{name}"), tree)?;
         }
         Ok(())
     }
@@ -198,80 +204,34 @@ fn wrong(key: &str, value: &Value, allowed: &str) -> Failure {
     Failure::new(format!("option '{key}' is {value}, it must be {allowed}"))
 }
 
-/// JSON in which no object has a key twice.
-#[derive(Debug)]
+fn invalid(reason: impl fmt::Display) -> Failure {
+    Failure::new(format!("this is not valid JSON: {reason}"))
+}
+
+/// JSON whose objects keep all that they say, also a key that they have twice.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
 enum JsonTree {
     Leaf(Value),
     List(Vec<JsonTree>),
-    Object(Vec<(String, JsonTree)>),
+    Object(#[serde(deserialize_with = "members")] Vec<(String, JsonTree)>),
 }
 
-impl<'de> Deserialize<'de> for JsonTree {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<JsonTree, D::Error> {
-        deserializer.deserialize_any(JsonTreeVisitor)
-    }
-}
+fn members<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(String, JsonTree)>, D::Error> {
+    struct Members;
 
-struct JsonTreeVisitor;
+    impl<'de> Visitor<'de> for Members {
+        type Value = Vec<(String, JsonTree)>;
 
-impl<'de> Visitor<'de> for JsonTreeVisitor {
-    type Value = JsonTree;
-
-    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("a JSON value")
-    }
-
-    fn visit_bool<E: Error>(self, bool: bool) -> Result<JsonTree, E> {
-        Ok(JsonTree::Leaf(Value::Bool(bool)))
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<JsonTree, E> {
-        Ok(JsonTree::Leaf(Value::Number(number)))
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<JsonTree, E> {
-        Ok(JsonTree::Leaf(match u64::try_from(number) {
-            Ok(number) => Value::Number(number),
-            Err(_) => Value::OtherNumber(number as f64),
-        }))
-    }
-
-    fn visit_f64<E: Error>(self, number: f64) -> Result<JsonTree, E> {
-        // Whole numbers up to here are exact in a float.
-        const EXACT: f64 = 9_007_199_254_740_992.0;
-        let whole = number.fract() == 0.0 && (0.0..=EXACT).contains(&number);
-        Ok(JsonTree::Leaf(match whole {
-            true => Value::Number(number as u64),
-            false => Value::OtherNumber(number),
-        }))
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<JsonTree, E> {
-        Ok(JsonTree::Leaf(Value::Text(text.to_owned())))
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<JsonTree, E> {
-        Ok(JsonTree::Leaf(Value::Null))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<JsonTree, A::Error> {
-        let mut list = Vec::new();
-        while let Some(item) = items.next_element()? {
-            list.push(item);
+        fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+            out.write_str("an object")
         }
-        Ok(JsonTree::List(list))
-    }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<JsonTree, A::Error> {
-        let mut object: Vec<(String, JsonTree)> = Vec::new();
-        while let Some((key, tree)) = members.next_entry::<String, JsonTree>()? {
-            if object.iter().any(|(other, _)| *other == key) {
-                return Err(A::Error::custom(format!("key {key:?} is there twice")));
-            }
-            object.push((key, tree));
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            std::iter::from_fn(|| map.next_entry().transpose()).collect()
         }
-        Ok(JsonTree::Object(object))
     }
+    from.deserialize_map(Members)
 }
 
 #[cfg(test)]

@@ -2,12 +2,28 @@
 
 use std::path::Path;
 
+#[cfg(feature = "clap")]
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gaur_block::{Errno, OpenError};
 use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions, Opened};
 use gaur_reactor::{BlockingFile, BlockingHost, block_on};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
+
+/// Reads a format's name; the allowed ones are listed when it is none of them.
+#[cfg(feature = "clap")]
+pub fn format_parser() -> impl TypedValueParser<Value = Format> {
+    PossibleValuesParser::new(["qcow2", "raw"])
+        .map(|name| Format::from_name(&name).unwrap_or(Format::Raw))
+}
+
+/// Reads the name of a policy for space.
+#[cfg(feature = "clap")]
+pub fn allocation_parser() -> impl TypedValueParser<Value = AllocationPolicy> {
+    PossibleValuesParser::new(ALLOCATION_POLICIES)
+        .map(|name| AllocationPolicy::from_name(&name).unwrap_or_default())
+}
 
 /// Names of the policies for space.
 pub const ALLOCATION_POLICIES: [&str; 2] = [
@@ -18,8 +34,10 @@ pub const ALLOCATION_POLICIES: [&str; 2] = [
 /// How the host's cache is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum CacheMode {
     /// Bypass it (O_DIRECT)
+    #[cfg_attr(feature = "clap", value(alias = "off"))]
     None,
     /// Use it; a flush reaches the disk
     #[default]

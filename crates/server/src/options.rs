@@ -61,6 +61,25 @@ impl OptionList {
         }
     }
 
+    /// Takes an option that has one of a few values, and what that stands for. The error lists those that
+    /// are `allowed`, or all names.
+    pub fn take_choice<T: Copy>(
+        &mut self,
+        key: &str,
+        values: &[(&'static str, T)],
+        allowed: Option<&str>,
+    ) -> Result<Option<(&'static str, T)>, Failure> {
+        let Some(given) = self.take(key) else {
+            return Ok(None);
+        };
+        let found = values.iter().find(|(name, _)| *name == given);
+        found.copied().map(Some).ok_or_else(|| {
+            let names: Vec<&str> = values.iter().map(|(name, _)| *name).collect();
+            let names = names.join(", ");
+            wrong_value(key, &given, allowed.unwrap_or(&names))
+        })
+    }
+
     /// Takes an option that is a number of bytes.
     pub fn take_size(&mut self, key: &str) -> Result<Option<u64>, Failure> {
         let parse = |value: String| parse_size(&value);

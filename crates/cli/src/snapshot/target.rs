@@ -9,7 +9,7 @@ use gaur_engine::{Format, OpenOptions};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
-use crate::open::{self, CacheMode, cache_mode, format_parser, host_kind};
+use crate::open::{self, CacheMode, format_parser};
 use crate::shared_image::SharedImage;
 
 /// Where the image is.
@@ -37,13 +37,7 @@ pub struct TargetArgs {
 #[derive(Clone, Debug, clap::Args)]
 pub struct ChangeArgs {
     /// Use of the host's cache
-    #[arg(
-        short = 't',
-        long,
-        value_name = "MODE",
-        value_parser = cache_mode(),
-        default_value = "writeback"
-    )]
+    #[arg(short = 't', long, value_name = "MODE", default_value = "writeback")]
     pub cache: CacheMode,
     /// Remove the image's persistent bitmaps with the first change, which would make them useless
     #[arg(long)]
@@ -55,7 +49,7 @@ pub struct ChangeArgs {
     #[arg(short, long)]
     pub quiet: bool,
     /// How files are reached
-    #[arg(long, value_parser = host_kind(), default_value = "auto", hide = true)]
+    #[arg(long, default_value = "auto", hide = true)]
     pub host: HostKind,
 }
 

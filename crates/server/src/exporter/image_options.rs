@@ -10,12 +10,15 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::kept::Kept;
 use crate::open::CacheMode;
+#[cfg(feature = "clap")]
+use crate::open::{allocation_parser, format_parser};
 use crate::shared_image::SharedImage;
 use crate::temporary;
 
 /// What a client's discard does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum Discard {
     /// Give the space back to the host
     #[default]
@@ -27,36 +30,54 @@ pub enum Discard {
 /// How an image is opened for an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct ImageOptions {
     /// Format of the images (probed by default)
     #[serde(with = "format_name", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(short, long, value_name = "FMT", value_parser = format_parser()))]
     pub format: Option<Format>,
     /// The images are lists of options, driver=qcow2,file.filename=PATH,..
+    #[cfg_attr(feature = "clap", arg(long, conflicts_with = "format"))]
     pub image_opts: bool,
     /// Refuse writes
+    #[cfg_attr(feature = "clap", arg(short, long))]
     pub read_only: bool,
     /// Serve the disk as it was when this internal snapshot (an id or a name) was made; it cannot be
     /// written to, unless --temporary is given
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NAME"))]
     pub snapshot: Option<String>,
     /// What clients write is kept beside the image, in $TMPDIR, and forgotten at the end
+    #[cfg_attr(feature = "clap", arg(long, conflicts_with = "read_only"))]
     pub temporary: bool,
     /// Use of the host's cache
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "MODE", default_value = "writeback")
+    )]
     pub cache: CacheMode,
     /// What a client's discard does
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "MODE", default_value = "unmap")
+    )]
     pub discard: Discard,
     /// What to do with the host's space, whatever the image says
     #[serde(with = "allocation_name", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "POLICY", value_parser = allocation_parser()))]
     pub allocation: Option<AllocationPolicy>,
     /// Remove the images' persistent bitmaps with the first write, which would make them useless
+    #[cfg_attr(feature = "clap", arg(long))]
     pub drop_bitmaps: bool,
     /// Keep in FILE (in /run, or where else a reboot forgets it) what clients have been told is written
     /// and the image does not say yet; what a server that was killed left there is taken over, unless
     /// somebody else has written to the image since
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FILE", conflicts_with_all = ["read_only", "snapshot", "temporary"]))]
     pub handover: Option<PathBuf>,
     /// The same, without being asked to.
     #[serde(skip)]
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub kept: Option<Box<Kept>>,
 }
 

@@ -13,6 +13,7 @@ use crate::failure::Failure;
 /// Whether the kernel's pages go to the image's file without a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum ZeroCopy {
     /// Where the kernel can do it
     #[default]
@@ -26,22 +27,33 @@ pub enum ZeroCopy {
 /// What a ublk device is told.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Config {
-    /// Its number; the first that is free without one.
+    /// Number of the device (the first that is free)
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub id: Option<u32>,
-    /// Queues, each with a thread.
+    /// Queues of the device, each with a thread of its own
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub queues: Option<NonZeroU16>,
-    /// Requests of a queue at once.
+    /// Requests of a queue that run at once, each with 512 KiB of memory (128 with one or two queues, 64
+    /// with more)
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub depth: Option<NonZeroU16>,
-    /// It belongs to the user who makes it.
+    /// The device belongs to the user who makes it, who need not be root
+    #[cfg_attr(feature = "clap", arg(long))]
     pub unprivileged: bool,
-    /// Use of zero copy.
+    /// Whether the kernel's pages go to the image's file without a copy
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "WHEN", default_value = "auto")
+    )]
     pub zero_copy: ZeroCopy,
     /// Take over device `id` from a server that died. Not for the control socket.
     #[serde(skip)]
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub recover: bool,
 }
 
