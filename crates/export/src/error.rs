@@ -24,6 +24,11 @@ impl ServeError {
     }
 }
 
+/// The number of a system's error, `EIO` where it has none.
+pub(crate) fn errno_of(error: impl Into<std::io::Error>) -> Errno {
+    Errno::from_raw(error.into().raw_os_error().unwrap_or(libc::EIO))
+}
+
 impl fmt::Display for ServeError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.message)

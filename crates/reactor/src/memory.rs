@@ -14,6 +14,8 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
 use crate::trim::freed_memory;
 
 /// Every buffer starts at a multiple of this, in bytes: enough for O_DIRECT on any known disk.
@@ -96,21 +98,12 @@ fn take_from_system(len_bytes: usize) -> NonNull<u8> {
         let start = unsafe { alloc_zeroed(layout) };
         return NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
     }
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: new memory, wherever the kernel likes.
-    let start = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            len_bytes,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    if start == libc::MAP_FAILED {
-        handle_alloc_error(layout);
-    }
-    NonNull::new(start.cast()).unwrap_or_else(|| handle_alloc_error(layout))
+    let start =
+        unsafe { mmap_anonymous(ptr::null_mut(), len_bytes, protection, MapFlags::PRIVATE) };
+    let start = start.ok().and_then(|start| NonNull::new(start.cast()));
+    start.unwrap_or_else(|| handle_alloc_error(layout))
 }
 
 fn give_to_system(start: NonNull<u8>, len_bytes: usize) {
@@ -120,22 +113,16 @@ fn give_to_system(start: NonNull<u8>, len_bytes: usize) {
         unsafe { dealloc(start.as_ptr(), layout(len_bytes)) }
     } else {
         // SAFETY: as above.
-        unsafe { libc::munmap(start.as_ptr().cast(), len_bytes) };
+        let _ = unsafe { munmap(start.as_ptr().cast(), len_bytes) };
     }
 }
 
 /// Has the kernel take the pages of a chunk, which reads as zeros afterwards; `false` when they are
 /// locked in memory.
 fn discard(chunk: Chunk) -> bool {
+    let start = chunk.start.as_ptr().cast();
     // SAFETY: whole pages of the pool's own memory, of which nothing is in use.
-    let result = unsafe {
-        libc::madvise(
-            chunk.start.as_ptr().cast(),
-            chunk.len_bytes,
-            libc::MADV_DONTNEED,
-        )
-    };
-    result == 0
+    unsafe { madvise(start, chunk.len_bytes, Advice::LinuxDontNeed) }.is_ok()
 }
 
 /// A run of memory of a pool; its number in the pool is its number in the ring's table.

@@ -44,15 +44,13 @@ fn now() -> Duration {
 impl File {
     pub(super) fn new(read_only: bool, preferred_block: u32) -> File {
         let now = now();
-        // SAFETY: these calls have no conditions and cannot fail.
-        let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
         let block_bytes = preferred_block.clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX);
         File {
             read_only,
             block_bytes: 1 << block_bytes.ilog2(),
             mode: AtomicU32::new(if read_only { MODE_READ_ONLY } else { MODE }),
-            uid: AtomicU32::new(uid),
-            gid: AtomicU32::new(gid),
+            uid: AtomicU32::new(rustix::process::geteuid().as_raw()),
+            gid: AtomicU32::new(rustix::process::getegid().as_raw()),
             times: Mutex::new(Times {
                 accessed: now,
                 modified: now,
