@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use gaur_reactor::Address;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::frames::{HEAD_BYTES, Head};
@@ -60,7 +61,11 @@ impl Client {
     }
 
     /// Sends a command and waits for its result.
-    pub fn call(mut self, command: Command, progress: &mut Progress) -> Result<Value, Failure> {
+    pub fn call<T: DeserializeOwned>(
+        mut self,
+        command: Command,
+        progress: &mut Progress,
+    ) -> Result<T, Failure> {
         if command.can_be_given_up() {
             self.obey_signals()?;
         }
@@ -70,7 +75,10 @@ impl Client {
             Ok(_) => progress.finish(),
             Err(_) => progress.stop(),
         }
-        result
+        serde_json::from_value(result?).map_err(|error| {
+            let message = format!("the server's answer is not understood: {error}");
+            Failure::about(self.name, message)
+        })
     }
 
     /// Sends a command.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gaur_engine::Job;
 pub use gaur_server::snapshot_operation::Operation;
+use serde_json::Value;
 
 use super::local::{self, Watch};
 use super::target::{ChangeArgs, Target};
@@ -25,7 +26,7 @@ pub fn perform(
     match target {
         Target::Server(server) => {
             let client = Client::connect(server)?;
-            client.call(Command::from(operation), &mut progress)?;
+            let _: Value = client.call(Command::from(operation), &mut progress)?;
         }
         Target::Image(spec) => {
             let image = args.open(spec)?;

@@ -18,7 +18,7 @@ use super::server::Context;
 use super::state;
 use crate::exporter::{CommandUse, Export};
 use crate::failure::Failure;
-use crate::snapshot_facts::SnapshotDetail;
+use crate::snapshot_facts::SnapshotInfo;
 use crate::snapshot_operation::Operation;
 
 /// Time between two lines of progress.
@@ -154,17 +154,17 @@ impl Session {
         Ok(self.conclude(outcome).await)
     }
 
-    async fn list(&self, controlled: &CommandUse) -> Result<Vec<SnapshotDetail>, Failure> {
+    async fn list(&self, controlled: &CommandUse) -> Result<Vec<SnapshotInfo>, Failure> {
         let snapshots = queue(controlled).snapshots().await;
         let snapshots = snapshots.map_err(|error| failed(controlled, &error))?;
-        Ok(snapshots.iter().map(SnapshotDetail::new).collect())
+        Ok(snapshots.iter().map(SnapshotInfo::new).collect())
     }
 
-    async fn info(&self, controlled: &CommandUse, which: &str) -> Result<SnapshotDetail, Failure> {
+    async fn info(&self, controlled: &CommandUse, which: &str) -> Result<SnapshotInfo, Failure> {
         let snapshots = queue(controlled).snapshots().await;
         let snapshots = snapshots.map_err(|error| failed(controlled, &error))?;
         let found = find_snapshot(&snapshots, which).map_err(|error| failed(controlled, &error))?;
-        Ok(SnapshotDetail::new(found))
+        Ok(SnapshotInfo::new(found))
     }
 
     async fn change(&self, controlled: &CommandUse, operation: Operation) -> Next {
@@ -176,7 +176,7 @@ impl Session {
             done.map_err(|error| Failure::image(&name, &error))
         });
         let done = self.follow(task, &job, controlled.ending()).await;
-        self.conclude(done.map(|snapshot| json!(SnapshotDetail::new(&snapshot))))
+        self.conclude(done.map(|snapshot| json!(SnapshotInfo::new(&snapshot))))
             .await
     }
 

@@ -13,7 +13,7 @@ use super::line::Inbound;
 use super::protocol::{Answer, Event};
 use super::session::{self, Gone, Next, Session};
 use crate::exporter::CommandUse;
-use crate::snapshot_facts::SnapshotDetail;
+use crate::snapshot_facts::SnapshotInfo;
 use crate::state_pipe::{Piece, Receiver, Sender, pipe};
 use crate::vm_state;
 
@@ -75,7 +75,7 @@ pub async fn save(session: &mut Session, controlled: &CommandUse, new: NewSnapsh
             (session.report(task, &job).await, Next::Close)
         }
     };
-    let outcome = outcome.map(|snapshot| json!(SnapshotDetail::new(&snapshot)));
+    let outcome = outcome.map(|snapshot| json!(SnapshotInfo::new(&snapshot)));
     match session.conclude(outcome).await {
         Next::Command => next,
         Next::Close => Next::Close,
@@ -159,7 +159,7 @@ pub async fn extract(session: &mut Session, controlled: &CommandUse, which: &str
     if !matches!(sent, Some(Ok(()))) {
         return Next::Close;
     }
-    let result = json!(SnapshotDetail::new(&snapshot));
+    let result = json!(SnapshotInfo::new(&snapshot));
     session.conclude(outcome.map(|()| result)).await
 }
 
