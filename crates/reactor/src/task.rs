@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::panic::{self, AssertUnwindSafe};
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use crate::context;
@@ -259,11 +259,7 @@ impl<T> Future for JoinHandle<T> {
     type Output = T;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let mut outcome = self
-            .joint
-            .outcome
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut outcome = self.joint.outcome.lock();
         match &mut *outcome {
             Outcome::Running(waker) => {
                 *waker = Some(context.waker().clone());
@@ -289,11 +285,7 @@ pub(crate) struct Completer<T> {
 impl<T> Completer<T> {
     fn finish(&self, with: Outcome<T>) {
         let waker = {
-            let mut outcome = self
-                .joint
-                .outcome
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut outcome = self.joint.outcome.lock();
             match &mut *outcome {
                 Outcome::Running(waker) => {
                     let waker = waker.take();

@@ -1,11 +1,12 @@
 //! Starting a server, and the server itself.
 
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use gaur_block::{Device, Errno};
 use gaur_reactor::Stop;
+use parking_lot::Mutex;
 
 use super::char_device::CharDevice;
 use super::control::{self, Control};
@@ -371,7 +372,7 @@ impl Transport for Resizer {
                 "this kernel cannot change the size of ublk device {id} while it runs"
             )));
         }
-        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut control = self.control.lock();
         let (query, answer) = mpsc::channel();
         self.size_queries.put(query);
         let size_bytes = answer
