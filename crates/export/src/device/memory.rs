@@ -93,34 +93,14 @@ impl Device for Memory {
     }
 
     async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
-        range::check(self.size_bytes, request, &payload)?;
+        let (offset_bytes, len_bytes) = range::check(self.size_bytes, request, &payload)?;
         match (request, payload) {
-            (Request::Read { offset_bytes }, Payload::Read(Target::Memory(memory))) => {
-                self.read(offset_bytes, memory);
-            }
-            (Request::Write { offset_bytes, .. }, Payload::Write(Source::Memory(memory))) => {
-                self.write(offset_bytes, memory);
-            }
-            (
-                Request::WriteZeroes {
-                    offset_bytes,
-                    len_bytes,
-                    may_unmap,
-                    ..
-                },
-                _,
-            ) => {
+            (_, Payload::Read(Target::Memory(memory))) => self.read(offset_bytes, memory),
+            (_, Payload::Write(Source::Memory(memory))) => self.write(offset_bytes, memory),
+            (Request::WriteZeroes { may_unmap, .. }, _) => {
                 self.zero(offset_bytes, len_bytes, may_unmap);
             }
-            (
-                Request::Discard {
-                    offset_bytes,
-                    len_bytes,
-                },
-                _,
-            ) => {
-                self.zero(offset_bytes, len_bytes, true);
-            }
+            (Request::Discard { .. }, _) => self.zero(offset_bytes, len_bytes, true),
             (Request::Flush, _) => {}
             _ => return Err(Errno::EOPNOTSUPP),
         }
