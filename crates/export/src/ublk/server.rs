@@ -172,17 +172,12 @@ where
             _ => processors,
         }
     })?;
-    match settle(control, &threads.prepared.report) {
-        Ok(()) => Ok(Prepared {
-            info,
-            char_device,
-            threads,
-        }),
-        Err(error) => {
-            threads.prepared.dismiss();
-            Err(error)
-        }
-    }
+    settle(control, &threads.prepared.report)?;
+    Ok(Prepared {
+        info,
+        char_device,
+        threads,
+    })
 }
 
 /// Tells the driver what the block device is.

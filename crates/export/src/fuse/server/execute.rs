@@ -1,6 +1,6 @@
 //! One request against the disk, up to its answer.
 
-use gaur_block::{Device, Errno, Payload, Request as Ask, Source, Target};
+use gaur_block::{Device, Errno, Request as Ask};
 use gaur_reactor::yield_now;
 
 use super::reader::Reader;
@@ -67,7 +67,7 @@ impl<D: Device + 'static> Worker<'_, D> {
             Operation::Open { write } => Reply::open(head, self.open(write)?),
             Operation::Flush => {
                 if !self.reader.file.read_only {
-                    self.ask(Ask::Flush).await?;
+                    self.reader.device.ask(Ask::Flush).await?;
                 }
                 Reply::done(head)
             }
@@ -95,10 +95,6 @@ impl<D: Device + 'static> Worker<'_, D> {
 
     fn attributes(&self, head: &Head) -> Reply {
         Reply::attributes(head, &self.reader.file.attributes(self.size()))
-    }
-
-    async fn ask(&self, request: Ask) -> Result<(), Errno> {
-        self.reader.device.submit(request, Payload::None).await
     }
 
     fn writable(&self) -> Result<(), Errno> {
@@ -132,16 +128,8 @@ impl<D: Device + 'static> Worker<'_, D> {
     ) -> Result<usize, Errno> {
         let left = self.size().saturating_sub(offset_bytes);
         let len = u64::from(len_bytes).min(left) as usize;
-        let mut offset_bytes = offset_bytes;
-        for piece in buffer.payload()[..len].chunks_mut(self.reader.max_transfer) {
-            let len_bytes = piece.len() as u64;
-            let payload = Payload::Read(Target::memory(piece));
-            self.reader
-                .device
-                .submit(Ask::Read { offset_bytes }, payload)
-                .await?;
-            offset_bytes += len_bytes;
-        }
+        let target = (&mut buffer.payload()[..len]).into();
+        self.reader.device.read(offset_bytes, target).await?;
         Ok(len)
     }
 
@@ -156,21 +144,8 @@ impl<D: Device + 'static> Worker<'_, D> {
     ) -> Result<u32, Errno> {
         self.writable()?;
         let len = self.room(offset_bytes, u64::from(len_bytes)).await? as usize;
-        // In several pieces one flush at the end is cheaper than each piece being durable by itself.
-        let split = len > self.reader.max_transfer;
-        let mut offset_bytes = offset_bytes;
-        for piece in buffer.payload()[..len].chunks(self.reader.max_transfer) {
-            let request = Ask::Write {
-                offset_bytes,
-                fua: fua && !split,
-            };
-            let payload = Payload::Write(Source::memory(piece));
-            self.reader.device.submit(request, payload).await?;
-            offset_bytes += piece.len() as u64;
-        }
-        if fua && split {
-            self.ask(Ask::Flush).await?;
-        }
+        let source = (&buffer.payload()[..len]).into();
+        self.reader.device.write(offset_bytes, source, fua).await?;
         Ok(len as u32)
     }
 
@@ -224,13 +199,15 @@ impl<D: Device + 'static> Worker<'_, D> {
         if len_bytes == 0 {
             return Ok(());
         }
-        self.ask(Ask::WriteZeroes {
-            offset_bytes,
-            len_bytes,
-            fua: false,
-            may_unmap,
-        })
-        .await
+        self.reader
+            .device
+            .ask(Ask::WriteZeroes {
+                offset_bytes,
+                len_bytes,
+                fua: false,
+                may_unmap,
+            })
+            .await
     }
 
     /// Plain allocation grows the file. Inside of it there is no request that takes space and leaves

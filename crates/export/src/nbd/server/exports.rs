@@ -11,10 +11,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use gaur_block::Device;
+
 use super::client::Client;
 use super::options::{Export, Options, Place};
 use crate::error::ServeError;
 use crate::nbd::proto::wire::STRING_MAX_BYTES;
+use crate::serve::Disk;
 
 /// Makes the device of an export for a thread of that number.
 type Make<D> = Box<dyn Fn(usize) -> Result<D, String> + Send + Sync>;
@@ -254,7 +257,10 @@ impl<D> Exports<D> {
 
 impl<D> Entry<D> {
     /// A device for a client on this thread.
-    pub(super) fn make(self: &Arc<Self>, thread: usize) -> Result<ExportDevice<D>, String> {
+    pub(super) fn make(self: &Arc<Self>, thread: usize) -> Result<ExportDevice<D>, String>
+    where
+        D: Device,
+    {
         {
             let mut users = lock(&self.users);
             if users.closing {
@@ -263,9 +269,8 @@ impl<D> Entry<D> {
             users.devices += 1;
         }
         let place = DevicePlace(Arc::clone(self));
-        let device = (self.make)(thread)?;
         Ok(ExportDevice {
-            device,
+            device: Disk::new((self.make)(thread)?),
             written: std::cell::Cell::new(false),
             users: std::cell::Cell::new(0),
             place,
@@ -325,7 +330,7 @@ pub(super) const GONE: &str = "the export is not there any more";
 
 /// A device of an export on one thread.
 pub(super) struct ExportDevice<D> {
-    pub(super) device: D,
+    pub(super) device: Disk<D>,
     /// Something was asked of it that a flush makes durable.
     pub(super) written: std::cell::Cell<bool>,
     /// Connections that use it.
