@@ -114,7 +114,7 @@ pub fn format_by_name(path: impl AsRef<Path>, switch: &str) -> Result<Format, Fa
         Some(other) => {
             let message = format!("its name says {other}, but only qcow2 and raw can be written");
             let hint = format!("say {switch} qcow2 or {switch} raw, whatever it is called");
-            Err(Failure::about(path.to_string_lossy(), message).hint(hint))
+            Err(Failure::about(path, message).hint(hint))
         }
         None => Ok(Format::Raw),
     }

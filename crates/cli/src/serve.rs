@@ -170,7 +170,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let server = start(args, exports, nbd, host)?;
     if let Some(path) = &args.pid_file {
         std::fs::write(path, format!("{}\n", std::process::id()))
-            .map_err(|error| Failure::io(&path.display().to_string(), &error))?;
+            .map_err(|error| Failure::io(&path, &error))?;
     }
     let outcome = serve(args, server, out);
     if let Some(path) = &args.pid_file {

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status};
 
 use crate::health::{Asked, Health};
+use crate::image_spec::ImageSpec;
+use crate::open::CacheMode;
 
 /// What is done to the requests on their way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +21,15 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// Of an image that is opened in this cache mode.
+    pub fn of(cache: CacheMode, spec: &ImageSpec) -> Policy {
+        Policy {
+            writethrough: cache.writethrough(),
+            ignore_flush: cache == CacheMode::Unsafe || spec.ignores_flushes(),
+            ignore_discard: false,
+        }
+    }
+
     /// The request to pass on; `None` when it is done already.
     fn apply(self, request: Request) -> Option<Request> {
         let durable = |fua: bool| (fua || self.writethrough) && !self.ignore_flush;

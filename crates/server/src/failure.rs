@@ -1,5 +1,6 @@
 //! The failure of a verb: one line for the user and an exit code for the script.
 
+use std::ffi::OsStr;
 use std::fmt;
 
 use gaur_block::Errno;
@@ -48,9 +49,9 @@ impl Failure {
     }
 
     /// A failure about `subject`.
-    pub fn about(subject: impl Into<String>, message: impl Into<String>) -> Failure {
+    pub fn about(subject: impl AsRef<OsStr>, message: impl Into<String>) -> Failure {
         Failure {
-            subject: Some(subject.into()),
+            subject: Some(subject.as_ref().to_string_lossy().into_owned()),
             ..Failure::new(message)
         }
     }
@@ -95,7 +96,7 @@ impl Failure {
     }
 
     /// A failed call of the standard library on `name`.
-    pub fn io(name: &str, error: &std::io::Error) -> Failure {
+    pub fn io(name: impl AsRef<OsStr>, error: &std::io::Error) -> Failure {
         let text = match system_error(error) {
             Some(errno) if errno.name().is_some() => errno.to_string(),
             _ => lower_first(&error.to_string()),

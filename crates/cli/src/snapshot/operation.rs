@@ -26,7 +26,7 @@ pub fn perform(
     match target {
         Target::Server(server) => {
             let client = Client::connect(server)?;
-            let _: Value = client.call(Command::from(operation), &mut progress)?;
+            let _: Value = client.call(Command::Change(operation), &mut progress)?;
         }
         Target::Image(spec) => {
             let image = args.open(spec)?;

@@ -5,7 +5,7 @@ use std::future::pending;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use gaur_engine::{ErrorKind, Job, Queue, Snapshot, find_snapshot};
 use gaur_reactor::{Either, ReactorFile, Stop, Stream, race, sleep, spawn, timeout};
@@ -19,7 +19,7 @@ use super::state;
 use crate::exporter::{CommandUse, Export};
 use crate::failure::Failure;
 use crate::snapshot_facts::SnapshotInfo;
-use crate::snapshot_operation::Operation;
+use crate::snapshot_operation::{Operation, now};
 
 /// Time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
@@ -105,19 +105,8 @@ impl Session {
                 self.conclude(found.map(|found| json!(SnapshotInfo::new(&found))))
                     .await
             }
-            Command::Apply { .. } => self.fail(&refuse_apply(controlled)).await,
-            Command::Create(new) => {
-                let operation = Operation::Create(new.snapshot(now()));
-                self.change(controlled, operation).await
-            }
-            Command::Delete { snapshot } => {
-                self.change(controlled, Operation::Delete { snapshot })
-                    .await
-            }
-            Command::Rename { snapshot, name } => {
-                self.change(controlled, Operation::Rename { snapshot, name })
-                    .await
-            }
+            Command::Change(Operation::Apply { .. }) => self.fail(&refuse_apply(controlled)).await,
+            Command::Change(operation) => self.change(controlled, operation).await,
             Command::Save(new) => state::save(self, controlled, new.snapshot(now())).await,
             Command::Extract { snapshot } => state::extract(self, controlled, &snapshot).await,
         }
@@ -275,12 +264,4 @@ pub fn queue(controlled: &CommandUse) -> Queue<ReactorFile> {
 /// The failure of an operation on an image.
 pub fn failed(controlled: &CommandUse, error: &gaur_engine::ImageError) -> Failure {
     Failure::image(controlled.shared().name(), error)
-}
-
-/// A clock that shows a time beyond what the format can have is taken for the last it can.
-fn now() -> (u32, u32) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.unwrap_or_default();
-    let seconds = u32::try_from(now.as_secs()).unwrap_or(u32::MAX);
-    (seconds, now.subsec_nanos())
 }
