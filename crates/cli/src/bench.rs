@@ -138,7 +138,7 @@ fn parse_byte(text: &str) -> Result<u8, String> {
 
 /// The size of something in memory.
 fn parse_bytes(text: &str, min: u64) -> Result<u64, String> {
-    let size = parse_size(text).map_err(|error| error.to_string())?;
+    let size = parse_size(text)?;
     let size = Some(size).filter(|size| (min..=NUMBER_MAX).contains(size));
     size.ok_or_else(|| format!("must be a size from {min} to {NUMBER_MAX}"))
 }

@@ -255,7 +255,7 @@ fn start(
         prospect: prospect(args, &exports),
         limits: args.limits(),
         log: args.log(),
-        nbd: listen.map(|listen| (listen, nbd_options(args))),
+        nbd: listen.map(|listen| (listen, nbd_options(args, &exports))),
         control: args.control.clone(),
         // The server of a device ('gaur ublk add') ends with it.
         stays: args.export_json.is_none(),
@@ -340,11 +340,12 @@ fn listen(args: &Args, first: Option<&str>) -> Result<Listen, Failure> {
     socket_path::choose(first.unwrap_or("exports")).map(Listen::Unix)
 }
 
-fn nbd_options(args: &Args) -> nbd::Options {
+fn nbd_options(args: &Args, exports: &[NewExport]) -> nbd::Options {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut options = nbd::Options::new(Vec::new());
     options.shared = args.shared;
-    options.persistent = args.persistent || args.images.is_empty() || args.fronts.any();
+    let others = exports.iter().any(|new| !new.front.is_nbd());
+    options.persistent = args.persistent || args.images.is_empty() || others;
     options.threads = args
         .threads
         .map_or(processors, |count| usize::from(count.get()));

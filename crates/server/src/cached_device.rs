@@ -73,17 +73,6 @@ impl<D: Device> CachedDevice<D> {
             health,
         }
     }
-
-    fn note<T>(
-        &self,
-        asked: impl FnOnce() -> Asked,
-        outcome: Result<T, Errno>,
-    ) -> Result<T, Errno> {
-        if let Some(health) = &self.health {
-            health.note(asked, &outcome);
-        }
-        outcome
-    }
 }
 
 impl<D: Device> Device for CachedDevice<D> {
@@ -105,12 +94,18 @@ impl<D: Device> Device for CachedDevice<D> {
             Payload::Write(source) => source.len() as u64,
         };
         let outcome = self.device.submit(request, payload).await;
-        self.note(|| Asked::new(Some(&request), 0, len_bytes), outcome)
+        if let Some(health) = &self.health {
+            health.note(|| Asked::new(Some(&request), 0, len_bytes), &outcome);
+        }
+        outcome
     }
 
     async fn status(&self, offset_bytes: u64, len_bytes: u64) -> Result<Status, Errno> {
         let outcome = self.device.status(offset_bytes, len_bytes).await;
-        self.note(|| Asked::new(None, offset_bytes, len_bytes), outcome)
+        if let Some(health) = &self.health {
+            health.note(|| Asked::new(None, offset_bytes, len_bytes), &outcome);
+        }
+        outcome
     }
 }
 

@@ -20,11 +20,14 @@ pub struct Failure {
     /// What it is about, usually a file; nothing when the message says it.
     subject: Option<String>,
     message: String,
-    hint: Option<String>,
-    code: u8,
-    silent: bool,
-    /// What the engine calls it.
-    kind: Option<ErrorKind>,
+    /// Advice.
+    pub hint: Option<String>,
+    /// The code to exit with.
+    pub code: u8,
+    /// Nothing is to be printed.
+    pub silent: bool,
+    /// What the engine calls it, if the failure is the engine's.
+    pub kind: Option<ErrorKind>,
 }
 
 impl Failure {
@@ -122,11 +125,6 @@ impl Failure {
         self
     }
 
-    /// Whether there is advice.
-    pub fn has_hint(&self) -> bool {
-        self.hint.is_some()
-    }
-
     /// The same failure with advice if the image is locked by another program.
     pub fn hint_if_locked(self, hint: &str) -> Failure {
         match self.kind {
@@ -146,25 +144,10 @@ impl Failure {
         self
     }
 
-    /// What the engine calls it, if the failure is the engine's.
-    pub fn engine_kind(&self) -> Option<ErrorKind> {
-        self.kind
-    }
-
     /// The same failure with another exit code.
     pub fn code(mut self, code: u8) -> Failure {
         self.code = code;
         self
-    }
-
-    /// Whether nothing is to be printed.
-    pub fn is_silent(&self) -> bool {
-        self.silent
-    }
-
-    /// The code to exit with.
-    pub fn exit_code(&self) -> u8 {
-        self.code
     }
 }
 
@@ -241,6 +224,6 @@ mod tests {
             Failure::io("x", &error).to_string(),
             "x: no such file or directory"
         );
-        assert_eq!(Failure::io("x", &error).exit_code(), EXIT_FAILURE);
+        assert_eq!(Failure::io("x", &error).code, EXIT_FAILURE);
     }
 }

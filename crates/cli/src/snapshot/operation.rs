@@ -31,8 +31,7 @@ pub fn perform(
         Target::Image(spec) => {
             let image = args.open(spec)?;
             let job = Arc::new(Job::default());
-            let watch = watch(&job, progress);
-            let done = drive(&image, args.host, watch, async |queue| {
+            let done = drive(&image, args.host, progress, watch(&job), async |queue| {
                 let done = operation.run(queue, &job).await;
                 done.map_err(|error| Failure::image(spec.path(), &error))
             });

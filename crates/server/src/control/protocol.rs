@@ -264,7 +264,7 @@ pub struct Reason {
 impl Answer {
     /// The failure of a command.
     pub fn failure(failure: &Failure) -> Answer {
-        let kind = failure.engine_kind().map_or("other", kind_name);
+        let kind = failure.kind.map_or("other", kind_name);
         Answer::Error {
             error: Reason {
                 kind: kind.to_owned(),

@@ -12,7 +12,7 @@ use gaur_reactor::{Either, ReactorFile, Stop, Stream, race, sleep, spawn, timeou
 use serde_json::{Value, json};
 
 use super::exports;
-use super::line::{Inbound, NoLine};
+use super::line::Inbound;
 use super::protocol::{Answer, Command, Event, Request, Resizing, VERSION};
 use super::server::Context;
 use super::state;
@@ -54,15 +54,11 @@ impl Session {
         let over = race(context.closing.stopped(), context.cancel.stopped());
         let line = match race(over, self.inbound.line(&self.stream)).await {
             Either::Left(_) => return Err(Gone),
-            Either::Right(line) => line,
+            Either::Right(line) => line?,
         };
-        let line = match line {
-            Ok(line) => line,
-            Err(NoLine::TooLong) => {
-                self.fail(&Failure::new("the line is too long")).await?;
-                return Err(Gone);
-            }
-            Err(NoLine::Closed | NoLine::Failed(_)) => return Err(Gone),
+        let Some(line) = line else {
+            self.fail(&Failure::new("the line is too long")).await?;
+            return Err(Gone);
         };
         match Request::parse(&line) {
             Ok(request) => self.execute(&context, request).await,
@@ -122,7 +118,7 @@ impl Session {
         let exporter = &context.exporter;
         let outcome = match command {
             Command::Ping {} => Ok(greeting(context)),
-            Command::ExportList {} => Ok(exports::list(exporter)),
+            Command::ExportList {} => Ok(json!(exporter.all_facts())),
             Command::ExportAdd(add) => {
                 let added = exports::add(exporter, export, *add);
                 self.report(added, &Job::default()).await
@@ -241,12 +237,11 @@ pub async fn given_up(context: &Context, ending: &Stop) {
 }
 
 fn greeting(context: &Context) -> Value {
-    let exports = exports::list(&context.exporter);
     json!({
         "program": "gaur",
         "version": env!("CARGO_PKG_VERSION"),
         "protocol": VERSION,
-        "exports": exports,
+        "exports": context.exporter.all_facts(),
     })
 }
 

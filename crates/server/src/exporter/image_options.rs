@@ -121,7 +121,7 @@ impl ImageOptions {
             (_, None, Some(kept)) => SharedImage::open_with_kept(spec, &options, kept),
             (_, None, None) => SharedImage::open_to_serve(spec, &options),
         };
-        image.map_err(|failure| match failure.engine_kind() {
+        image.map_err(|failure| match failure.kind {
             Some(ErrorKind::FormatNotTold) => {
                 let raw = spec.raw_words();
                 failure.hint(format!("say {raw} if it is one, or -r to only read it"))
