@@ -27,7 +27,7 @@ where
     D: Device + 'static,
     F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
 {
-    options.check().map_err(ServeError::new)?;
+    server::check(options.queues, options.threads).map_err(ServeError::new)?;
     let place = options.socket.display().to_string();
     if let Some(reason) = Address::too_long(&options.socket) {
         return Err(ServeError::new(format!(

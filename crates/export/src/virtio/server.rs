@@ -59,6 +59,17 @@ pub(crate) struct Setup {
     pub(crate) log: Option<Log>,
 }
 
+/// Checks options that all transports have.
+pub(crate) fn check(queues: u16, threads: usize) -> Result<(), String> {
+    if queues == 0 || queues > 256 {
+        return Err("the number of queues must be 1 to 256".to_owned());
+    }
+    if threads == 0 {
+        return Err("the number of threads must be 1 at least".to_owned());
+    }
+    Ok(())
+}
+
 /// Threads with their devices, which do not serve rings yet.
 pub(crate) struct PreparedRings {
     setup: Setup,

@@ -21,25 +21,18 @@ pub(super) enum Answer {
     Data(Reply, usize),
 }
 
-/// Serves a request whose bytes lie in the buffer, where the payload of the answer goes too.
-pub(super) async fn run<D: Device + 'static>(
-    reader: &Reader<D>,
-    buffer: &mut RequestBuffer,
-    request: &Request,
-) -> Answer {
-    let worker = Worker { reader };
-    match worker.run(buffer, request).await {
-        Ok(answer) => answer,
-        Err(errno) => Answer::Reply(Reply::error(&request.head, errno)),
+impl<D: Device + 'static> Reader<D> {
+    /// Serves a request whose bytes lie in the buffer, where the payload of the answer goes too.
+    pub(super) async fn execute(&self, buffer: &mut RequestBuffer, request: &Request) -> Answer {
+        let answer = self.try_execute(buffer, request).await;
+        answer.unwrap_or_else(|errno| Answer::Reply(Reply::error(&request.head, errno)))
     }
-}
 
-struct Worker<'a, D> {
-    reader: &'a Reader<D>,
-}
-
-impl<D: Device + 'static> Worker<'_, D> {
-    async fn run(&self, buffer: &mut RequestBuffer, request: &Request) -> Result<Answer, Errno> {
+    async fn try_execute(
+        &self,
+        buffer: &mut RequestBuffer,
+        request: &Request,
+    ) -> Result<Answer, Errno> {
         let head = &request.head;
         let reply = match request.operation {
             Operation::Read {
@@ -64,10 +57,10 @@ impl<D: Device + 'static> Worker<'_, D> {
                 self.set_attributes(&change).await?;
                 self.attributes(head)
             }
-            Operation::Open { write } => Reply::open(head, self.open(write)?),
+            Operation::Open { write } => Reply::open(head, self.open_flags(write)?),
             Operation::Flush => {
-                if !self.reader.file.read_only {
-                    self.reader.device.ask(Ask::Flush).await?;
+                if !self.file.read_only {
+                    self.device.ask(Ask::Flush).await?;
                 }
                 Reply::done(head)
             }
@@ -90,23 +83,23 @@ impl<D: Device + 'static> Worker<'_, D> {
     }
 
     fn size(&self) -> u64 {
-        self.reader.device.size_bytes()
+        self.device.size_bytes()
     }
 
     fn attributes(&self, head: &Head) -> Reply {
-        Reply::attributes(head, &self.reader.file.attributes(self.size()))
+        Reply::attributes(head, &self.file.attributes(self.size()))
     }
 
     fn writable(&self) -> Result<(), Errno> {
-        if self.reader.file.read_only {
+        if self.file.read_only {
             return Err(Errno::EROFS);
         }
-        self.reader.file.touch();
+        self.file.touch();
         Ok(())
     }
 
-    fn open(&self, write: bool) -> Result<u32, Errno> {
-        if write && self.reader.file.read_only {
+    fn open_flags(&self, write: bool) -> Result<u32, Errno> {
+        if write && self.file.read_only {
             return Err(Errno::EROFS);
         }
         // The disk has a cache of its own, and programs expect of a disk that what others write by
@@ -129,7 +122,7 @@ impl<D: Device + 'static> Worker<'_, D> {
         let left = self.size().saturating_sub(offset_bytes);
         let len = u64::from(len_bytes).min(left) as usize;
         let target = (&mut buffer.payload()[..len]).into();
-        self.reader.device.read(offset_bytes, target).await?;
+        self.device.read(offset_bytes, target).await?;
         Ok(len)
     }
 
@@ -145,7 +138,7 @@ impl<D: Device + 'static> Worker<'_, D> {
         self.writable()?;
         let len = self.room(offset_bytes, u64::from(len_bytes)).await? as usize;
         let source = (&buffer.payload()[..len]).into();
-        self.reader.device.write(offset_bytes, source, fua).await?;
+        self.device.write(offset_bytes, source, fua).await?;
         Ok(len as u32)
     }
 
@@ -155,8 +148,8 @@ impl<D: Device + 'static> Worker<'_, D> {
         if end <= self.size() {
             return Ok(len_bytes);
         }
-        if self.reader.resizer.resizable {
-            self.reader.resizer.resize(end, true).await?;
+        if self.resizer.resizable {
+            self.resizer.resize(end, true).await?;
         }
         match self.size().saturating_sub(offset_bytes).min(len_bytes) {
             0 if len_bytes > 0 => Err(Errno::ENOSPC),
@@ -165,17 +158,17 @@ impl<D: Device + 'static> Worker<'_, D> {
     }
 
     async fn set_attributes(&self, change: &Change) -> Result<(), Errno> {
-        self.reader.file.check(change)?;
+        self.file.check(change)?;
         if let Some(size_bytes) = change.size_bytes
             && size_bytes != self.size()
         {
             self.writable()?;
-            if !self.reader.resizer.resizable {
+            if !self.resizer.resizable {
                 return Err(Errno::EPERM);
             }
-            self.reader.resizer.resize(size_bytes, false).await?;
+            self.resizer.resize(size_bytes, false).await?;
         }
-        self.reader.file.change(change)
+        self.file.change(change)
     }
 
     async fn allocate(&self, offset_bytes: u64, len_bytes: u64, mode: u32) -> Result<(), Errno> {
@@ -199,8 +192,7 @@ impl<D: Device + 'static> Worker<'_, D> {
         if len_bytes == 0 {
             return Ok(());
         }
-        self.reader
-            .device
+        self.device
             .ask(Ask::WriteZeroes {
                 offset_bytes,
                 len_bytes,
@@ -236,14 +228,14 @@ impl<D: Device + 'static> Worker<'_, D> {
                 break;
             }
             let left = size - at;
-            let found = self.reader.device.status(at, left).await?;
+            let found = self.device.status(at, left).await?;
             if found.zero == (whence == Whence::Hole) {
                 return Ok(at);
             }
             at += found.len_bytes.clamp(1, left);
             lookups += 1;
             if lookups.is_multiple_of(LOOKUPS_BETWEEN_YIELDS) {
-                if self.reader.over() {
+                if self.over() {
                     return Err(Errno::EIO);
                 }
                 yield_now().await;

@@ -21,7 +21,7 @@ use gaur_reactor::{Descriptor, Either, race, yield_now};
 
 use super::control::Resizer;
 use super::device::{self, Received};
-use super::execute::{self, Answer};
+use super::execute::Answer;
 use super::file::File;
 use super::request_buffer::{Pages, RequestBuffer};
 use crate::fuse::proto::{self, Refusal, Reply, Request};
@@ -224,7 +224,7 @@ impl<D: Device + 'static> Reader<D> {
     }
 
     async fn serve(&self, buffer: &mut RequestBuffer, request: &Request) {
-        match execute::run(self, buffer, request).await {
+        match self.execute(buffer, request).await {
             Answer::Reply(reply) => self.send(reply.bytes()),
             Answer::Data(reply, len) => self.send(buffer.answer(reply.bytes(), len)),
         }

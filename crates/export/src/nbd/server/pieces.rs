@@ -11,11 +11,8 @@ use crate::nbd::proto::{Command, Kind, Style, reply};
 
 /// Whether a job has less memory than its payload is long, and cannot do with that.
 pub(super) fn needed(job: &mut Job) -> bool {
-    let Command {
-        kind, len_bytes, ..
-    } = job.command;
-    let moves = matches!(kind, Kind::Read { .. } | Kind::Write);
-    moves && (job.payload().len() as u64) < len_bytes
+    let moves = matches!(job.command.kind, Kind::Read { .. } | Kind::Write);
+    moves && (job.payload().len() as u64) < job.command.len_bytes
 }
 
 impl<D: Device + 'static> Reader<'_, D> {
@@ -38,14 +35,9 @@ impl<D: Device + 'static> Reader<'_, D> {
     }
 
     async fn write_in_pieces(&mut self, job: &mut Job) -> Result<bool, End> {
-        let Command {
-            mut offset_bytes,
-            len_bytes,
-            fua,
-            ..
-        } = job.command;
-        let mut done = Ok(());
-        let end = offset_bytes + len_bytes;
+        let command = job.command;
+        let (mut offset_bytes, mut done) = (command.offset_bytes, Ok(()));
+        let end = offset_bytes + command.len_bytes;
         while offset_bytes < end {
             let len = (job.payload().len() as u64).min(end - offset_bytes);
             let piece = &mut job.payload()[..len as usize];
@@ -61,7 +53,7 @@ impl<D: Device + 'static> Reader<'_, D> {
             }
             offset_bytes += len;
         }
-        if fua && done.is_ok() {
+        if command.fua && done.is_ok() {
             done = self.connection.disk().ask(Request::Flush).await;
         }
         match done {
@@ -74,11 +66,9 @@ impl<D: Device + 'static> Reader<'_, D> {
     /// Whether there is something left to send.
     async fn read_in_pieces(&mut self, job: &mut Job) -> Result<bool, End> {
         let Command {
-            kind,
-            mut offset_bytes,
-            len_bytes,
-            ..
+            kind, len_bytes, ..
         } = job.command;
+        let mut offset_bytes = job.command.offset_bytes;
         let in_one = self.connection.session.style == Style::Simple
             || matches!(kind, Kind::Read { unfragmented: true });
         let (start, end) = (offset_bytes, offset_bytes + len_bytes);
