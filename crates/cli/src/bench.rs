@@ -8,26 +8,23 @@ mod load;
 mod report;
 mod thread;
 
-use std::ffi::OsString;
 use std::io::Write;
 use std::num::{NonZeroU16, NonZeroU64};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use gaur_engine::{AllocationPolicy, Format, OpenOptions};
+use gaur_engine::{AllocationPolicy, OpenOptions};
 use gaur_reactor::{Config, Driver, ReactorFile, Threads, ThreadsConfig, block_on};
 
 use crate::cache_cleaner::CacheCleaner;
 use crate::cached_device::{CachedDevice, Policy};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
-use crate::image_spec::{Aio, ImageSpec};
+use crate::image_spec::Aio;
 use crate::interrupt;
 use crate::json;
-use crate::open::{
-    CacheMode, Output, aio, allocation_parser, cache_mode, format_parser, host_kind,
-};
+use crate::open::{CacheMode, Output, SourceArgs, allocation_parser};
 use crate::shared_image::SharedImage;
 use crate::size::{human, parse_size};
 use load::Workload;
@@ -38,16 +35,16 @@ use thread::{RequestError, ThreadStatistics};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Requests to send (75000, or any number with --runtime)
-    #[arg(short, long, value_name = "N", value_parser = parse_count)]
+    #[arg(short, long, value_name = "N", value_parser = |text: &str| parse_number(text, 1))]
     count: Option<u64>,
     /// Requests in flight at once, in each thread
-    #[arg(short, long, value_name = "N", value_parser = parse_count, default_value = "64")]
+    #[arg(short, long, value_name = "N", value_parser = |text: &str| parse_number(text, 1), default_value = "64")]
     depth: u64,
     /// Bytes of each request
-    #[arg(short = 's', long, value_name = "SIZE", value_parser = parse_len, default_value = "4096")]
+    #[arg(short = 's', long, value_name = "SIZE", value_parser = |text: &str| parse_bytes(text, 1), default_value = "4096")]
     buffer_size: u64,
     /// Bytes from one request to the next (the size of a request)
-    #[arg(short = 'S', long, value_name = "SIZE", value_parser = parse_step)]
+    #[arg(short = 'S', long, value_name = "SIZE", value_parser = |text: &str| parse_bytes(text, 0))]
     step_size: Option<u64>,
     /// Guest offset of the first request
     #[arg(short, long, value_name = "OFFSET", value_parser = parse_size, default_value = "0")]
@@ -59,31 +56,21 @@ pub struct Args {
     #[arg(long, value_name = "BYTE", value_parser = parse_byte, default_value = "0")]
     pattern: u8,
     /// Flush after this number of requests
-    #[arg(long, value_name = "N", value_parser = parse_interval, default_value = "0")]
+    #[arg(long, value_name = "N", value_parser = |text: &str| parse_number(text, 0), default_value = "0")]
     flush_interval: u64,
     /// Do not wait for requests in flight before a flush
     #[arg(long)]
     no_drain: bool,
-    /// Format of the image (probed by default)
-    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
-    format: Option<Format>,
-    /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
-    #[arg(long, conflicts_with = "format")]
-    image_opts: bool,
+    #[command(flatten)]
+    source: SourceArgs,
     /// How files are reached, in QEMU's words; here it is io_uring wherever that works
-    #[arg(short = 'i', long, value_name = "AIO", value_parser = aio())]
+    #[arg(short = 'i', long, value_name = "AIO")]
     aio: Option<Aio>,
     /// The same as -i native
     #[arg(short, long)]
     native: bool,
     /// Use of the host's cache
-    #[arg(
-        short = 't',
-        long,
-        value_name = "MODE",
-        value_parser = cache_mode(),
-        default_value = "writeback"
-    )]
+    #[arg(short = 't', long, value_name = "MODE", default_value = "writeback")]
     cache: CacheMode,
     /// Open even if another program is writing
     #[arg(short = 'U', long)]
@@ -123,10 +110,8 @@ pub struct Args {
     #[arg(long, value_name = "OUTPUT", value_enum, default_value = "human")]
     output: Output,
     /// How files are reached
-    #[arg(long, value_parser = host_kind(), default_value = "auto", hide = true)]
+    #[arg(long, default_value = "auto", hide = true)]
     host: HostKind,
-    /// The image
-    file: OsString,
 }
 
 /// Requests sent if nothing is said about their number or their time, as qemu-img has it.
@@ -145,14 +130,6 @@ fn parse_number(text: &str, min: u64) -> Result<u64, String> {
     number.ok_or_else(|| format!("must be a number from {min} to {NUMBER_MAX}"))
 }
 
-fn parse_count(text: &str) -> Result<u64, String> {
-    parse_number(text, 1)
-}
-
-fn parse_interval(text: &str) -> Result<u64, String> {
-    parse_number(text, 0)
-}
-
 fn parse_byte(text: &str) -> Result<u8, String> {
     let number = parse_number(text, 0).ok();
     let byte = number.and_then(|number| u8::try_from(number).ok());
@@ -161,17 +138,9 @@ fn parse_byte(text: &str) -> Result<u8, String> {
 
 /// The size of something in memory.
 fn parse_bytes(text: &str, min: u64) -> Result<u64, String> {
-    let size = parse_size(text).map_err(|error| error.to_string())?;
+    let size = parse_size(text)?;
     let size = Some(size).filter(|size| (min..=NUMBER_MAX).contains(size));
     size.ok_or_else(|| format!("must be a size from {min} to {NUMBER_MAX}"))
-}
-
-fn parse_len(text: &str) -> Result<u64, String> {
-    parse_bytes(text, 1)
-}
-
-fn parse_step(text: &str) -> Result<u64, String> {
-    parse_bytes(text, 0)
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -183,7 +152,7 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 /// Runs the benchmark and tells the result.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     check(args)?;
-    let mut spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    let mut spec = args.source.spec()?;
     if writes(args) {
         spec = spec.with_probed_format()?;
     }
@@ -222,7 +191,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let asked = Arc::clone(&stop);
     let job = interrupt::job_and(move || asked.store(true, Ordering::Relaxed))?;
-    let outcome = measure(&image, &load, policy(args, &spec), (host, stop));
+    let outcome = measure(&image, &load, Policy::of(args.cache, &spec), (host, stop));
     let outcome = interrupt::check(&job).and(outcome);
     drop(cleaner);
     let report = outcome.map(|tally| Report::new(&load, &tally, image.image(), open_us));
@@ -301,14 +270,6 @@ fn open_options(args: &Args) -> OpenOptions {
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
         ..OpenOptions::default()
-    }
-}
-
-fn policy(args: &Args, spec: &ImageSpec) -> Policy {
-    Policy {
-        writethrough: args.cache.writethrough(),
-        ignore_flush: args.cache == CacheMode::Unsafe || spec.ignores_flushes(),
-        ignore_discard: false,
     }
 }
 
@@ -402,7 +363,7 @@ fn measure(
         let (image, load) = (Arc::clone(image), *load);
         let (barrier, stop) = (Arc::clone(&barrier), Arc::clone(&stop));
         let spawned = handle.spawn(move || async move {
-            let device = CachedDevice::new(image.queue(ReactorFile::new), policy);
+            let device = CachedDevice::new(image.queue(ReactorFile::new), policy, None);
             let ready = || {
                 barrier.wait();
             };

@@ -1,6 +1,5 @@
 //! `gaur check`: check the consistency of an image.
 
-use std::ffi::OsString;
 use std::io::Write;
 
 use gaur_engine::{Format, Job};
@@ -10,11 +9,10 @@ use gaur_format::check::{Check, Report, Step};
 use crate::check_report::ImageCheck;
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
-use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::json;
 use crate::notice::say;
-use crate::open::{self, CacheMode, Output, cache_mode, format_parser};
+use crate::open::{self, CacheMode, Output, SourceArgs};
 use crate::reclaimable;
 
 /// Check the consistency of an image
@@ -23,20 +21,10 @@ use crate::reclaimable;
 /// the check itself failed and 63 when the format has no checks.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Format of the image (probed by default)
-    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
-    format: Option<Format>,
-    /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
-    #[arg(long, conflicts_with = "format")]
-    image_opts: bool,
+    #[command(flatten)]
+    source: SourceArgs,
     /// Use of the host's cache
-    #[arg(
-        short = 'T',
-        long,
-        value_name = "MODE",
-        value_parser = cache_mode(),
-        default_value = "writeback"
-    )]
+    #[arg(short = 'T', long, value_name = "MODE", default_value = "writeback")]
     cache: CacheMode,
     /// How to print
     #[arg(long, value_enum, default_value = "human")]
@@ -49,8 +37,6 @@ pub struct Args {
     force_share: bool,
     #[arg(short, long, hide = true, value_name = "WHAT")]
     repair: Option<String>,
-    /// The image
-    file: OsString,
 }
 
 /// The format has no checks.
@@ -59,11 +45,11 @@ const EXIT_NO_CHECKS: u8 = 63;
 /// Checks and prints.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if args.repair.is_some() {
-        let name = args.file.to_string_lossy();
+        let name = args.source.name();
         let failure = Failure::about(name, "repairing (-r) is not supported yet");
         return Err(failure.hint("without -r the image is checked and left as it is"));
     }
-    let spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    let spec = args.source.spec()?;
     let mut base = open::reading(None, args.force_share);
     base.direct = args.cache.direct();
     let file = spec.open_file(&base)?;
@@ -76,21 +62,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         print_findings(spec.path(), &report);
     }
     let check = ImageCheck {
-        image_end_offset: report.image_end_offset,
-        compressed_clusters: report.compressed_clusters,
-        total_clusters: report.total_clusters,
-        corruptions: report.corruptions,
-        check_errors: report.check_errors,
-        leaks: report.leaks,
-        allocated_clusters: report.allocated_clusters,
-        filename: spec.given().to_string_lossy().into_owned(),
-        format: Format::Qcow2.name(),
-        fragmented_clusters: report.fragmented_clusters,
         reclaimable_bytes: reclaimable(&file, &report)?,
-        clusters_behind_end: report.clusters_behind_end,
+        filename: spec.given().to_string_lossy().into_owned(),
+        report,
     };
     match args.output {
-        Output::Json => json::write(out, &check)?,
+        Output::Json => json::write(out, &check.json())?,
         Output::Human if args.quiet => {}
         Output::Human => check.print(out)?,
     }

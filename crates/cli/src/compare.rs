@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::guest::Guest;
 use crate::image_spec::ImageSpec;
 use crate::interrupt;
-use crate::open::{self, CacheMode, cache_mode, format_parser};
+use crate::open::{self, CacheMode, format_parser};
 use crate::progress::Progress;
 
 /// Compare what two images show the guest
@@ -32,7 +32,6 @@ pub struct Args {
         short = 'T',
         long = "cache",
         value_name = "MODE",
-        value_parser = cache_mode(),
         default_value = "writeback"
     )]
     cache: CacheMode,
@@ -62,7 +61,7 @@ const EXIT_STATUS: u8 = 3;
 const EXIT_READ: u8 = 4;
 
 /// Most bytes compared at once.
-const CHUNK_BYTES: usize = 2 << 20;
+const CHUNK_BYTES: u64 = 2 << 20;
 /// Granularity in bytes at which a mismatch is reported.
 const SECTOR_BYTES: usize = 512;
 
@@ -97,16 +96,30 @@ impl ComparedImage {
         })
     }
 
-    fn map(&self, offset: u64, len: u64) -> Result<MapExtent, Failure> {
+    /// What is at `offset`; beyond the end there are zeros.
+    fn map(&self, offset: u64, len_bytes: u64) -> Result<MapExtent, Failure> {
+        if offset >= self.size {
+            return Ok(MapExtent {
+                len_bytes,
+                ..MapExtent::default()
+            });
+        }
+        let len = len_bytes.min(self.size - offset);
         self.guest.map(offset, len).map_err(|errno| {
             let what = format!("cannot read the allocation at offset {offset}");
             Failure::request(self.guest.image(), &self.name, &what, errno).code(EXIT_STATUS)
         })
     }
 
-    /// Reads into `self.buffer`.
-    fn read(&mut self, offset: u64, len: usize) -> Result<(), Failure> {
+    /// Reads into `self.buffer`, unless the range is known to be zeros.
+    fn read(&mut self, offset: u64, len: usize, zero: bool) -> Result<(), Failure> {
+        if zero {
+            self.buffer.clear();
+        }
         self.buffer.resize(len, 0);
+        if zero {
+            return Ok(());
+        }
         self.guest.read(offset, &mut self.buffer).map_err(|errno| {
             let what = format!("cannot read offset {offset}");
             Failure::request(self.guest.image(), &self.name, &what, errno).code(EXIT_READ)
@@ -139,7 +152,7 @@ fn compare_files(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let mut first = ComparedImage::open(&args.file1, args.format, "-f", args)?;
     let mut second = ComparedImage::open(&args.file2, args.second_format, "-F", args)?;
     let total = first.size.max(second.size);
-    let mut progress = Progress::new(total, args.progress, args.quiet);
+    let mut progress = Progress::new(Some(total), args.progress, args.quiet, false);
     let job = interrupt::job()?;
     let outcome = compare(&mut first, &mut second, args.strict, &mut |done| {
         progress.set(done);
@@ -179,64 +192,23 @@ fn compare(
     if strict && first.size != second.size {
         return Ok(Outcome::SizeDiffers);
     }
-    let common = first.size.min(second.size);
+    let total = first.size.max(second.size);
     let mut offset = 0;
-    while offset < common {
-        let left = first.map(offset, common - offset)?;
-        let right = second.map(offset, common - offset)?;
+    while offset < total {
+        let left = first.map(offset, total - offset)?;
+        let right = second.map(offset, total - offset)?;
         if strict && status(&left) != status(&right) {
             return Ok(Outcome::StatusDiffers { offset });
         }
-        let run = left.len_bytes.min(right.len_bytes);
-        let (len, mismatch) = match (reads_as_zero(&left), reads_as_zero(&right)) {
-            (true, true) => (run, None),
-            (left_zero, right_zero) => {
-                let len = run.min(CHUNK_BYTES as u64) as usize;
-                let mismatch = if left_zero {
-                    second.read(offset, len)?;
-                    first_data(&second.buffer)
-                } else if right_zero {
-                    first.read(offset, len)?;
-                    first_data(&first.buffer)
-                } else {
-                    first.read(offset, len)?;
-                    second.read(offset, len)?;
-                    first_difference(&first.buffer, &second.buffer)
-                };
-                (len as u64, mismatch)
-            }
-        };
-        if let Some(at) = mismatch {
-            return Ok(Outcome::ContentDiffers {
-                offset: offset + at as u64,
-            });
-        }
-        offset += len;
-        progress(offset)?;
-    }
-    if first.size > second.size {
-        rest_is_zero(first, offset, progress)
-    } else {
-        rest_is_zero(second, offset, progress)
-    }
-}
-
-/// Whether the longer image has nothing but zeros from `offset` on.
-fn rest_is_zero(
-    longer: &mut ComparedImage,
-    mut offset: u64,
-    progress: &mut dyn FnMut(u64) -> Result<(), Failure>,
-) -> Result<Outcome, Failure> {
-    while offset < longer.size {
-        let extent = longer.map(offset, longer.size - offset)?;
-        let mut len = extent.len_bytes;
-        if !reads_as_zero(&extent) {
-            len = len.min(CHUNK_BYTES as u64);
-            longer.read(offset, len as usize)?;
-            if let Some(at) = first_data(&longer.buffer) {
-                return Ok(Outcome::ContentDiffers {
-                    offset: offset + at as u64,
-                });
+        let mut len = left.len_bytes.min(right.len_bytes);
+        let (left, right) = (reads_as_zero(&left), reads_as_zero(&right));
+        if !(left && right) {
+            len = len.min(CHUNK_BYTES);
+            first.read(offset, len as usize, left)?;
+            second.read(offset, len as usize, right)?;
+            if let Some(at) = first_difference(&first.buffer, &second.buffer) {
+                let offset = offset + at as u64;
+                return Ok(Outcome::ContentDiffers { offset });
             }
         }
         offset += len;
@@ -258,14 +230,6 @@ fn status(extent: &MapExtent) -> (bool, bool, bool, bool, bool) {
 
 fn reads_as_zero(extent: &MapExtent) -> bool {
     extent.zero || !extent.present
-}
-
-/// The first sector that is not all zeros.
-fn first_data(bytes: &[u8]) -> Option<usize> {
-    let sector = bytes
-        .chunks(SECTOR_BYTES)
-        .position(|sector| !is_zero(sector))?;
-    Some(sector * SECTOR_BYTES)
 }
 
 /// The first sector that is not the same.
@@ -294,10 +258,8 @@ mod tests {
         let mut left = vec![0; 2048];
         let right = vec![0; 2048];
         assert_eq!(first_difference(&left, &right), None);
-        assert_eq!(first_data(&left), None);
         left[1500] = 1;
         assert_eq!(first_difference(&left, &right), Some(1024));
-        assert_eq!(first_data(&left), Some(1024));
     }
 
     #[test]

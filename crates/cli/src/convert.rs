@@ -14,7 +14,7 @@ use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::new_image::{self, NewImage};
 use crate::notice::say;
-use crate::open::{self, CacheMode, allocation_parser, cache_mode, format_parser};
+use crate::open::{self, CacheMode, allocation_parser, format_parser};
 use crate::options::OptionList;
 use crate::progress::Progress;
 use crate::shared_image::SharedImage;
@@ -71,22 +71,10 @@ pub struct Args {
     #[arg(short = 'S', long, value_name = "SIZE", value_parser = parse_size, default_value = "4k")]
     sparse_size: u64,
     /// Use of the host's cache for the target
-    #[arg(
-        short = 't',
-        long,
-        value_name = "MODE",
-        value_parser = cache_mode(),
-        default_value = "writeback"
-    )]
+    #[arg(short = 't', long, value_name = "MODE", default_value = "writeback")]
     target_cache: CacheMode,
     /// Use of the host's cache for the sources
-    #[arg(
-        short = 'T',
-        long,
-        value_name = "MODE",
-        value_parser = cache_mode(),
-        default_value = "writeback"
-    )]
+    #[arg(short = 'T', long, value_name = "MODE", default_value = "writeback")]
     source_cache: CacheMode,
     /// What to do with the target's space on the host, whatever the target says
     #[arg(long, value_name = "POLICY", value_parser = allocation_parser())]
@@ -336,7 +324,7 @@ fn workers(args: &Args) -> usize {
 }
 
 fn copy_all(args: &Args, copy: &Copy, flush: bool, job: &Job) -> Result<(), Failure> {
-    let mut progress = Progress::new(copy.total_bytes(), args.progress, args.quiet);
+    let mut progress = Progress::new(Some(copy.total_bytes()), args.progress, args.quiet, false);
     let copied = copy.run(job, &mut |done| progress.set(done));
     let guest: Guest = copy.target.guest();
     let flushed = match &copied {
@@ -348,12 +336,7 @@ fn copy_all(args: &Args, copy: &Copy, flush: bool, job: &Job) -> Result<(), Fail
     let closed = guest
         .close()
         .map_err(|error| Failure::image(copy.target.name(), &error));
-    match copied.and(flushed).and(closed) {
-        Ok(()) => progress.finish(),
-        Err(failure) => {
-            progress.stop();
-            return Err(failure);
-        }
-    }
-    Ok(())
+    let done = copied.and(flushed).and(closed);
+    progress.end(&done);
+    done
 }

@@ -1,12 +1,12 @@
 //! Multi-threaded copy of guest data from images to an image, for `gaur convert`.
 //!
-//! One thread walks the maps of the sources and cuts them into pieces; the workers read, look for
-//! zeros and write. Every thread has its own queues. Unless told otherwise, the pieces are written
+//! The workers take turns to walk the maps of the sources and cut a piece off; then each reads, looks for
+//! zeros and writes. Every thread has its own queues. Unless told otherwise, the pieces are written
 //! in guest order (a piece waits for its turn after it was read), which leaves the target laid out
 //! the way it will be read. Nothing is shared but the position, the turn and the first error.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -65,8 +65,19 @@ struct CopyTask {
     kind: TaskKind,
 }
 
+/// Where the next piece begins.
+#[derive(Default)]
+struct Position {
+    number: u64,
+    source: usize,
+    source_offset: u64,
+    target_offset: u64,
+}
+
 /// What the threads share.
+#[derive(Default)]
 struct CopyState {
+    position: Mutex<Position>,
     done_bytes: AtomicU64,
     failed: AtomicBool,
     error: Mutex<Option<Failure>>,
@@ -119,33 +130,17 @@ impl Copy {
     /// Copies everything, unless the job is cancelled, and tells `progress` how many bytes of the total
     /// are done. What was written is not flushed yet.
     pub fn run(&self, job: &Job, progress: &mut dyn FnMut(u64)) -> Result<(), Failure> {
-        let state = CopyState {
-            done_bytes: AtomicU64::new(0),
-            failed: AtomicBool::new(false),
-            error: Mutex::new(None),
-            turn: Mutex::new(0),
-            turned: Condvar::new(),
-        };
-        let workers = self.workers.max(1);
-        let (send, receive) = sync_channel(workers * 2);
-        let receive = Mutex::new(receive);
-        // Closed when the planner and all workers are gone.
+        let state = &CopyState::default();
+        // Closed when all workers are gone.
         let (end_send, end) = sync_channel::<()>(0);
         std::thread::scope(|scope| {
-            let state = &state;
-            let receive = &receive;
-            let planner_end = end_send.clone();
-            scope.spawn(move || {
-                let _end = planner_end;
-                if let Err(failure) = self.plan(state, &send) {
-                    state.fail(failure);
-                }
-            });
-            for _ in 0..workers {
+            for _ in 0..self.workers.max(1) {
                 let worker_end = end_send.clone();
                 scope.spawn(move || {
                     let _end = worker_end;
-                    self.work(state, receive);
+                    if let Err(failure) = self.work(state) {
+                        state.fail(failure);
+                    }
                 });
             }
             drop(end_send);
@@ -162,44 +157,44 @@ impl Copy {
         }
     }
 
-    /// Cuts the sources into pieces.
-    fn plan(&self, state: &CopyState, send: &SyncSender<CopyTask>) -> Result<(), Failure> {
-        let mut base = 0;
-        let mut number = 0;
-        for (source, shared) in self.sources.iter().enumerate() {
-            let guest = shared.guest();
-            let size = shared.size_bytes();
-            let mut offset = 0;
-            while offset < size {
-                if state.has_failed() {
-                    return Ok(());
-                }
-                let extent = guest
-                    .map(offset, size - offset)
-                    .map_err(|errno| shared.failed("read the allocation", offset, errno))?;
-                let (kind, len) = self.cut(&extent, base + offset);
-                let Some(kind) = kind else {
-                    state.done_bytes.fetch_add(len, Ordering::Relaxed);
-                    offset += len;
-                    continue;
-                };
-                let piece = CopyTask {
-                    number,
-                    source,
-                    source_offset: offset,
-                    target_offset: base + offset,
-                    len,
-                    kind,
-                };
-                if send.send(piece).is_err() {
-                    return Ok(());
-                }
-                number += 1;
-                offset += len;
+    /// Cuts the next piece off the sources; `None` at their end, and after a failure.
+    fn next_piece(
+        &self,
+        state: &CopyState,
+        sources: &[Guest],
+    ) -> Result<Option<CopyTask>, Failure> {
+        let mut at = hold(&state.position);
+        while let Some(source) = self.sources.get(at.source)
+            && !state.has_failed()
+        {
+            let offset = at.source_offset;
+            let left = source.size_bytes() - offset;
+            if left == 0 {
+                at.source += 1;
+                at.source_offset = 0;
+                continue;
             }
-            base += size;
+            let extent = sources[at.source]
+                .map(offset, left)
+                .map_err(|errno| source.failed("read the allocation", offset, errno))?;
+            let (kind, len) = self.cut(&extent, at.target_offset);
+            let piece = kind.map(|kind| CopyTask {
+                number: at.number,
+                source: at.source,
+                source_offset: offset,
+                target_offset: at.target_offset,
+                len,
+                kind,
+            });
+            at.source_offset += len;
+            at.target_offset += len;
+            if piece.is_some() {
+                at.number += 1;
+                return Ok(piece);
+            }
+            state.done_bytes.fetch_add(len, Ordering::Relaxed);
         }
-        Ok(())
+        Ok(None)
     }
 
     /// What to do at `target_offset` (nothing is `None`), and for how many bytes.
@@ -221,40 +216,24 @@ impl Copy {
         }
         let zero = extent.zero || !extent.present;
         if zero && self.sparse_bytes > 0 {
-            let kind = if self.target_is_zero {
-                None
-            } else {
-                Some(TaskKind::Zero)
+            return match self.target_is_zero {
+                true => (None, len),
+                false => (Some(TaskKind::Zero), len.min(ZEROES_BYTES)),
             };
-            return (
-                kind,
-                if kind.is_some() {
-                    len.min(ZEROES_BYTES)
-                } else {
-                    len
-                },
-            );
         }
         (Some(TaskKind::Data), len.min(to_border))
     }
 
-    /// Takes pieces until there are no more. After a failure it only empties the channel, so that
-    /// the planner never waits for a place in it.
-    fn work(&self, state: &CopyState, pieces: &Mutex<Receiver<CopyTask>>) {
+    /// Copies pieces until there are no more.
+    fn work(&self, state: &CopyState) -> Result<(), Failure> {
         let sources: Vec<Guest> = self.sources.iter().map(SharedImage::guest).collect();
         let target = self.target.guest();
         let mut buffer = vec![0; PIECE_BYTES as usize];
-        loop {
-            let next = hold(pieces).recv();
-            let Ok(piece) = next else { return };
-            if state.has_failed() {
-                continue;
-            }
-            match self.copy_piece(state, &piece, &sources, &target, &mut buffer) {
-                Ok(()) => _ = state.done_bytes.fetch_add(piece.len, Ordering::Relaxed),
-                Err(failure) => state.fail(failure),
-            }
+        while let Some(piece) = self.next_piece(state, &sources)? {
+            self.copy_piece(state, &piece, &sources, &target, &mut buffer)?;
+            state.done_bytes.fetch_add(piece.len, Ordering::Relaxed);
         }
+        Ok(())
     }
 
     fn copy_piece(

@@ -10,11 +10,10 @@ use serde::de::DeserializeOwned;
 
 use crate::control::client::Client;
 use crate::control::protocol::{Command, Removing, Resizing};
-use crate::exporter::{AddExport, ExportFacts};
+use crate::exporter::{AddExport, ExportFacts, ImageOptions};
 use crate::failure::Failure;
 use crate::front_args::FrontArgs;
 use crate::fronts::FrontConfig;
-use crate::image_args::ImageArgs;
 use crate::image_spec::ImageSpec;
 use crate::json;
 use crate::notice::one_line;
@@ -37,7 +36,7 @@ enum Verb {
     /// Export one more image
     Add(AddArgs),
     /// List the exports
-    List(ListArgs),
+    List(ServerArgs),
     /// Remove an export: its clients' requests are finished, its image is flushed and closed
     #[command(visible_alias = "del", alias = "delete")]
     Remove(RemoveArgs),
@@ -69,18 +68,12 @@ struct AddArgs {
     #[arg(short = 'D', long, value_name = "TEXT")]
     description: Option<String>,
     #[command(flatten)]
-    image: ImageArgs,
+    image: ImageOptions,
     #[command(flatten)]
     fronts: FrontArgs,
     /// The image: PATH, or NAME=PATH to call the export NAME
     #[arg(value_name = "[NAME=]FILE")]
     file: OsString,
-}
-
-#[derive(Debug, clap::Args)]
-struct ListArgs {
-    #[command(flatten)]
-    server: ServerArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -136,11 +129,7 @@ impl ServerArgs {
         mut progress: Progress,
     ) -> Result<T, Failure> {
         let server = Server::new(self.control.clone(), export, self.timeout);
-        let answer = Client::connect(&server)?.call(command, &mut progress)?;
-        serde_json::from_value(answer).map_err(|error| {
-            let message = format!("the server's answer is not understood: {error}");
-            Failure::about(self.control.display().to_string(), message)
-        })
+        Client::connect(&server)?.call(command, &mut progress)
     }
 
     /// Prints an export, for people as `print` does.
@@ -164,11 +153,12 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         let failure = Failure::new("an export has one front end, but several are asked for");
         return Err(failure.hint("add one export after the other"));
     }
-    let (name, file) = named_file(args)?;
+    let (name, file) = serve::named_file(&args.file, &args.image);
+    let name = args.export_name.clone().or(name.map(str::to_owned));
     let add = AddExport {
-        file: absolute(&file, &args.image)?,
+        file: absolute(&as_text(file)?, &args.image)?,
         description: args.description.clone().unwrap_or_default(),
-        image: args.image.options(),
+        image: args.image.clone(),
         front: fronts
             .pop()
             .map_or(FrontConfig::Nbd {}, FrontConfig::absolute),
@@ -180,21 +170,8 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         .conclude(&facts, out, |facts, out| writeln!(out, "{}", facts.place))
 }
 
-/// The name of the export, if one is given, and its image.
-fn named_file(args: &AddArgs) -> Result<(Option<String>, String), Failure> {
-    let split = match args.image.image_opts {
-        true => None, // Every option has an equals sign.
-        false => serve::split_name(&args.file),
-    };
-    let (name, file) = match split {
-        Some((name, file)) => (Some(name.to_owned()), as_text(file)?),
-        None => (None, as_text(&args.file)?),
-    };
-    Ok((args.export_name.clone().or(name), file))
-}
-
 /// The image as the server finds it, which may run in another directory.
-fn absolute(file: &str, image: &ImageArgs) -> Result<String, Failure> {
+fn absolute(file: &str, image: &ImageOptions) -> Result<String, Failure> {
     let spec = ImageSpec::parse(file, image.image_opts, image.format)?;
     let path = Path::new(spec.path());
     if path.is_absolute() {
@@ -208,11 +185,9 @@ fn absolute(file: &str, image: &ImageArgs) -> Result<String, Failure> {
     as_text(path.as_os_str())
 }
 
-fn list(args: &ListArgs, out: &mut dyn Write) -> Result<u8, Failure> {
-    let exports: Vec<ExportFacts> =
-        args.server
-            .call(None, Command::ExportList {}, Progress::Quiet)?;
-    if args.server.output == Output::Json {
+fn list(server: &ServerArgs, out: &mut dyn Write) -> Result<u8, Failure> {
+    let exports: Vec<ExportFacts> = server.call(None, Command::ExportList {}, Progress::Quiet)?;
+    if server.output == Output::Json {
         json::write(out, &exports)?;
         return Ok(0);
     }
@@ -247,9 +222,9 @@ fn row(export: &ExportFacts) -> [String; 7] {
 }
 
 fn resize(args: &ResizeArgs, out: &mut dyn Write) -> Result<u8, Failure> {
-    parse_new_size(&args.size).map_err(|error| Failure::new(error.to_string()))?;
+    parse_new_size(&args.size).map_err(Failure::new)?;
     let command = Command::ExportResize(Resizing::to(&args.size, args.shrink));
-    let progress = Progress::growing(args.progress, false, false);
+    let progress = Progress::new(None, args.progress, false, false);
     let name = Some(args.name.clone());
     let facts: ExportFacts = args.server.call(name, command, progress)?;
     args.server.conclude(&facts, out, |facts, out| {

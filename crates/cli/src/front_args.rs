@@ -3,11 +3,8 @@
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, TypedValueParser};
-
 use crate::failure::Failure;
 use crate::fronts::{FrontConfig, fuse, ublk, vduse, vhost_user};
-use crate::open::choice;
 
 /// The front ends that a command line asks for.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -28,7 +25,7 @@ pub struct FrontArgs {
     #[arg(long, requires = "ublk")]
     ublk_unprivileged: bool,
     /// Whether the kernel's pages go to the image's file without a copy
-    #[arg(long, value_name = "WHEN", value_parser = zero_copy(), requires = "ublk")]
+    #[arg(long, value_name = "WHEN", requires = "ublk")]
     ublk_zero_copy: Option<ublk::ZeroCopy>,
     /// The image for a virtual machine monitor that connects to this Unix socket (vhost-user-blk)
     #[arg(long, value_name = "SOCKET")]
@@ -47,27 +44,7 @@ pub struct FrontArgs {
     growable: bool,
 }
 
-/// Reads when pages go without a copy.
-pub fn zero_copy() -> impl TypedValueParser<Value = ublk::ZeroCopy> {
-    choice(vec![
-        (
-            PossibleValue::new("auto").help("Where the kernel can do it"),
-            ublk::ZeroCopy::Auto,
-        ),
-        (PossibleValue::new("on").help("Or fail"), ublk::ZeroCopy::On),
-        (PossibleValue::new("off").help("Never"), ublk::ZeroCopy::Off),
-    ])
-}
-
 impl FrontArgs {
-    /// Whether a front end is asked for.
-    pub fn any(&self) -> bool {
-        self.ublk.is_some()
-            || self.vhost_user.is_some()
-            || self.vduse.is_some()
-            || self.fuse.is_some()
-    }
-
     /// What is asked for.
     pub fn configs(&self) -> Result<Vec<FrontConfig>, Failure> {
         let virtio = self.vhost_user.is_some() || self.vduse.is_some();

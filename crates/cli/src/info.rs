@@ -2,7 +2,6 @@
 //! be read here (encrypted, with an external data file) can be looked at too.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -17,22 +16,18 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
-use crate::info_report::{BitmapInfo, ChildNode, FormatSpecific, ImageInfo, Qcow2Info};
+use crate::info_report::{ChildNode, ImageInfo, facts};
 use crate::json;
-use crate::luks::{self, LuksInfo};
-use crate::open::{self, Output, format_parser};
+use crate::luks;
+use crate::open::{self, Output, SourceArgs};
 use crate::snapshot_report::SnapshotInfo;
 use crate::snapshot_table;
 
 /// Show what an image is
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Format of the image (probed by default)
-    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
-    format: Option<Format>,
-    /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
-    #[arg(long, conflicts_with = "format")]
-    image_opts: bool,
+    #[command(flatten)]
+    source: SourceArgs,
     /// Show the backing files too
     #[arg(short, long)]
     backing_chain: bool,
@@ -42,8 +37,6 @@ pub struct Args {
     /// Open even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// The image
-    file: OsString,
 }
 
 /// Prints the image, or the chain of images.
@@ -69,7 +62,7 @@ fn collect(args: &Args) -> Result<Vec<ImageInfo>, Failure> {
     let mut chain = Vec::new();
     let mut seen: BTreeSet<FileId> = BTreeSet::new();
     let base = open::reading(None, args.force_share);
-    let top = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    let top = args.source.spec()?;
     let mut next = Some(top);
     while let Some(spec) = next.take() {
         let name = spec.path();
@@ -134,10 +127,7 @@ impl Inspection {
             "file"
         };
         let mut child = self.raw_info(child, len)?;
-        child.format_specific = Some(FormatSpecific {
-            kind: "file",
-            data: json!({}),
-        });
+        child.format_specific = Some(json!({ "type": "file", "data": {} }));
         info.children.push(ChildNode {
             name: "file",
             info: child,
@@ -174,35 +164,48 @@ impl Inspection {
             info.backing_filename_format = header.backing_format().map(str::to_owned);
         }
         let snapshots = snapshot_table::read(&self.file, &header)?;
-        info.snapshots = snapshots.iter().map(SnapshotInfo::new).collect();
-        let data = serde_json::to_value(self.qcow2_info(&header)?);
-        info.format_specific = Some(FormatSpecific {
-            kind: "qcow2",
-            data: data.unwrap_or(Value::Null),
-        });
+        info.snapshots = snapshots
+            .iter()
+            .map(|snapshot| SnapshotInfo::new(snapshot).of_qemu())
+            .collect();
+        let facts = self.qcow2_facts(&header)?;
+        info.format_specific = Some(json!({ "type": "qcow2", "data": facts }));
         Ok(())
     }
 
-    fn qcow2_info(&self, header: &Header) -> Result<Qcow2Info, Failure> {
-        let v3 = |value: bool| (header.version == Version::V3).then_some(value);
+    /// Facts of a qcow2 image. Those a version 2 image cannot have are absent there.
+    fn qcow2_facts(&self, header: &Header) -> Result<Value, Failure> {
+        let v3 = |value: bool| json!((header.version == Version::V3).then_some(value));
         let data_file = header.incompatible.has(Incompatible::DATA_FILE);
         let data_file_name = header.data_file_name().map(String::from_utf8_lossy);
-        Ok(Qcow2Info {
-            compat: match header.version {
-                Version::V2 => "0.10",
-                Version::V3 => "1.1",
-            },
-            compression_type: header.compression_type.name(),
-            lazy_refcounts: v3(header.compatible.has(Compatible::LAZY_REFCOUNTS)),
-            bitmaps: self.bitmaps(header)?,
-            refcount_bits: header.geometry().refcount_bits(),
-            encrypt: self.encryption(header)?,
-            data_file: data_file_name.map(|name| name.into_owned()),
-            data_file_raw: data_file.then(|| header.autoclear.has(Autoclear::RAW_DATA_FILE)),
-            corrupt: v3(header.incompatible.has(Incompatible::CORRUPT)),
-            extended_l2: v3(header.incompatible.has(Incompatible::EXTENDED_L2)),
-            allocation: header.allocation().map(AllocationPolicy::name),
-        })
+        let raw = data_file.then(|| header.autoclear.has(Autoclear::RAW_DATA_FILE));
+        let compat = match header.version {
+            Version::V2 => "0.10",
+            Version::V3 => "1.1",
+        };
+        let bitmaps = Some(self.bitmaps(header)?).filter(|bitmaps| !bitmaps.is_empty());
+        let lazy = header.compatible.has(Compatible::LAZY_REFCOUNTS);
+        let extended = header.incompatible.has(Incompatible::EXTENDED_L2);
+        Ok(facts([
+            ("compat", json!(compat)),
+            ("compression-type", json!(header.compression_type.name())),
+            ("lazy-refcounts", v3(lazy)),
+            ("bitmaps", json!(bitmaps)),
+            ("refcount-bits", json!(header.geometry().refcount_bits())),
+            ("encrypt", json!(self.encryption(header)?)),
+            ("data-file", json!(data_file_name)),
+            ("data-file-raw", json!(raw)),
+            (
+                "corrupt",
+                v3(header.incompatible.has(Incompatible::CORRUPT)),
+            ),
+            ("extended-l2", v3(extended)),
+            // Gaur's own.
+            (
+                "allocation",
+                json!(header.allocation().map(AllocationPolicy::name)),
+            ),
+        ]))
     }
 
     fn encryption(&self, header: &Header) -> Result<Option<Value>, Failure> {
@@ -212,14 +215,14 @@ impl Inspection {
             (CryptMethod::Luks, None) => None,
             (CryptMethod::Luks, Some(pointer)) => {
                 let bytes = self.file.read(pointer.offset.0, luks::HEADER_BYTES)?;
-                LuksInfo::parse(&bytes).and_then(|info| serde_json::to_value(info).ok())
+                luks::facts(&bytes)
             }
         };
         // A header that cannot be read does not hide the rest.
         Ok(Some(known.unwrap_or_else(|| json!({ "format": "luks" }))))
     }
 
-    fn bitmaps(&self, header: &Header) -> Result<Vec<BitmapInfo>, Failure> {
+    fn bitmaps(&self, header: &Header) -> Result<Vec<Value>, Failure> {
         let Some(extension) = header.bitmaps() else {
             return Ok(Vec::new());
         };
@@ -232,20 +235,20 @@ impl Inspection {
             .read(extension.directory_offset.0, extension.directory_len_bytes)?;
         let directory = bitmap::parse_directory(&bytes, extension.count, &header.geometry())
             .map_err(|error| self.file.broken(&error))?;
-        Ok(directory.iter().map(bitmap_info).collect())
+        Ok(directory.iter().map(bitmap_facts).collect())
     }
 }
 
-fn bitmap_info(bitmap: &Bitmap) -> BitmapInfo {
+/// A persistent dirty bitmap.
+fn bitmap_facts(bitmap: &Bitmap) -> Value {
     let names = [(bitmap::IN_USE, "in-use"), (bitmap::AUTO, "auto")];
     let set = names.iter().filter(|(flag, _)| bitmap.flags & flag != 0);
-    BitmapInfo {
-        flags: set.map(|(_, name)| *name).collect(),
-        name: String::from_utf8_lossy(&bitmap.name).into_owned(),
-        granularity: 1_u64
-            .checked_shl(u32::from(bitmap.granularity_bits))
-            .unwrap_or(0),
-    }
+    let granularity = 1_u64.checked_shl(u32::from(bitmap.granularity_bits));
+    json!({
+        "flags": set.map(|(_, name)| *name).collect::<Vec<_>>(),
+        "name": String::from_utf8_lossy(&bitmap.name),
+        "granularity": granularity.unwrap_or(0),
+    })
 }
 
 #[cfg(test)]

@@ -3,28 +3,22 @@
 //! The extents are those that `qemu-img map` prints, merged by the same rules. The human form lists
 //! data only; the JSON form has everything.
 
-use std::ffi::OsString;
 use std::io::Write;
 
 use gaur_block::Errno;
-use gaur_engine::{Format, MapExtent};
+use gaur_engine::MapExtent;
 
 use crate::failure::Failure;
 use crate::file_holes::FileHoles;
 use crate::guest::Guest;
-use crate::image_spec::ImageSpec;
-use crate::open::{self, Output, format_parser};
+use crate::open::{self, Output, SourceArgs};
 use crate::size::parse_size;
 
 /// Show where the data of an image is
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Format of the image (probed by default)
-    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
-    format: Option<Format>,
-    /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
-    #[arg(long, conflicts_with = "format")]
-    image_opts: bool,
+    #[command(flatten)]
+    source: SourceArgs,
     /// How to print
     #[arg(long, value_enum, default_value = "human")]
     output: Output,
@@ -37,25 +31,16 @@ pub struct Args {
     /// Open even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
-    /// The image
-    file: OsString,
 }
 
 /// A run of guest bytes of one kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct MapEntry {
     start: u64,
     run: MapExtent,
 }
 
 impl MapEntry {
-    fn empty(start: u64) -> MapEntry {
-        MapEntry {
-            start,
-            run: MapExtent::default(),
-        }
-    }
-
     /// Whether `next` goes on where `self` ends, in the guest and in the file, and is alike.
     fn merges_with(&self, next: &MapEntry) -> bool {
         let (here, there) = (&self.run, &next.run);
@@ -82,18 +67,6 @@ struct Printer<'a> {
 }
 
 impl Printer<'_> {
-    fn begin(&mut self) -> Result<(), Failure> {
-        match self.output {
-            Output::Human => writeln!(
-                self.out,
-                "{:<16}{:<16}{:<16}File",
-                "Offset", "Length", "Mapped to"
-            )?,
-            Output::Json => write!(self.out, "[")?,
-        }
-        Ok(())
-    }
-
     /// Prints `entry`. What follows it may be changed so that more of it merges.
     fn entry(&mut self, entry: &MapEntry, next: Option<&mut MapEntry>) -> Result<(), Failure> {
         match self.output {
@@ -108,9 +81,7 @@ impl Printer<'_> {
             }
             Output::Json => {
                 self.json(entry)?;
-                if next.is_some() {
-                    writeln!(self.out, ",")?;
-                }
+                writeln!(self.out, "{}", if next.is_some() { "," } else { "]" })?;
             }
         }
         Ok(())
@@ -163,13 +134,6 @@ impl Printer<'_> {
         write!(self.out, "}}")?;
         Ok(())
     }
-
-    fn end(&mut self) -> Result<(), Failure> {
-        if self.output == Output::Json {
-            writeln!(self.out, "]")?;
-        }
-        Ok(())
-    }
 }
 
 /// As C's `%#x`: zero has no prefix.
@@ -187,8 +151,18 @@ fn print_map(
     end: u64,
     mut extent_at: impl FnMut(u64, u64) -> Result<MapExtent, Failure>,
 ) -> Result<(), Failure> {
-    printer.begin()?;
-    let mut current = MapEntry::empty(start);
+    match printer.output {
+        Output::Human => writeln!(
+            printer.out,
+            "{:<16}{:<16}{:<16}File",
+            "Offset", "Length", "Mapped to"
+        )?,
+        Output::Json => write!(printer.out, "[")?,
+    }
+    let mut current = MapEntry {
+        start,
+        ..MapEntry::default()
+    };
     loop {
         let offset = current.start.saturating_add(current.run.len_bytes);
         if offset >= end {
@@ -208,13 +182,12 @@ fn print_map(
         }
         current = next;
     }
-    printer.entry(&current, None)?;
-    printer.end()
+    printer.entry(&current, None)
 }
 
 /// Prints the map.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    let spec = ImageSpec::parse(&args.file, args.image_opts, args.format)?;
+    let spec = args.source.spec()?;
     let opened = spec.open(&open::reading(None, args.force_share))?;
     let image = opened.image;
     let layers = image.layers();

@@ -1,7 +1,7 @@
 //! Image creation: the options of a new image, and writing it. Used by `create`, `convert` and
 //! `serve --create`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -30,34 +30,38 @@ pub struct NewImage {
     /// The path as text.
     name: String,
     format: Format,
-    size: u64,
-    preallocation: Option<Preallocation>,
-    backing_file: Option<OsString>,
-    backing_format: Option<String>,
+    /// Of a raw image only the size and the preallocation count.
+    plan: CreateOptions,
+    /// The version as given.
+    compat: Option<&'static str>,
+    /// The preallocation as given.
+    preallocation: Option<&'static str>,
     /// Size of the backing file, if it was looked at.
     backing_size: Option<u64>,
     /// Without it the backing file is neither opened nor checked.
     check_backing: bool,
-    qcow2: Qcow2Options,
-}
-
-/// Options that only qcow2 has; `None` is the default.
-#[derive(Debug, Default)]
-struct Qcow2Options {
-    /// As given, and what it means.
-    compat: Option<(String, Version)>,
-    cluster_size: Option<u64>,
-    extended_l2: Option<bool>,
-    refcount_bits: Option<u32>,
-    lazy_refcounts: Option<bool>,
-    compression_type: Option<CompressionType>,
-    allocation: Option<AllocationPolicy>,
 }
 
 const FORMAT_NEEDED: &str = "a backing file needs its format too";
 
-const CLUSTER_SIZE_DEFAULT: u64 = 64 << 10;
-const REFCOUNT_BITS_DEFAULT: u32 = 16;
+/// Values of `compat`.
+const VERSIONS: [(&str, Version); 4] = [
+    ("0.10", Version::V2),
+    ("v2", Version::V2),
+    ("1.1", Version::V3),
+    ("v3", Version::V3),
+];
+const COMPRESSION_TYPES: [(&str, CompressionType); 2] = [
+    (CompressionType::Deflate.name(), CompressionType::Deflate),
+    (CompressionType::Zstd.name(), CompressionType::Zstd),
+];
+/// The second is for qcow2 alone.
+const PREALLOCATIONS: [(&str, Preallocation); 4] = [
+    ("off", Preallocation::Off),
+    ("metadata", Preallocation::Metadata),
+    ("falloc", Preallocation::Falloc),
+    ("full", Preallocation::Full),
+];
 
 /// Options that other tools have and this one does not, with what they would do.
 const UNSUPPORTED: [(&str, &str); 6] = [
@@ -110,7 +114,7 @@ pub fn format_by_name(path: impl AsRef<Path>, switch: &str) -> Result<Format, Fa
         Some(other) => {
             let message = format!("its name says {other}, but only qcow2 and raw can be written");
             let hint = format!("say {switch} qcow2 or {switch} raw, whatever it is called");
-            Err(Failure::about(path.to_string_lossy(), message).hint(hint))
+            Err(Failure::about(path, message).hint(hint))
         }
         None => Ok(Format::Raw),
     }
@@ -138,21 +142,21 @@ impl NewImage {
             path: path.to_owned(),
             name: name.to_owned(),
             format,
-            size: 0,
-            preallocation: take_preallocation(&mut options, format).map_err(about)?,
-            backing_file: options.take_path("backing_file"),
-            backing_format: options.take("backing_fmt"),
+            plan: CreateOptions::default(),
+            compat: None,
+            preallocation: None,
             backing_size: None,
             check_backing,
-            qcow2: Qcow2Options::default(),
         };
+        image.take_preallocation(&mut options).map_err(about)?;
+        let backing = options.take_path("backing_file");
+        image.plan.backing_file = backing.map(OsString::into_encoded_bytes);
+        image.plan.backing_format = options.take("backing_fmt");
         match format {
-            Format::Qcow2 => image.qcow2 = Qcow2Options::take(&mut options).map_err(about)?,
-            Format::Raw if image.backing_file.is_some() => {
-                return Err(Failure::about(
-                    name,
-                    "a raw image cannot have a backing file",
-                ));
+            Format::Qcow2 => image.take_qcow2(&mut options).map_err(about)?,
+            Format::Raw if image.plan.backing_file.is_some() => {
+                let message = "a raw image cannot have a backing file";
+                return Err(Failure::about(name, message));
             }
             Format::Raw => {}
         }
@@ -165,38 +169,80 @@ impl NewImage {
         }
         let size = size.or(size_option);
         image.backing_size = image.examine_backing(size.is_none())?;
-        image.size = size.or(image.backing_size).ok_or_else(|| {
+        image.plan.size_bytes = size.or(image.backing_size).ok_or_else(|| {
             Failure::about(name, "a new image needs a size").hint("for example 10G")
         })?;
-        if image.size > SIZE_MAX {
+        if image.plan.size_bytes > SIZE_MAX {
             let message = format!("the size is larger than {SIZE_MAX} bytes");
             return Err(Failure::about(name, message));
         }
         Ok(image)
     }
 
+    fn take_preallocation(&mut self, options: &mut OptionList) -> Result<(), Failure> {
+        let possible: Vec<_> = PREALLOCATIONS
+            .into_iter()
+            .filter(|(_, mode)| self.format == Format::Qcow2 || *mode != Preallocation::Metadata)
+            .collect();
+        if let Some((name, mode)) = options.take_choice("preallocation", &possible, None)? {
+            self.preallocation = Some(name);
+            self.plan.preallocation = mode;
+        }
+        Ok(())
+    }
+
+    /// Takes the options that only qcow2 has.
+    fn take_qcow2(&mut self, options: &mut OptionList) -> Result<(), Failure> {
+        let plan = &mut self.plan;
+        let allowed = Some("v2 or 0.10, v3 or 1.1");
+        if let Some((name, version)) = options.take_choice("compat", &VERSIONS, allowed)? {
+            self.compat = Some(name);
+            plan.version = version;
+        }
+        if let Some(size) = options.take_size("cluster_size")? {
+            if !(size.is_power_of_two() && (512..=2 << 20).contains(&size)) {
+                let allowed = "powers of two from 512 to 2M";
+                return Err(wrong_value("cluster_size", &size.to_string(), allowed));
+            }
+            plan.cluster_bits = size.trailing_zeros();
+        }
+        plan.extended_l2 = options.take_bool("extended_l2")?.unwrap_or(false);
+        if let Some(value) = options.take("refcount_bits") {
+            plan.refcount_order = match value.parse::<u32>() {
+                Ok(bits) if bits.is_power_of_two() && bits <= 64 => bits.trailing_zeros(),
+                _ => {
+                    let allowed = "1, 2, 4, 8, 16, 32, 64";
+                    return Err(wrong_value("refcount_bits", &value, allowed));
+                }
+            };
+        }
+        plan.lazy_refcounts = options.take_bool("lazy_refcounts")?.unwrap_or(false);
+        let compression = options.take_choice("compression_type", &COMPRESSION_TYPES, None)?;
+        plan.compression_type = compression.map(|(_, value)| value).unwrap_or_default();
+        let allocation = options.take_choice("allocation", &open::ALLOCATION_POLICIES, None)?;
+        plan.allocation = allocation.map(|(_, policy)| policy);
+        Ok(())
+    }
+
     /// Checks that the backing file can be opened, and returns its size.
     fn examine_backing(&self, need_size: bool) -> Result<Option<u64>, Failure> {
         let fail = |message: String| Failure::about(&self.name, message);
-        let Some(backing) = &self.backing_file else {
-            return match &self.backing_format {
+        let Some(backing) = &self.plan.backing_file else {
+            return match &self.plan.backing_format {
                 Some(_) => Err(fail("a backing format without a backing file".to_owned())),
                 None => Ok(None),
             };
         };
-        let path = self.backing_path(backing.as_bytes())?;
+        let path = self.backing_path(backing)?;
         let Some(path) = path else {
             let needed = || fail(FORMAT_NEEDED.to_owned()).hint("say -F raw or -F qcow2");
-            return self
-                .backing_format
-                .as_ref()
-                .map(|_| None)
-                .ok_or_else(needed);
+            let told = self.plan.backing_format.is_some();
+            return told.then_some(None).ok_or_else(needed);
         };
         if same_file(&self.path, &path) {
             return Err(fail("the image cannot be its own backing file".to_owned()));
         }
-        let format = match &self.backing_format {
+        let format = match &self.plan.backing_format {
             None => return Err(self.missing_backing_format(&path)),
             Some(format) => Format::from_name(format),
         };
@@ -204,13 +250,13 @@ impl NewImage {
             return Ok(None);
         }
         if format.is_none() {
-            let format = self.backing_format.as_deref().unwrap_or_default();
+            let format = self.plan.backing_format.as_deref().unwrap_or_default();
             return Err(wrong_value("backing_fmt", format, "qcow2, raw").with_subject(&self.name));
         }
         let options = open::reading(format, false);
         let opened = open::open(&path, &options).map_err(|failure| {
             let failed = self.backing_failed(&failure);
-            match need_size || failed.has_hint() {
+            match need_size || failed.hint.is_some() {
                 true => failed,
                 false => failed.hint("-u makes the image without looking at it"),
             }
@@ -258,7 +304,7 @@ impl NewImage {
             Ok(format) => {
                 fail(message).hint(format!("say -F {format}, which is what it looks like"))
             }
-            Err(failure) if failure.engine_kind() == Some(ForeignFormat) => {
+            Err(failure) if failure.kind == Some(ForeignFormat) => {
                 fail(&format!("{message}: {failure}")).hint("-F raw takes its bytes as they are")
             }
             Err(failure) if self.check_backing => self
@@ -272,11 +318,9 @@ impl NewImage {
     fn backing_failed(&self, failure: &Failure) -> Failure {
         let message = format!("cannot open the backing file: {failure}");
         let failed = Failure::about(&self.name, message);
-        let from_here = self
-            .backing_file
-            .as_ref()
-            .is_some_and(|name| Path::new(name).exists());
-        match failure.engine_kind() {
+        let backing = self.plan.backing_file.as_deref();
+        let from_here = backing.is_some_and(|name| Path::new(OsStr::from_bytes(name)).exists());
+        match failure.kind {
             Some(NotFound) if from_here => {
                 failed.hint("a relative name counts from the folder of the new image")
             }
@@ -286,7 +330,7 @@ impl NewImage {
 
     /// How many bytes of it the backing file provides.
     pub fn backing_bytes(&self) -> Option<u64> {
-        self.backing_size.map(|size| size.min(self.size))
+        self.backing_size.map(|size| size.min(self.plan.size_bytes))
     }
 
     /// What is going to be made, on one line, as qemu-img tells it.
@@ -297,43 +341,30 @@ impl NewImage {
                 let _ = write!(text, " {key}={value}");
             }
         };
-        let preallocation = self
-            .preallocation
-            .map(|mode| preallocation_name(mode).to_owned());
+        let preallocation = self.preallocation.map(str::to_owned);
+        let plan = &self.plan;
         if self.format == Format::Raw {
-            add("size", Some(self.size.to_string()));
+            add("size", Some(plan.size_bytes.to_string()));
             add("preallocation", preallocation);
             return text;
         }
-        let on_off = |on: bool| if on { "on" } else { "off" }.to_owned();
-        let options = &self.qcow2;
-        let cluster_size = options.cluster_size.unwrap_or(CLUSTER_SIZE_DEFAULT);
-        let compression = options.compression_type.unwrap_or(CompressionType::Deflate);
-        let refcount_bits = options.refcount_bits.unwrap_or(REFCOUNT_BITS_DEFAULT);
-        add("cluster_size", Some(cluster_size.to_string()));
-        add(
-            "extended_l2",
-            options.extended_l2.or(Some(false)).map(on_off),
-        );
+        let on_off = |on: bool| Some(if on { "on" } else { "off" }.to_owned());
+        let lossy = |name: &Vec<u8>| String::from_utf8_lossy(name).into_owned();
+        let power = |bits: u32| Some((1_u64 << bits).to_string());
+        let allocation = plan.allocation.map(AllocationPolicy::name);
+        add("cluster_size", power(plan.cluster_bits));
+        add("extended_l2", on_off(plan.extended_l2));
         add("preallocation", preallocation);
-        add("compression_type", Some(compression.name().to_owned()));
-        add("size", Some(self.size.to_string()));
         add(
-            "compat",
-            options.compat.as_ref().map(|(given, _)| given.clone()),
+            "compression_type",
+            Some(plan.compression_type.name().to_owned()),
         );
-        let backing = self.backing_file.as_ref();
-        add(
-            "backing_file",
-            backing.map(|name| name.to_string_lossy().into_owned()),
-        );
-        add("backing_fmt", self.backing_format.clone());
-        add(
-            "lazy_refcounts",
-            options.lazy_refcounts.or(Some(false)).map(on_off),
-        );
-        add("refcount_bits", Some(refcount_bits.to_string()));
-        let allocation = options.allocation.map(AllocationPolicy::name);
+        add("size", Some(plan.size_bytes.to_string()));
+        add("compat", self.compat.map(str::to_owned));
+        add("backing_file", plan.backing_file.as_ref().map(lossy));
+        add("backing_fmt", plan.backing_format.clone());
+        add("lazy_refcounts", on_off(plan.lazy_refcounts));
+        add("refcount_bits", power(plan.refcount_order));
         add("allocation", allocation.map(str::to_owned));
         text
     }
@@ -341,10 +372,9 @@ impl NewImage {
     /// Makes it, unless the job is cancelled. An existing file is overwritten once its locks are held,
     /// unless `keep_existing`.
     pub fn make(&self, keep_existing: bool, job: &Job) -> Result<(), Failure> {
-        let plan = match self.format {
-            Format::Qcow2 => Some(self.create_options()?),
-            Format::Raw => None,
-        };
+        if self.format == Format::Qcow2 {
+            self.check_plan()?;
+        }
         let existed = self.path.exists();
         let options = CreateFile {
             direct: false,
@@ -354,12 +384,12 @@ impl NewImage {
         let file = OpenFile::create(&self.path, options)
             .map_err(|error| Failure::about(&self.name, format!("cannot create: {error}")))?;
         let file = BlockingFile::new(file);
-        let made = match plan {
-            Some(plan) => block_on(gaur_engine::create(&file, &plan, job))
+        let made = match self.format {
+            Format::Qcow2 => block_on(gaur_engine::create(&file, &self.plan, job))
                 .map_err(|error| Failure::image(&self.name, &error)),
-            None => self.make_raw(&file, job),
+            Format::Raw => self.make_raw(&file, job),
         };
-        let made = made.map_err(|failure| match failure.engine_kind() {
+        let made = made.map_err(|failure| match failure.kind {
             Some(Cancelled) => Failure::interrupted().with_subject(&self.name),
             _ => failure,
         });
@@ -374,17 +404,21 @@ impl NewImage {
         let fail = |what: &str, errno| Failure::system(&self.name, what, errno);
         if !file.limits().resizable {
             let len = block_on(file.len()).map_err(|errno| fail("cannot tell its size", errno))?;
-            if len < self.size {
-                let message = format!("the device has {len} bytes, {} are needed", self.size);
+            if len < self.plan.size_bytes {
+                let message = format!(
+                    "the device has {len} bytes, {} are needed",
+                    self.plan.size_bytes
+                );
                 return Err(Failure::about(&self.name, message));
             }
             return Ok(());
         }
-        block_on(file.set_len(self.size)).map_err(|errno| fail("cannot set its length", errno))?;
-        match self.preallocation {
-            Some(Preallocation::Falloc) => block_on(file.write_zeroes_at(0, self.size, false))
+        block_on(file.set_len(self.plan.size_bytes))
+            .map_err(|errno| fail("cannot set its length", errno))?;
+        match self.plan.preallocation {
+            Preallocation::Falloc => block_on(file.write_zeroes_at(0, self.plan.size_bytes, false))
                 .map_err(|errno| fail("cannot allocate its space", errno))?,
-            Some(Preallocation::Full) => self.fill(file, job)?,
+            Preallocation::Full => self.fill(file, job)?,
             _ => {}
         }
         block_on(file.flush()).map_err(|errno| fail("cannot flush", errno))
@@ -393,9 +427,9 @@ impl NewImage {
     fn fill(&self, file: &BlockingFile, job: &Job) -> Result<(), Failure> {
         let zeros = file.buffer(1 << 20);
         let mut offset = 0;
-        while offset < self.size {
+        while offset < self.plan.size_bytes {
             interrupt::check(job)?;
-            let len = (self.size - offset).min(zeros.len() as u64);
+            let len = (self.plan.size_bytes - offset).min(zeros.len() as u64);
             let part = gaur_block::Source::memory(&zeros[..len as usize]);
             block_on(file.write_at(offset, part))
                 .map_err(|errno| Failure::system(&self.name, "cannot write zeros", errno))?;
@@ -404,137 +438,16 @@ impl NewImage {
         Ok(())
     }
 
-    fn create_options(&self) -> Result<CreateOptions, Failure> {
-        let options = &self.qcow2;
-        let mut plan = CreateOptions::default();
-        if let Some((_, version)) = &options.compat {
-            plan.version = *version;
-        }
-        if let Some(cluster_size) = options.cluster_size {
-            plan.cluster_bits = cluster_size.trailing_zeros();
-        }
-        if let Some(bits) = options.refcount_bits {
-            plan.refcount_order = bits.trailing_zeros();
-        }
-        if let Some(compression) = options.compression_type {
-            plan.compression_type = compression;
-        }
-        plan.allocation = options.allocation;
-        plan.extended_l2 = options.extended_l2.unwrap_or(false);
-        plan.lazy_refcounts = options.lazy_refcounts.unwrap_or(false);
-        plan.size_bytes = self.size;
-        let backing = self.backing_file.as_ref();
-        plan.backing_file = backing.map(|name| name.as_bytes().to_vec());
-        plan.backing_format = self.backing_format.clone();
-        plan.preallocation = self.preallocation.unwrap_or(Preallocation::Off);
-        // Asked before the file is touched, so that a wrong option does not destroy an image.
-        match gaur_format::plan::create(&plan) {
-            Ok(_) => Ok(plan),
-            Err(error) => {
-                let failure = Failure::about(&self.name, error.to_string());
-                Err(match error.kind() {
-                    ErrorKind::TooLarge => failure.hint("larger clusters allow larger images"),
-                    _ => failure,
-                })
+    /// Asked before the file is touched, so that a wrong option does not destroy an image.
+    fn check_plan(&self) -> Result<(), Failure> {
+        let planned = gaur_format::plan::create(&self.plan);
+        planned.map(drop).map_err(|error| {
+            let failure = Failure::about(&self.name, error.to_string());
+            match error.kind() {
+                ErrorKind::TooLarge => failure.hint("larger clusters allow larger images"),
+                _ => failure,
             }
-        }
-    }
-}
-
-impl Qcow2Options {
-    fn take(options: &mut OptionList) -> Result<Qcow2Options, Failure> {
-        Ok(Qcow2Options {
-            compat: take_compat(options)?,
-            cluster_size: take_cluster_size(options)?,
-            extended_l2: options.take_bool("extended_l2")?,
-            refcount_bits: take_refcount_bits(options)?,
-            lazy_refcounts: options.take_bool("lazy_refcounts")?,
-            compression_type: take_compression(options)?,
-            allocation: take_allocation(options)?,
         })
-    }
-}
-
-fn take_compat(options: &mut OptionList) -> Result<Option<(String, Version)>, Failure> {
-    let Some(value) = options.take("compat") else {
-        return Ok(None);
-    };
-    let version = match value.as_str() {
-        "0.10" | "v2" => Version::V2,
-        "1.1" | "v3" => Version::V3,
-        _ => return Err(wrong_value("compat", &value, "v2 or 0.10, v3 or 1.1")),
-    };
-    Ok(Some((value, version)))
-}
-
-fn take_cluster_size(options: &mut OptionList) -> Result<Option<u64>, Failure> {
-    let size = options.take_size("cluster_size")?;
-    if let Some(size) = size
-        && !(size.is_power_of_two() && (512..=2 << 20).contains(&size))
-    {
-        let allowed = "powers of two from 512 to 2M";
-        return Err(wrong_value("cluster_size", &size.to_string(), allowed));
-    }
-    Ok(size)
-}
-
-fn take_refcount_bits(options: &mut OptionList) -> Result<Option<u32>, Failure> {
-    let Some(value) = options.take("refcount_bits") else {
-        return Ok(None);
-    };
-    match value.parse::<u32>() {
-        Ok(bits) if bits.is_power_of_two() && bits <= 64 => Ok(Some(bits)),
-        _ => Err(wrong_value(
-            "refcount_bits",
-            &value,
-            "1, 2, 4, 8, 16, 32, 64",
-        )),
-    }
-}
-
-fn take_compression(options: &mut OptionList) -> Result<Option<CompressionType>, Failure> {
-    match options.take("compression_type").as_deref() {
-        None => Ok(None),
-        Some("zlib") => Ok(Some(CompressionType::Deflate)),
-        Some("zstd") => Ok(Some(CompressionType::Zstd)),
-        Some(other) => Err(wrong_value("compression_type", other, "zlib, zstd")),
-    }
-}
-
-fn take_allocation(options: &mut OptionList) -> Result<Option<AllocationPolicy>, Failure> {
-    let Some(value) = options.take("allocation") else {
-        return Ok(None);
-    };
-    match AllocationPolicy::from_name(&value) {
-        Some(policy) => Ok(Some(policy)),
-        None => Err(wrong_value("allocation", &value, "compact, contiguous")),
-    }
-}
-
-fn take_preallocation(
-    options: &mut OptionList,
-    format: Format,
-) -> Result<Option<Preallocation>, Failure> {
-    match (options.take("preallocation").as_deref(), format) {
-        (None, _) => Ok(None),
-        (Some("off"), _) => Ok(Some(Preallocation::Off)),
-        (Some("metadata"), Format::Qcow2) => Ok(Some(Preallocation::Metadata)),
-        (Some("falloc"), _) => Ok(Some(Preallocation::Falloc)),
-        (Some("full"), _) => Ok(Some(Preallocation::Full)),
-        (Some(other), Format::Qcow2) => {
-            let allowed = "off, metadata, falloc, full";
-            Err(wrong_value("preallocation", other, allowed))
-        }
-        (Some(other), Format::Raw) => Err(wrong_value("preallocation", other, "off, falloc, full")),
-    }
-}
-
-fn preallocation_name(mode: Preallocation) -> &'static str {
-    match mode {
-        Preallocation::Off => "off",
-        Preallocation::Metadata => "metadata",
-        Preallocation::Falloc => "falloc",
-        Preallocation::Full => "full",
     }
 }
 

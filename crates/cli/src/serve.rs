@@ -15,29 +15,26 @@ use gaur_export::Log;
 use gaur_export::nbd::{self, Listen};
 use gaur_reactor::{Signal, Signals, block_on};
 
-use crate::exporter::{Limits, NewExport};
+use crate::exporter::{ImageOptions, Limits, NewExport};
 use crate::failure::Failure;
 use crate::front_args::FrontArgs;
-use crate::fronts::{FrontConfig, Kind};
+use crate::fronts::FrontConfig;
 use crate::host_kind::HostKind;
-use crate::image_args::ImageArgs;
 use crate::image_spec::{Aio, ImageSpec};
 use crate::new_image::NewImage;
 use crate::notice::say;
-use crate::open::host_kind;
 use crate::options::OptionList;
 use crate::pin::Prospect;
 use crate::pin_args::PinArgs;
 use crate::size::parse_size;
 use crate::{background, socket_path};
-use gaur_server::events;
 use gaur_server::export_name::stem;
 use gaur_server::server::{Config, Ended, Server, Stopper};
 
 mod announce;
 mod names;
 
-pub use names::split_name;
+pub use names::named_file;
 
 /// Serve images as network block devices (NBD), or in other ways
 ///
@@ -48,7 +45,7 @@ pub struct Args {
     #[arg(required_unless_present_any = ["control", "export_json"], value_name = "[NAME=]FILE")]
     images: Vec<OsString>,
     #[command(flatten)]
-    image: ImageArgs,
+    image: ImageOptions,
     /// A Unix socket for commands about exports and images while they are served ('gaur export',
     /// 'gaur snapshot --control')
     #[arg(long, value_name = "PATH", conflicts_with = "temporary")]
@@ -113,7 +110,7 @@ pub struct Args {
     #[arg(short, long)]
     quiet: bool,
     /// How files are reached
-    #[arg(long, value_parser = host_kind(), default_value = "auto", hide = true)]
+    #[arg(long, default_value = "auto", hide = true)]
     host: HostKind,
     /// This process is the one in the background
     #[arg(long, hide = true)]
@@ -158,7 +155,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if args.fork && !args.forked {
         return background::run(out);
     }
-    events::log_events();
     let (exports, nbd) = match &args.export_json {
         Some(json) => (vec![names::from_json(json, args.recover)?], false),
         None => asked_for(args)?,
@@ -174,7 +170,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let server = start(args, exports, nbd, host)?;
     if let Some(path) = &args.pid_file {
         std::fs::write(path, format!("{}\n", std::process::id()))
-            .map_err(|error| Failure::io(&path.display().to_string(), &error))?;
+            .map_err(|error| Failure::io(&path, &error))?;
     }
     let outcome = serve(args, server, out);
     if let Some(path) = &args.pid_file {
@@ -203,7 +199,7 @@ fn asked_for(args: &Args) -> Result<(Vec<NewExport>, bool), Failure> {
 /// What only the whole command line can tell.
 fn check(images: &[(String, ImageSpec)], fronts: &[FrontConfig]) -> Result<(), Failure> {
     if let (Some(front), true) = (fronts.first(), images.len() != 1) {
-        let kind = front.kind().name();
+        let kind = front.name();
         let failure = Failure::new(format!(
             "--{kind} exports one image, but {} are named",
             images.len()
@@ -236,7 +232,7 @@ fn create(args: &Args, size: u64) -> Result<(), Failure> {
 
 /// Whether there will be block devices, on which the kernel's memory may depend.
 fn prospect(args: &Args, exports: &[NewExport]) -> Prospect {
-    let is_device = |new: &NewExport| new.front.kind().is_device();
+    let is_device = |new: &NewExport| new.front.is_device();
     match exports.iter().any(is_device) {
         true => Prospect::Devices,
         false if args.control.is_some() => Prospect::Commands,
@@ -259,19 +255,19 @@ fn start(
         prospect: prospect(args, &exports),
         limits: args.limits(),
         log: args.log(),
-        nbd: listen.map(|listen| (listen, nbd_options(args))),
+        nbd: listen.map(|listen| (listen, nbd_options(args, &exports))),
         control: args.control.clone(),
         // The server of a device ('gaur ublk add') ends with it.
         stays: args.export_json.is_none(),
     })?;
-    let of_nbd = |new: &NewExport| new.front.kind() == Kind::Nbd;
+    let of_nbd = |new: &NewExport| new.front.is_nbd();
     let (of_nbd, others): (Vec<_>, Vec<_>) = exports.into_iter().partition(of_nbd);
     let only = (of_nbd.len() == 1).then(|| of_nbd[0].name.clone());
     for new in of_nbd {
         server.add(new)?;
     }
     if let Some(only) = only {
-        server.set_default(&only);
+        server.exporter().set_default(&only);
     }
     // Taken over before a client can come, so that no signal finds the images unflushed.
     let signals = Signals::install(&signals())
@@ -344,11 +340,12 @@ fn listen(args: &Args, first: Option<&str>) -> Result<Listen, Failure> {
     socket_path::choose(first.unwrap_or("exports")).map(Listen::Unix)
 }
 
-fn nbd_options(args: &Args) -> nbd::Options {
+fn nbd_options(args: &Args, exports: &[NewExport]) -> nbd::Options {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut options = nbd::Options::new(Vec::new());
     options.shared = args.shared;
-    options.persistent = args.persistent || args.images.is_empty() || args.fronts.any();
+    let others = exports.iter().any(|new| !new.front.is_nbd());
+    options.persistent = args.persistent || args.images.is_empty() || others;
     options.threads = args
         .threads
         .map_or(processors, |count| usize::from(count.get()));

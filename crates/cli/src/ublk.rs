@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -11,11 +10,9 @@ use gaur_export::ublk::{self, Deletion};
 
 use gaur_server::export_name::as_text;
 
-use crate::exporter::AddExport;
+use crate::exporter::{AddExport, ImageOptions};
 use crate::failure::Failure;
-use crate::front_args::zero_copy;
 use crate::fronts::{self, FrontConfig};
-use crate::image_args::ImageArgs;
 use crate::open::Output;
 use crate::pin_args::PinArgs;
 use crate::{background, json, serve};
@@ -88,23 +85,9 @@ struct AddArgs {
     #[command(flatten)]
     server: ServerArgs,
     #[command(flatten)]
-    image: ImageArgs,
-    /// Number of the device (the first that is free)
-    #[arg(long, value_name = "N")]
-    id: Option<u32>,
-    /// Queues of the device, each with a thread of its own
-    #[arg(long, value_name = "N")]
-    queues: Option<NonZeroU16>,
-    /// Requests of a queue that run at once, each with 512 KiB of memory (128 with one or two queues, 64
-    /// with more)
-    #[arg(long, value_name = "N")]
-    depth: Option<NonZeroU16>,
-    /// The device belongs to the user who makes it, who need not be root
-    #[arg(long)]
-    unprivileged: bool,
-    /// Whether the kernel's pages go to the image's file without a copy
-    #[arg(long, value_name = "WHEN", value_parser = zero_copy(), default_value = "auto")]
-    zero_copy: fronts::ublk::ZeroCopy,
+    image: ImageOptions,
+    #[command(flatten)]
+    device: fronts::ublk::Config,
     /// The image: PATH, or NAME=PATH to call the export NAME
     #[arg(value_name = "[NAME=]FILE")]
     file: OsString,
@@ -130,29 +113,14 @@ fn failed(error: ublk::ServeError) -> Failure {
 }
 
 fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
-    let split = match args.image.image_opts {
-        true => None, // Every option has an equals sign.
-        false => serve::split_name(&args.file),
-    };
-    let (name, file) = match split {
-        Some((name, file)) => (Some(name.to_owned()), as_text(file)?),
-        None => (None, as_text(&args.file)?),
-    };
-    let config = fronts::ublk::Config {
-        id: args.id,
-        queues: args.queues,
-        depth: args.depth,
-        unprivileged: args.unprivileged,
-        zero_copy: args.zero_copy,
-        recover: false,
-    };
+    let (name, file) = serve::named_file(&args.file, &args.image);
     let add = AddExport {
-        file,
+        file: as_text(file)?,
         description: String::new(),
-        image: args.image.options(),
-        front: FrontConfig::Ublk(config),
+        image: args.image.clone(),
+        front: FrontConfig::Ublk(args.device.clone()),
     };
-    start(&args.server, name.as_deref(), add.fields()?, None, out)
+    start(&args.server, name, add.fields()?, None, out)
 }
 
 fn recover(server: &ServerArgs, device: u32, out: &mut dyn Write) -> Result<u8, Failure> {

@@ -12,16 +12,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use gaur_block::{
-    Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Registered, Segments,
-    SegmentsMut, Source, Target,
-};
+use gaur_block::{Access, Errno, Host, OpenError, Segments, SegmentsMut};
 
 use crate::context;
 use crate::memory::Buffer;
 use crate::open::OpenFile;
 use crate::syscall;
-use crate::whole::{self, Raw};
+use crate::whole::{Raw, file_by_raw};
 
 /// Opens files for blocking transfers.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,87 +35,24 @@ impl Host for BlockingHost {
 /// A file whose operations block the calling thread. Any number of threads may use clones.
 #[derive(Clone, Debug)]
 pub struct BlockingFile {
-    inline: Inline,
+    file: OpenFile,
 }
 
 impl BlockingFile {
     /// For an open file, which may be in use elsewhere too.
     pub fn new(file: OpenFile) -> BlockingFile {
-        BlockingFile {
-            inline: Inline { file },
-        }
+        BlockingFile { file }
     }
 
     /// The open file, to make another thread's file from.
     pub fn open_file(&self) -> &OpenFile {
-        &self.inline.file
+        &self.file
     }
 }
 
-impl File for BlockingFile {
-    type Buffer = Buffer;
+file_by_raw!(BlockingFile, |_, len_bytes| Buffer::from_system(len_bytes));
 
-    fn limits(&self) -> FileLimits {
-        self.open_file().limits()
-    }
-
-    fn id(&self) -> Option<FileId> {
-        Some(self.open_file().id())
-    }
-
-    fn buffer(&self, len_bytes: usize) -> Buffer {
-        Buffer::from_system(len_bytes)
-    }
-
-    async fn len(&self) -> Result<u64, Errno> {
-        self.open_file().len()
-    }
-
-    async fn read_at(&self, offset_bytes: u64, target: Target<'_>) -> Result<(), Errno> {
-        whole::read_at(&self.inline, offset_bytes, target).await
-    }
-
-    async fn write_at(&self, offset_bytes: u64, source: Source<'_>) -> Result<(), Errno> {
-        whole::write_at(&self.inline, offset_bytes, source).await
-    }
-
-    async fn write_zeroes_at(
-        &self,
-        offset_bytes: u64,
-        len_bytes: u64,
-        may_unmap: bool,
-    ) -> Result<(), Errno> {
-        whole::write_zeroes_at(&self.inline, offset_bytes, len_bytes, may_unmap).await
-    }
-
-    async fn allocate_at(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
-        whole::allocate_at(&self.inline, offset_bytes, len_bytes).await
-    }
-
-    async fn discard_at(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
-        whole::discard_at(&self.inline, offset_bytes, len_bytes).await
-    }
-
-    async fn flush(&self) -> Result<(), Errno> {
-        self.inline.fdatasync().await
-    }
-
-    async fn set_len(&self, len_bytes: u64) -> Result<(), Errno> {
-        whole::set_len(&self.inline, len_bytes).await
-    }
-
-    async fn extent_at(&self, offset_bytes: u64) -> Result<Extent, Errno> {
-        self.open_file().extent_at(offset_bytes)
-    }
-}
-
-/// Operations done by the calling thread. A registered buffer belongs to a ring, and there is none.
-#[derive(Clone, Debug)]
-pub(crate) struct Inline {
-    pub(crate) file: OpenFile,
-}
-
-impl Raw for Inline {
+impl Raw for BlockingFile {
     fn file(&self) -> &OpenFile {
         &self.file
     }
@@ -127,20 +61,8 @@ impl Raw for Inline {
         syscall::read(self.file.as_fd(), offset_bytes, into, 0)
     }
 
-    async fn read_registered(&self, _: u64, _: Registered) -> Result<usize, Errno> {
-        Err(Errno::EOPNOTSUPP)
-    }
-
-    async fn zero_registered(&self, _: Registered) -> Result<(), Errno> {
-        Err(Errno::EOPNOTSUPP)
-    }
-
     async fn write(&self, offset_bytes: u64, from: Segments<'_>) -> Result<usize, Errno> {
         syscall::write(self.file.as_fd(), offset_bytes, from, 0)
-    }
-
-    async fn write_registered(&self, _: u64, _: Registered) -> Result<usize, Errno> {
-        Err(Errno::EOPNOTSUPP)
     }
 
     async fn fallocate(&self, mode: libc::c_int, offset: u64, len: u64) -> Result<(), Errno> {

@@ -1,16 +1,17 @@
 //! Waiting for a descriptor that is neither a file of the engine nor a socket: an event counter, a
 //! device of the kernel's that hands out requests.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gaur_block::Errno;
 use io_uring::{opcode, types};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::context;
 use crate::op::Op;
 use crate::reactor::Engine;
-use crate::syscall;
+use crate::syscall::{self, again};
 
 /// An open descriptor whose readiness tasks can wait for. Reading and writing it is the caller's
 /// business; it may move between threads between calls.
@@ -24,19 +25,15 @@ pub struct Descriptor {
 impl Descriptor {
     /// Takes a descriptor over.
     pub fn new(fd: OwnedFd) -> Descriptor {
-        Descriptor {
-            fd,
-            never_blocks: AtomicBool::new(false),
-        }
+        let never_blocks = AtomicBool::new(false);
+        Descriptor { fd, never_blocks }
     }
 
     /// Takes over one that does not block (`O_NONBLOCK`), or belongs to a process that must not be trusted to
     /// have it answer at once: it is only ever asked whether there is something.
     pub fn never_blocking(fd: OwnedFd) -> Descriptor {
-        Descriptor {
-            fd,
-            never_blocks: AtomicBool::new(true),
-        }
+        let never_blocks = AtomicBool::new(true);
+        Descriptor { fd, never_blocks }
     }
 
     /// Waits until something can be read, or the other side has gone.
@@ -44,7 +41,7 @@ impl Descriptor {
     /// # Errors
     /// When the descriptor cannot be waited for.
     pub async fn readable(&self) -> Result<(), Errno> {
-        self.ready(libc::POLLIN).await
+        self.ready(PollFlags::IN).await
     }
 
     /// Waits until something can be written, or the other side has gone.
@@ -52,7 +49,7 @@ impl Descriptor {
     /// # Errors
     /// When the descriptor cannot be waited for.
     pub async fn writable(&self) -> Result<(), Errno> {
-        self.ready(libc::POLLOUT).await
+        self.ready(PollFlags::OUT).await
     }
 
     /// Takes what an event counter (`eventfd(2)`) has counted, once that is not 0. With a ring, and a
@@ -87,14 +84,11 @@ impl Descriptor {
         let mut count = [0; size_of::<u64>()];
         let (start, len) = (count.as_mut_ptr(), count.len() as u32);
         let entry = opcode::Read::new(types::Fd(self.fd.as_raw_fd()), start, len).build();
-        loop {
-            // SAFETY: the bytes are this future's own, and the operation, made later, goes first.
-            match unsafe { Op::new(ring, entry.clone()) }.await {
-                Err(Errno::EINTR) => {}
-                Ok(0) => return Some(Err(Errno::from_raw(libc::EPIPE))),
-                result => return Some(result.map(|_| u64::from_ne_bytes(count))),
-            }
-        }
+        // SAFETY: the bytes are this future's own, and the operation, made later, goes first.
+        Some(match unsafe { Op::run(ring, entry) }.await {
+            Ok(0) => Err(Errno::from_raw(libc::EPIPE)),
+            result => result.map(|_| u64::from_ne_bytes(count)),
+        })
     }
 
     fn take_now(&self) -> Result<u64, Errno> {
@@ -105,10 +99,12 @@ impl Descriptor {
         }
     }
 
-    async fn ready(&self, events: libc::c_short) -> Result<(), Errno> {
+    async fn ready(&self, events: PollFlags) -> Result<(), Errno> {
         let fd = self.fd.as_raw_fd();
         let Some(core) = context::find() else {
-            return block(fd, events);
+            // The thread itself waits.
+            let mut wait = [PollFd::new(&self.fd, events)];
+            return again(|| poll(&mut wait, None)).map(drop);
         };
         match core.engine() {
             Engine::Fallback(readiness) => {
@@ -116,34 +112,11 @@ impl Descriptor {
                 Ok(())
             }
             Engine::Ring(ring) => {
-                let entry = opcode::PollAdd::new(types::Fd(fd), events as u32).build();
-                loop {
-                    // SAFETY: the entry points to nothing.
-                    match unsafe { Op::new(ring, entry.clone()) }.await {
-                        Err(Errno::EINTR) => {}
-                        result => return result.map(drop),
-                    }
-                }
+                let events = u32::from(events.bits());
+                let entry = opcode::PollAdd::new(types::Fd(fd), events).build();
+                // SAFETY: the entry points to nothing.
+                unsafe { Op::run(ring, entry) }.await.map(drop)
             }
-        }
-    }
-}
-
-/// Without a reactor the thread itself waits.
-fn block(fd: RawFd, events: libc::c_short) -> Result<(), Errno> {
-    let mut wait = libc::pollfd {
-        fd,
-        events,
-        revents: 0,
-    };
-    loop {
-        // SAFETY: the pointer is to one element.
-        match unsafe { libc::poll(&raw mut wait, 1, -1) } {
-            1.. => return Ok(()),
-            _ => match syscall::last_errno() {
-                Errno::EINTR => {}
-                errno => return Err(errno),
-            },
         }
     }
 }

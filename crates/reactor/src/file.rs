@@ -5,27 +5,23 @@
 //! a ring would hand them to a worker thread (tmpfs, Linux 6.18); their transfers are done at once by
 //! this thread. So are small transfers of other files' page cache, see `crate::page_cache`.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::Path;
 use std::rc::Rc;
 
-use gaur_block::{
-    Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Registered, Segments,
-    SegmentsMut, Source, Target,
-};
+use gaur_block::{Access, Errno, Host, OpenError, Registered, Segments, SegmentsMut};
 use io_uring::{opcode, squeue, types};
 
-use crate::blocking::Inline;
+use crate::blocking::BlockingFile;
 use crate::context;
 use crate::iovecs::Iovecs;
-use crate::memory::Buffer;
 use crate::op::Op;
 use crate::open::OpenFile;
 use crate::page_cache::{CachedReads, CachedWrites};
 use crate::reactor::Core;
 use crate::ring::Ring;
 use crate::syscall;
-use crate::whole::{self, Raw};
+use crate::whole::{Raw, file_by_raw, part_of};
 
 /// Opens files for the reactor of the calling thread.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,7 +38,7 @@ impl Host for ReactorHost {
 /// A file on the reactor of the thread that made it.
 pub struct ReactorFile {
     core: Rc<Core>,
-    inline: Inline,
+    inline: BlockingFile,
     /// Place in the ring's table of files.
     slot: Option<u32>,
     /// `None` for O_DIRECT.
@@ -62,7 +58,7 @@ impl ReactorFile {
         let cached = (!file.is_direct()).then(|| (CachedReads::new(), CachedWrites::new()));
         ReactorFile {
             core,
-            inline: Inline { file },
+            inline: BlockingFile::new(file),
             slot,
             cached,
         }
@@ -70,7 +66,7 @@ impl ReactorFile {
 
     /// The open file, to make another thread's file from.
     pub fn open_file(&self) -> &OpenFile {
-        &self.inline.file
+        self.inline.open_file()
     }
 
     /// The ring, unless this file's operations are done by the thread itself.
@@ -114,29 +110,24 @@ impl ReactorFile {
         }
     }
 
-    /// Runs operations on `ring` until one ends other than by interruption.
+    /// Names this file in the entries for [`ReactorFile::run`].
+    fn descriptor(&self) -> types::Fd {
+        let plain = self.open_file().as_raw_fd();
+        types::Fd(self.slot.map_or(plain, |slot| slot as RawFd))
+    }
+
+    /// Runs an operation on `ring` until it ends other than by interruption.
     ///
     /// # Safety
-    /// What the entries point to stays valid while the future exists.
-    async unsafe fn run(
-        &self,
-        ring: &Ring,
-        entry: impl Fn(Descriptor) -> squeue::Entry,
-    ) -> Result<u32, Errno> {
-        let descriptor = match self.slot {
-            Some(slot) => Descriptor::Fixed(types::Fixed(slot)),
-            None => Descriptor::Plain(types::Fd(self.open_file().as_raw_fd())),
+    /// What the entry points to stays valid while the future exists.
+    async unsafe fn run(&self, ring: &Ring, entry: squeue::Entry) -> Result<u32, Errno> {
+        let mut flags = match self.slot {
+            Some(_) => squeue::Flags::FIXED_FILE,
+            None => squeue::Flags::empty(),
         };
-        let mut flags = squeue::Flags::empty();
         loop {
-            let entry = entry(descriptor);
-            let entry = if flags.is_empty() {
-                entry
-            } else {
-                add_flags(entry, self.slot, flags)
-            };
             // SAFETY: the caller's promise.
-            match unsafe { Op::new(ring, entry) }.await {
+            match unsafe { Op::new(ring, entry.clone().flags(flags)) }.await {
                 Err(Errno::EINTR) => {}
                 // It would have to wait: from now on on a worker thread, which may.
                 Err(Errno::EAGAIN) => flags |= squeue::Flags::ASYNC,
@@ -146,42 +137,12 @@ impl ReactorFile {
     }
 }
 
-/// `flags` replaces what the entry has, so the one that marks a fixed file is said again.
-fn add_flags(entry: squeue::Entry, slot: Option<u32>, flags: squeue::Flags) -> squeue::Entry {
-    let fixed = if slot.is_some() {
-        squeue::Flags::FIXED_FILE
-    } else {
-        squeue::Flags::empty()
-    };
-    entry.flags(flags | fixed)
-}
-
 /// Memory as an operation of the ring names it.
 enum Memory<'a> {
     /// Inside the registered buffer of that number.
     Fixed(*mut u8, u32, u16),
     Plain(*mut u8, u32),
     List(Iovecs<'a>),
-}
-
-#[derive(Clone, Copy)]
-enum Descriptor {
-    Fixed(types::Fixed),
-    Plain(types::Fd),
-}
-
-/// Builds an entry for either kind of descriptor; the opcodes' constructors are generic over it.
-macro_rules! entry {
-    ($opcode:ident, $descriptor:expr, [$($argument:expr),*] $(, $method:ident($value:expr))*) => {
-        match $descriptor {
-            Descriptor::Fixed(fd) => {
-                opcode::$opcode::new(fd, $($argument),*)$(.$method($value))*.build()
-            }
-            Descriptor::Plain(fd) => {
-                opcode::$opcode::new(fd, $($argument),*)$(.$method($value))*.build()
-            }
-        }
-    };
 }
 
 /// A length as the ring wants it; callers keep below `syscall::RW_MAX`.
@@ -204,34 +165,29 @@ impl Raw for ReactorFile {
             return result;
         }
         let memory = self.memory_of(ring, *into);
-        // SAFETY: the memory may be written to while this future exists, and so long the list lives.
-        let count = unsafe {
-            self.run(ring, |fd| match &memory {
-                Memory::Fixed(start, len, index) => {
-                    entry!(ReadFixed, fd, [*start, *len, *index], offset(offset_bytes))
-                }
-                Memory::Plain(start, len) => {
-                    entry!(Read, fd, [*start, *len], offset(offset_bytes))
-                }
-                Memory::List(list) => {
-                    let (start, count) = (list.as_ptr(), list.len() as u32);
-                    entry!(Readv, fd, [start, count], offset(offset_bytes))
-                }
-            })
+        let fd = self.descriptor();
+        let entry = match &memory {
+            Memory::Fixed(start, len, index) => opcode::ReadFixed::new(fd, *start, *len, *index)
+                .offset(offset_bytes)
+                .build(),
+            Memory::Plain(start, len) => opcode::Read::new(fd, *start, *len)
+                .offset(offset_bytes)
+                .build(),
+            Memory::List(list) => opcode::Readv::new(fd, list.as_ptr(), list.len() as u32)
+                .offset(offset_bytes)
+                .build(),
         };
-        Ok(count.await? as usize)
+        // SAFETY: the memory may be written to while this future exists, and so long the list lives.
+        Ok(unsafe { self.run(ring, entry) }.await? as usize)
     }
 
     async fn read_registered(&self, offset_bytes: u64, to: Registered) -> Result<usize, Errno> {
         let ring = self.core.ring().ok_or(Errno::EOPNOTSUPP)?;
         let start = registered_start(ring, to)? as *mut u8;
         let len = length(to.len);
+        let entry = opcode::ReadFixed::new(self.descriptor(), start, len, to.index);
         // SAFETY: the address is one that the kernel checks against the registered buffer.
-        let count = unsafe {
-            self.run(ring, |fd| {
-                entry!(ReadFixed, fd, [start, len, to.index], offset(offset_bytes))
-            })
-        };
+        let count = unsafe { self.run(ring, entry.offset(offset_bytes).build()) };
         Ok(count.await? as usize)
     }
 
@@ -240,21 +196,14 @@ impl Raw for ReactorFile {
         let zeros = self.core.zeros()?;
         let mut done = 0;
         while done < to.len {
-            let len = (to.len - done).min(syscall::RW_MAX);
-            let rest = Registered {
-                offset: to.offset + done as u64,
-                len,
-                ..to
-            };
+            let rest = part_of(to, done);
             let start = registered_start(ring, rest)? as *mut u8;
             let fd = types::Fd(zeros.as_raw_fd());
-            let entry = opcode::ReadFixed::new(fd, start, length(len), to.index).build();
+            let entry = opcode::ReadFixed::new(fd, start, length(rest.len), to.index).build();
             // SAFETY: the address is one that the kernel checks against the registered buffer.
-            match unsafe { Op::new(ring, entry) }.await {
-                Ok(0) => return Err(Errno::EIO),
-                Ok(count) => done += count as usize,
-                Err(Errno::EINTR) => {}
-                Err(errno) => return Err(errno),
+            match unsafe { Op::run(ring, entry) }.await? {
+                0 => return Err(Errno::EIO),
+                count => done += count as usize,
             }
         }
         Ok(())
@@ -270,39 +219,29 @@ impl Raw for ReactorFile {
             return result;
         }
         let memory = self.memory_of(ring, from);
-        // SAFETY: the memory may be read while this future exists, and so long the list lives.
-        let count = unsafe {
-            self.run(ring, |fd| match &memory {
-                Memory::Fixed(start, len, index) => {
-                    entry!(WriteFixed, fd, [*start, *len, *index], offset(offset_bytes))
-                }
-                Memory::Plain(start, len) => {
-                    entry!(Write, fd, [*start, *len], offset(offset_bytes))
-                }
-                Memory::List(list) => {
-                    let (start, count) = (list.as_ptr(), list.len() as u32);
-                    entry!(Writev, fd, [start, count], offset(offset_bytes))
-                }
-            })
+        let fd = self.descriptor();
+        let entry = match &memory {
+            Memory::Fixed(start, len, index) => opcode::WriteFixed::new(fd, *start, *len, *index)
+                .offset(offset_bytes)
+                .build(),
+            Memory::Plain(start, len) => opcode::Write::new(fd, *start, *len)
+                .offset(offset_bytes)
+                .build(),
+            Memory::List(list) => opcode::Writev::new(fd, list.as_ptr(), list.len() as u32)
+                .offset(offset_bytes)
+                .build(),
         };
-        Ok(count.await? as usize)
+        // SAFETY: the memory may be read while this future exists, and so long the list lives.
+        Ok(unsafe { self.run(ring, entry) }.await? as usize)
     }
 
     async fn write_registered(&self, offset_bytes: u64, from: Registered) -> Result<usize, Errno> {
         let ring = self.core.ring().ok_or(Errno::EOPNOTSUPP)?;
         let start = registered_start(ring, from)? as *const u8;
         let len = length(from.len);
+        let entry = opcode::WriteFixed::new(self.descriptor(), start, len, from.index);
         // SAFETY: the address is one that the kernel checks against the registered buffer.
-        let count = unsafe {
-            self.run(ring, |fd| {
-                entry!(
-                    WriteFixed,
-                    fd,
-                    [start, len, from.index],
-                    offset(offset_bytes)
-                )
-            })
-        };
+        let count = unsafe { self.run(ring, entry.offset(offset_bytes).build()) };
         Ok(count.await? as usize)
     }
 
@@ -310,12 +249,9 @@ impl Raw for ReactorFile {
         let Some(ring) = self.ring() else {
             return self.inline.fallocate(mode, offset, len).await;
         };
+        let entry = opcode::Fallocate::new(self.descriptor(), len);
         // SAFETY: the entry points to nothing.
-        let result = unsafe {
-            self.run(ring, |fd| {
-                entry!(Fallocate, fd, [len], offset(offset), mode(mode))
-            })
-        };
+        let result = unsafe { self.run(ring, entry.offset(offset).mode(mode).build()) };
         result.await.map(drop)
     }
 
@@ -323,21 +259,18 @@ impl Raw for ReactorFile {
         let Some(ring) = self.ring() else {
             return self.inline.fdatasync().await;
         };
-        let only_data = types::FsyncFlags::DATASYNC;
+        let entry = opcode::Fsync::new(self.descriptor()).flags(types::FsyncFlags::DATASYNC);
         // SAFETY: the entry points to nothing.
-        let result = unsafe { self.run(ring, |fd| entry!(Fsync, fd, [], flags(only_data))) };
-        result.await.map(drop)
+        unsafe { self.run(ring, entry.build()) }.await.map(drop)
     }
 
     async fn ftruncate(&self, len_bytes: u64) -> Result<(), Errno> {
-        match self.ring().filter(|ring| ring.features().ftruncate) {
-            None => self.inline.ftruncate(len_bytes).await,
-            Some(ring) => {
-                // SAFETY: the entry points to nothing.
-                let result = unsafe { self.run(ring, |fd| entry!(Ftruncate, fd, [len_bytes])) };
-                result.await.map(drop)
-            }
-        }
+        let Some(ring) = self.ring().filter(|ring| ring.has_ftruncate()) else {
+            return self.inline.ftruncate(len_bytes).await;
+        };
+        let entry = opcode::Ftruncate::new(self.descriptor(), len_bytes);
+        // SAFETY: the entry points to nothing.
+        unsafe { self.run(ring, entry.build()) }.await.map(drop)
     }
 }
 
@@ -368,59 +301,4 @@ impl std::fmt::Debug for ReactorFile {
     }
 }
 
-impl File for ReactorFile {
-    type Buffer = Buffer;
-
-    fn limits(&self) -> FileLimits {
-        self.open_file().limits()
-    }
-
-    fn id(&self) -> Option<FileId> {
-        Some(self.open_file().id())
-    }
-
-    fn buffer(&self, len_bytes: usize) -> Buffer {
-        self.core.buffer(len_bytes)
-    }
-
-    async fn len(&self) -> Result<u64, Errno> {
-        self.open_file().len()
-    }
-
-    async fn read_at(&self, offset_bytes: u64, target: Target<'_>) -> Result<(), Errno> {
-        whole::read_at(self, offset_bytes, target).await
-    }
-
-    async fn write_at(&self, offset_bytes: u64, source: Source<'_>) -> Result<(), Errno> {
-        whole::write_at(self, offset_bytes, source).await
-    }
-
-    async fn write_zeroes_at(
-        &self,
-        offset_bytes: u64,
-        len_bytes: u64,
-        may_unmap: bool,
-    ) -> Result<(), Errno> {
-        whole::write_zeroes_at(self, offset_bytes, len_bytes, may_unmap).await
-    }
-
-    async fn allocate_at(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
-        whole::allocate_at(self, offset_bytes, len_bytes).await
-    }
-
-    async fn discard_at(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
-        whole::discard_at(self, offset_bytes, len_bytes).await
-    }
-
-    async fn flush(&self) -> Result<(), Errno> {
-        self.fdatasync().await
-    }
-
-    async fn set_len(&self, len_bytes: u64) -> Result<(), Errno> {
-        whole::set_len(self, len_bytes).await
-    }
-
-    async fn extent_at(&self, offset_bytes: u64) -> Result<Extent, Errno> {
-        self.open_file().extent_at(offset_bytes)
-    }
-}
+file_by_raw!(ReactorFile, |file, len_bytes| file.core.buffer(len_bytes));

@@ -13,6 +13,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use gaur_block::{Access, Errno, OpenError};
 
+use crate::open::refused;
 use crate::syscall;
 
 /// First byte of those that say what is in use.
@@ -81,8 +82,8 @@ pub(crate) fn acquire(fd: BorrowedFd<'_>, access: Access) -> Result<(), OpenErro
 pub(crate) fn release(fd: BorrowedFd<'_>) {
     let mut lock = byte(libc::F_UNLCK, USED_BASE);
     lock.l_len = UNSHARED_BASE + 100 - USED_BASE;
-    // SAFETY: the command reads one `flock`. Giving back locks that are not held changes nothing.
-    unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    // Giving back locks that are not held changes nothing.
+    let _ = call(fd, libc::F_OFD_SETLK, &mut lock);
 }
 
 /// One byte's lock, as `fcntl` takes it.
@@ -96,26 +97,23 @@ fn byte(kind: libc::c_int, at: i64) -> libc::flock {
     lock
 }
 
-fn take(fd: BorrowedFd<'_>, at: i64) -> Result<(), Errno> {
-    let lock = byte(libc::F_RDLCK, at);
-    // SAFETY: the command reads one `flock`.
-    let result = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(syscall::last_errno())
+/// Makes a call about a lock, which may change it.
+fn call(fd: BorrowedFd<'_>, command: libc::c_int, lock: &mut libc::flock) -> Result<(), Errno> {
+    // SAFETY: the commands used here read and write one `flock`.
+    match unsafe { libc::fcntl(fd.as_raw_fd(), command, std::ptr::from_mut(lock)) } {
+        0 => Ok(()),
+        _ => Err(syscall::last_errno()),
     }
+}
+
+fn take(fd: BorrowedFd<'_>, at: i64) -> Result<(), Errno> {
+    call(fd, libc::F_OFD_SETLK, &mut byte(libc::F_RDLCK, at))
 }
 
 fn held_by_other(fd: BorrowedFd<'_>, at: i64) -> Result<bool, Errno> {
     let mut lock = byte(libc::F_WRLCK, at);
-    // SAFETY: the command reads and writes one `flock`.
-    let result = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
-    if result == 0 {
-        Ok(libc::c_int::from(lock.l_type) != libc::F_UNLCK)
-    } else {
-        Err(syscall::last_errno())
-    }
+    call(fd, libc::F_OFD_GETLK, &mut lock)?;
+    Ok(libc::c_int::from(lock.l_type) != libc::F_UNLCK)
 }
 
 fn conflict(access: Access, permission: Permission) -> OpenError {
@@ -125,21 +123,15 @@ fn conflict(access: Access, permission: Permission) -> OpenError {
         "another program is writing to the image"
     };
     let reason = format!("cannot get the \"{}\" lock; {hint}", permission.name);
-    OpenError {
-        errno: Errno::EAGAIN,
-        reason,
-    }
+    refused(Errno::EAGAIN, reason)
 }
 
 fn cannot_lock(errno: Errno) -> OpenError {
     // A write lock of another kind than QEMU's lies in the way.
     if errno == Errno::EAGAIN || errno == Errno::EACCES {
-        let reason = "the file is locked; is another program using the image?".to_owned();
-        return OpenError {
-            errno: Errno::EAGAIN,
-            reason,
-        };
+        let reason = "the file is locked; is another program using the image?";
+        return refused(Errno::EAGAIN, reason);
     }
     let reason = format!("cannot lock the file ({errno}); does its file system support locks?");
-    OpenError { errno, reason }
+    refused(errno, reason)
 }

@@ -12,7 +12,10 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::trim::freed_memory;
 
@@ -96,21 +99,12 @@ fn take_from_system(len_bytes: usize) -> NonNull<u8> {
         let start = unsafe { alloc_zeroed(layout) };
         return NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
     }
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: new memory, wherever the kernel likes.
-    let start = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            len_bytes,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    if start == libc::MAP_FAILED {
-        handle_alloc_error(layout);
-    }
-    NonNull::new(start.cast()).unwrap_or_else(|| handle_alloc_error(layout))
+    let start =
+        unsafe { mmap_anonymous(ptr::null_mut(), len_bytes, protection, MapFlags::PRIVATE) };
+    let start = start.ok().and_then(|start| NonNull::new(start.cast()));
+    start.unwrap_or_else(|| handle_alloc_error(layout))
 }
 
 fn give_to_system(start: NonNull<u8>, len_bytes: usize) {
@@ -120,22 +114,16 @@ fn give_to_system(start: NonNull<u8>, len_bytes: usize) {
         unsafe { dealloc(start.as_ptr(), layout(len_bytes)) }
     } else {
         // SAFETY: as above.
-        unsafe { libc::munmap(start.as_ptr().cast(), len_bytes) };
+        let _ = unsafe { munmap(start.as_ptr().cast(), len_bytes) };
     }
 }
 
 /// Has the kernel take the pages of a chunk, which reads as zeros afterwards; `false` when they are
 /// locked in memory.
 fn discard(chunk: Chunk) -> bool {
+    let start = chunk.start.as_ptr().cast();
     // SAFETY: whole pages of the pool's own memory, of which nothing is in use.
-    let result = unsafe {
-        libc::madvise(
-            chunk.start.as_ptr().cast(),
-            chunk.len_bytes,
-            libc::MADV_DONTNEED,
-        )
-    };
-    result == 0
+    unsafe { madvise(start, chunk.len_bytes, Advice::LinuxDontNeed) }.is_ok()
 }
 
 /// A run of memory of a pool; its number in the pool is its number in the ring's table.
@@ -228,7 +216,7 @@ impl Pool {
         class: usize,
         register: impl FnOnce(usize, Chunk),
     ) -> Option<(NonNull<u8>, bool)> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.active = true;
         if let Some(start) = state.free[class].pop() {
             return Some((start, true));
@@ -275,7 +263,7 @@ impl Pool {
     /// last call. They keep their addresses and start anew. `unregister` has the ring forget a chunk;
     /// where it cannot, the chunk stays as it is.
     pub(crate) fn trim(&self, mut unregister: impl FnMut(usize) -> bool) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if std::mem::take(&mut state.active) {
             return;
         }
@@ -307,14 +295,14 @@ impl Pool {
     }
 
     fn give_back(&self, class: usize, start: NonNull<u8>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.free[class].push(start);
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         for Cut { chunk, .. } in state.chunks.drain(..) {
             give_to_system(chunk.start, chunk.len_bytes);
         }

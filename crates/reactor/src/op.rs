@@ -39,6 +39,20 @@ impl<'a> Op<'a> {
         }
     }
 
+    /// Runs an operation, anew for as long as a signal interrupts it.
+    ///
+    /// # Safety
+    /// What the entry points to stays valid for as long as the future exists.
+    pub(crate) async unsafe fn run(ring: &Ring, entry: squeue::Entry) -> Result<u32, Errno> {
+        loop {
+            // SAFETY: the caller's promise.
+            match unsafe { Op::new(ring, entry.clone()) }.await {
+                Err(Errno::EINTR) => {}
+                result => return result,
+            }
+        }
+    }
+
     /// For operations whose result is a new descriptor.
     pub(crate) fn makes_fd(mut self) -> Op<'a> {
         self.makes_fd = true;

@@ -7,15 +7,14 @@
 //! input or output ([`io_flusher`]).
 
 use gaur_block::Errno;
+use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::process::{Resource, Rlimit, configure_io_flusher_behavior, getrlimit, setrlimit};
 
-use crate::syscall;
+use crate::syscall::{self, again};
 
 /// Without the right to lock any amount, the limit must leave this much room, in bytes: what is taken
 /// after the memory was locked counts too, and would fail at the limit.
 const ROOM_BYTES: u64 = 256 << 20;
-
-/// `prctl(2)`, since Linux 5.6.
-const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
 /// `CAP_IPC_LOCK`, by which the limit does not count.
 const CAPABILITY_IPC_LOCK: u32 = 14;
@@ -40,7 +39,7 @@ pub enum LockError {
 /// # Errors
 /// When it would not hold for long, or the kernel refuses; nothing is locked then.
 pub fn lock_memory() -> Result<(), LockError> {
-    let limit_bytes = raise(libc::RLIMIT_MEMLOCK).map_err(LockError::Refused)?;
+    let limit_bytes = raise(Resource::Memlock);
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let needed_bytes = size_bytes(&status).saturating_add(ROOM_BYTES);
     if limit_bytes < needed_bytes && !has_capability(&status, CAPABILITY_IPC_LOCK) {
@@ -50,12 +49,7 @@ pub fn lock_memory() -> Result<(), LockError> {
         });
     }
     keep_heap();
-    // SAFETY: no memory is touched that this process does not own; locking changes no content.
-    let locked = unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
-    match locked {
-        0 => Ok(()),
-        _ => Err(LockError::Refused(syscall::last_errno())),
-    }
+    again(|| mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE)).map_err(LockError::Refused)
 }
 
 /// Tells the kernel that the calling thread does the input and output of a block device. Threads that it
@@ -64,14 +58,7 @@ pub fn lock_memory() -> Result<(), LockError> {
 /// # Errors
 /// What the kernel says: `EPERM` without `CAP_SYS_RESOURCE`.
 pub fn io_flusher() -> Result<(), Errno> {
-    let one: libc::c_ulong = 1;
-    let zero: libc::c_ulong = 0;
-    // SAFETY: this option takes numbers only.
-    let set = unsafe { libc::prctl(PR_SET_IO_FLUSHER, one, zero, zero, zero) };
-    match set {
-        0 => Ok(()),
-        _ => Err(syscall::last_errno()),
-    }
+    again(|| configure_io_flusher_behavior(true))
 }
 
 /// Schedules the calling thread before all ordinary ones (`SCHED_RR` at its lowest priority), and threads
@@ -124,38 +111,23 @@ pub fn reserve(len_bytes: usize) {
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Raises the limit of open files of this process as far as it may be, and returns it.
-///
-/// # Errors
-/// What the kernel says.
-pub fn raise_file_limit() -> Result<u64, Errno> {
-    raise(libc::RLIMIT_NOFILE)
+pub fn raise_file_limit() -> u64 {
+    raise(Resource::Nofile)
 }
 
-/// What names a limit: C libraries differ in its sign.
-#[cfg(target_env = "gnu")]
-type Resource = libc::__rlimit_resource_t;
-#[cfg(not(target_env = "gnu"))]
-type Resource = libc::c_int;
-
 /// Raises a limit to the most this process may have; returns what it is then.
-fn raise(resource: Resource) -> Result<u64, Errno> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
+fn raise(resource: Resource) -> u64 {
+    let limit = getrlimit(resource);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
     };
-    // SAFETY: the pointer is to a limit that outlives the call.
-    if unsafe { libc::getrlimit(resource, &raw mut limit) } != 0 {
-        return Err(syscall::last_errno());
-    }
-    if limit.rlim_cur < limit.rlim_max {
-        let before = limit.rlim_cur;
-        limit.rlim_cur = limit.rlim_max;
-        // SAFETY: as above.
-        if unsafe { libc::setrlimit(resource, &raw const limit) } != 0 {
-            return Ok(before);
-        }
-    }
-    Ok(limit.rlim_cur)
+    let now = match limit.current == limit.maximum || setrlimit(resource, raised).is_err() {
+        true => limit.current,
+        false => limit.maximum,
+    };
+    // None is for no limit.
+    now.unwrap_or(u64::MAX)
 }
 
 /// Has the allocator keep what was freed, in one heap for all threads: memory that went back to the
@@ -202,7 +174,7 @@ mod tests {
 
     #[test]
     fn the_limit_of_files_is_raised_to_the_most_there_may_be() {
-        let raised = raise_file_limit().expect("a limit");
-        assert_eq!(raise_file_limit(), Ok(raised));
+        let raised = raise_file_limit();
+        assert_eq!(raise_file_limit(), raised);
     }
 }

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use gaur_block::Errno;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use slab::Slab;
 
 use crate::memory::Chunk;
 use crate::syscall;
@@ -51,31 +52,19 @@ const CANCEL: u64 = u64::MAX;
 const EVENT: u64 = u64::MAX - 1;
 
 enum Slot {
-    Vacant,
     Waiting(Option<Waker>),
     Done(i32),
-}
-
-#[derive(Default)]
-struct Slab {
-    slots: Vec<Slot>,
-    vacant: Vec<u32>,
-}
-
-/// What the kernel of this ring can do, asked once.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Features {
-    pub(crate) ftruncate: bool,
 }
 
 /// A ring.
 pub(crate) struct Ring {
     uring: RefCell<IoUring>,
-    slab: RefCell<Slab>,
+    slab: RefCell<Slab<Slot>>,
     vacant_files: RefCell<Vec<u32>>,
     chunks: RefCell<Vec<Chunk>>,
     has_buffer_table: bool,
-    features: Features,
+    /// The kernel knows `IORING_OP_FTRUNCATE`.
+    has_ftruncate: bool,
     /// The inbox's event is being watched.
     event_armed: Cell<bool>,
     /// The kernel writes to the inbox's event when there are completions.
@@ -97,21 +86,21 @@ impl Ring {
         let _ = submitter.register_iowq_max_workers(&mut [0, SOCKET_WORKERS]);
         let mut probe = io_uring::Probe::new();
         let probed = submitter.register_probe(&mut probe).is_ok();
-        let ftruncate = probed && probe.is_supported(opcode::Ftruncate::CODE);
+        let has_ftruncate = probed && probe.is_supported(opcode::Ftruncate::CODE);
         Ok(Ring {
             uring: RefCell::new(uring),
             slab: RefCell::default(),
             vacant_files: RefCell::new((0..files).rev().collect()),
             chunks: RefCell::default(),
             has_buffer_table,
-            features: Features { ftruncate },
+            has_ftruncate,
             event_armed: Cell::new(false),
             signals: Cell::new(false),
         })
     }
 
-    pub(crate) fn features(&self) -> Features {
-        self.features
+    pub(crate) fn has_ftruncate(&self) -> bool {
+        self.has_ftruncate
     }
 
     /// Gives a file a place in the ring's table; `None` when there is none left.
@@ -155,14 +144,8 @@ impl Ring {
         let mut chunks = self.chunks.borrow_mut();
         assert!(index <= chunks.len(), "the pool's chunks come in order");
         // One without length holds no memory.
-        let chunk = if registered {
-            chunk
-        } else {
-            Chunk {
-                len_bytes: 0,
-                ..chunk
-            }
-        };
+        let len_bytes = if registered { chunk.len_bytes } else { 0 };
+        let chunk = Chunk { len_bytes, ..chunk };
         match chunks.get_mut(index) {
             Some(place) => *place = chunk,
             None => chunks.push(chunk),
@@ -215,18 +198,7 @@ impl Ring {
     /// # Safety
     /// What the entry points to stays valid until [`Ring::take`] returns the slot's result.
     pub(crate) unsafe fn start(&self, entry: squeue::Entry, waker: Waker) -> u32 {
-        let slot = {
-            let mut slab = self.slab.borrow_mut();
-            let slot = slab.vacant.pop().unwrap_or_else(|| {
-                slab.slots.push(Slot::Vacant);
-                // Room for all of them, so that giving one back never allocates.
-                let count = slab.slots.len();
-                slab.vacant.reserve(count);
-                (count - 1) as u32
-            });
-            slab.slots[slot as usize] = Slot::Waiting(Some(waker));
-            slot
-        };
+        let slot = self.slab.borrow_mut().insert(Slot::Waiting(Some(waker))) as u32;
         // SAFETY: the caller's promise.
         unsafe { self.push(&entry.user_data(u64::from(slot))) };
         slot
@@ -236,11 +208,10 @@ impl Ring {
     /// flight, and `waker` will be woken.
     pub(crate) fn take(&self, slot: u32, waker: &Waker) -> Option<i32> {
         let mut slab = self.slab.borrow_mut();
-        match &mut slab.slots[slot as usize] {
+        match &mut slab[slot as usize] {
             Slot::Done(result) => {
                 let result = *result;
-                slab.slots[slot as usize] = Slot::Vacant;
-                slab.vacant.push(slot);
+                slab.remove(slot as usize);
                 Some(result)
             }
             Slot::Waiting(Some(old)) if old.will_wake(waker) => None,
@@ -251,7 +222,6 @@ impl Ring {
                 drop(replaced);
                 None
             }
-            Slot::Vacant => unreachable!("an operation asks for its result once"),
         }
     }
 
@@ -380,10 +350,10 @@ impl Ring {
     fn complete(&self, slot: u64, result: i32) {
         let waker = {
             let mut slab = self.slab.borrow_mut();
-            let slot = &mut slab.slots[slot as usize];
+            let slot = &mut slab[slot as usize];
             match std::mem::replace(slot, Slot::Done(result)) {
                 Slot::Waiting(waker) => waker,
-                _ => unreachable!("an operation completes once"),
+                Slot::Done(_) => unreachable!("an operation completes once"),
             }
         };
         if let Some(waker) = waker {

@@ -7,22 +7,17 @@ use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
+
+use memmap2::{MmapOptions, MmapRaw};
 
 /// Numbers that live in a file. In use by one process at a time.
 #[derive(Debug)]
 pub struct SharedWords {
-    start: NonNull<AtomicU64>,
-    count: usize,
+    memory: MmapRaw,
     /// Keeps the lock.
     _file: File,
 }
-
-// SAFETY: the memory is only reached as atomics, and stays until the value is dropped.
-unsafe impl Send for SharedWords {}
-// SAFETY: as above.
-unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
     /// Opens `path`, or makes it with zeros, readable by its owner alone, for `count` numbers (1 or
@@ -49,25 +44,9 @@ impl SharedWords {
             0 => {}
             error => return Err(io::Error::from_raw_os_error(error)),
         }
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at a place of the kernel's choice; the file is open and that long.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len_bytes,
-                protection,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let start = NonNull::new(start.cast()).ok_or_else(io::Error::last_os_error)?;
+        let memory = MmapOptions::new().len(len_bytes).map_raw(&file)?;
         Ok(SharedWords {
-            start,
-            count,
+            memory,
             _file: file,
         })
     }
@@ -77,17 +56,10 @@ impl Deref for SharedWords {
     type Target = [AtomicU64];
 
     fn deref(&self) -> &[AtomicU64] {
+        let count = self.memory.len() / size_of::<AtomicU64>();
         // SAFETY: the mapping is `count` words long, aligned to a page, holds any bits, and lives as
         // long as `self`; another process that maps the file holds no lock on it and breaks only its own.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
-    }
-}
-
-impl Drop for SharedWords {
-    fn drop(&mut self) {
-        let len_bytes = self.count * size_of::<AtomicU64>();
-        // SAFETY: the mapping was made with this length, and nothing borrows from it any more.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), len_bytes) };
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), count) }
     }
 }
 

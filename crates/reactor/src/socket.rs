@@ -8,7 +8,7 @@
 
 use std::io::IoSlice;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -16,15 +16,21 @@ use std::time::{Duration, Instant};
 
 use gaur_block::Errno;
 use io_uring::{opcode, types};
+use rustix::event::PollFlags;
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrAny, SocketFlags,
+    SocketType, sockopt,
+};
 
-use crate::address::{self, Address, RawAddress};
+use crate::address::{self, Address};
 use crate::context;
 use crate::op::Op;
 use crate::reactor::{Core, Engine};
-use crate::syscall::{self, IOV_MAX, RW_MAX};
+use crate::ring::Ring;
+use crate::syscall::{self, IOV_MAX, RW_MAX, again};
 
 /// Connections that wait to be accepted.
-const BACKLOG: libc::c_int = 128;
+const BACKLOG: i32 = 128;
 
 /// Up to so many bytes the kernel is asked to move all in one operation. An operation that has to wait
 /// more than 128 times in the ring is moved to a kernel thread and blocks there, so a longer one ends
@@ -39,72 +45,30 @@ fn whole(len_bytes: usize) -> libc::c_int {
     }
 }
 
-fn socket(family: libc::c_int) -> Result<OwnedFd, Errno> {
-    // SAFETY: no memory is passed; a descriptor that comes back is new and ours alone.
-    unsafe {
-        let fd = libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
-        if fd < 0 {
-            Err(syscall::last_errno())
-        } else {
-            Ok(OwnedFd::from_raw_fd(fd))
-        }
-    }
+fn socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
+    again(|| net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None))
 }
 
-fn set_option(
+fn ring_of(core: &Option<Rc<Core>>) -> Option<&Ring> {
+    core.as_ref().and_then(|core| core.ring())
+}
+
+/// Makes a call where there is no ring. In a reactor it must not wait; while it would have to, the reactor
+/// waits for `events`.
+async fn when_ready<T>(
+    core: &Option<Rc<Core>>,
     fd: BorrowedFd<'_>,
-    level: libc::c_int,
-    name: libc::c_int,
-    value: libc::c_int,
-) -> Result<(), Errno> {
-    let len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the option is an `int`, which the kernel reads.
-    let result =
-        unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, (&raw const value).cast(), len) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(syscall::last_errno())
-    }
-}
-
-fn set_nonblocking(fd: BorrowedFd<'_>, nonblocking: bool) -> Result<(), Errno> {
-    // SAFETY: neither command takes memory.
-    unsafe {
-        let flags = libc::fcntl(fd.as_raw_fd(), libc::F_GETFL);
-        let wanted = match nonblocking {
-            true => flags | libc::O_NONBLOCK,
-            false => flags & !libc::O_NONBLOCK,
-        };
-        if flags < 0 || (flags != wanted && libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, wanted) < 0)
-        {
-            return Err(syscall::last_errno());
-        }
-    }
-    Ok(())
-}
-
-/// Makes a call that must not wait; while it would have to, waits in the reactor for `events`.
-async fn when_ready(
-    core: &Core,
-    fd: BorrowedFd<'_>,
-    events: libc::c_short,
-    mut call: impl FnMut() -> Result<usize, Errno>,
-) -> Result<usize, Errno> {
+    events: PollFlags,
+    mut call: impl FnMut() -> rustix::io::Result<T>,
+) -> Result<T, Errno> {
     loop {
-        match call() {
-            Err(Errno::EAGAIN) => {}
-            Err(Errno::EINTR) => continue,
-            result => return result,
-        }
-        if let Engine::Fallback(readiness) = core.engine() {
-            readiness.ready(fd.as_raw_fd(), events).await;
+        match (again(&mut call), core.as_ref().map(|core| core.engine())) {
+            (Err(Errno::EAGAIN), Some(Engine::Fallback(readiness))) => {
+                readiness.ready(fd.as_raw_fd(), events).await;
+            }
+            (result, _) => return result,
         }
     }
-}
-
-fn returned(count: isize) -> Result<usize, Errno> {
-    usize::try_from(count).map_err(|_| syscall::last_errno())
 }
 
 /// How long an address may be taken before that counts.
@@ -129,11 +93,8 @@ impl Listener {
     /// other than a socket.
     pub fn bind(address: &Address) -> Result<Listener, Errno> {
         let start = Instant::now();
-        let in_the_way = |path: &PathBuf| {
-            let found = std::fs::symlink_metadata(path);
-            found.is_ok_and(|found| !FileTypeExt::is_socket(&found.file_type()))
-        };
-        let hopeless = matches!(address, Address::Unix(path) if in_the_way(path));
+        // What is there and is no socket stays.
+        let hopeless = matches!(address, Address::Unix(path) if path.symlink_metadata().is_ok() && !is_socket(path));
         loop {
             match Listener::try_bind(address) {
                 Err(Errno::EADDRINUSE) if !hopeless && start.elapsed() < PATIENCE => {
@@ -145,21 +106,13 @@ impl Listener {
     }
 
     fn try_bind(address: &Address) -> Result<Listener, Errno> {
-        let raw = RawAddress::new(address)?;
-        let fd = socket(raw.family())?;
-        let bind = || {
-            // SAFETY: the address and its length belong together.
-            let result = unsafe { libc::bind(fd.as_raw_fd(), raw.as_ptr(), raw.len()) };
-            if result == 0 {
-                Ok(())
-            } else {
-                Err(syscall::last_errno())
-            }
-        };
+        let raw = address::raw(address)?;
+        let fd = socket(raw.address_family())?;
+        let bind = || again(|| net::bind(&fd, &raw));
         let mut made = None;
         match address {
             Address::Tcp(_) => {
-                set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+                again(|| sockopt::set_socket_reuseaddr(&fd, true))?;
                 bind()?;
             }
             Address::Unix(path) => {
@@ -176,10 +129,7 @@ impl Listener {
             }
         }
         let listener = Listener { fd, made };
-        // SAFETY: no memory is passed.
-        if unsafe { libc::listen(listener.fd.as_raw_fd(), BACKLOG) } != 0 {
-            return Err(syscall::last_errno());
-        }
+        again(|| net::listen(&listener.fd, BACKLOG))?;
         Ok(listener)
     }
 
@@ -208,35 +158,22 @@ impl Listener {
     }
 
     async fn accept_once(&self) -> Result<OwnedFd, Errno> {
-        let fd = self.fd.as_raw_fd();
+        let fd = self.fd.as_fd();
+        let core = context::find();
+        let ring = ring_of(&core);
+        syscall::set_nonblocking(fd, core.is_some() && ring.is_none())?;
+        let Some(ring) = ring else {
+            let accept = || net::accept_with(fd, SocketFlags::CLOEXEC);
+            return when_ready(&core, fd, PollFlags::IN, accept).await;
+        };
         let null = std::ptr::null_mut();
-        let accept = || {
-            // SAFETY: the kernel is asked for no address.
-            returned(unsafe { libc::accept4(fd, null, null.cast(), libc::SOCK_CLOEXEC) } as isize)
-        };
-        let new = match context::find() {
-            Some(core) => match core.engine() {
-                Engine::Ring(ring) => {
-                    set_nonblocking(self.fd.as_fd(), false)?;
-                    let entry = opcode::Accept::new(types::Fd(fd), null, null.cast())
-                        .flags(libc::SOCK_CLOEXEC)
-                        .build();
-                    // SAFETY: the entry points to nothing.
-                    let op = unsafe { Op::new(ring, entry) }.makes_fd();
-                    op.await? as libc::c_int
-                }
-                Engine::Fallback(_) => {
-                    set_nonblocking(self.fd.as_fd(), true)?;
-                    when_ready(&core, self.fd.as_fd(), libc::POLLIN, accept).await? as libc::c_int
-                }
-            },
-            None => {
-                set_nonblocking(self.fd.as_fd(), false)?;
-                accept()? as libc::c_int
-            }
-        };
+        let entry = opcode::Accept::new(types::Fd(fd.as_raw_fd()), null, null.cast())
+            .flags(libc::SOCK_CLOEXEC)
+            .build();
+        // SAFETY: the entry points to nothing.
+        let new = unsafe { Op::new(ring, entry) }.makes_fd().await?;
         // SAFETY: the kernel made this descriptor for us.
-        Ok(unsafe { OwnedFd::from_raw_fd(new) })
+        Ok(unsafe { OwnedFd::from_raw_fd(new as RawFd) })
     }
 }
 
@@ -259,20 +196,21 @@ impl Drop for Listener {
     }
 }
 
+fn is_socket(path: &std::path::Path) -> bool {
+    path.symlink_metadata()
+        .is_ok_and(|facts| facts.file_type().is_socket())
+}
+
 /// Removes a socket file without a listener.
-fn remove_dead_socket(path: &std::path::Path, raw: &RawAddress) -> Result<(), Errno> {
+fn remove_dead_socket(path: &std::path::Path, raw: &SocketAddrAny) -> Result<(), Errno> {
     let in_use = Err(Errno::from_raw(libc::EADDRINUSE));
-    let is_socket = std::fs::symlink_metadata(path)
-        .is_ok_and(|facts| std::os::unix::fs::FileTypeExt::is_socket(&facts.file_type()));
-    if !is_socket {
+    if !is_socket(path) {
         return in_use;
     }
-    let probe = socket(raw.family())?;
+    let probe = socket(raw.address_family())?;
     // A listener with a full queue would make us wait; it is alive.
-    set_nonblocking(probe.as_fd(), true)?;
-    // SAFETY: the address and its length belong together.
-    let result = unsafe { libc::connect(probe.as_raw_fd(), raw.as_ptr(), raw.len()) };
-    if result == 0 || syscall::last_errno().raw() != libc::ECONNREFUSED {
+    syscall::set_nonblocking(probe.as_fd(), true)?;
+    if net::connect(&probe, raw) != Err(rustix::io::Errno::CONNREFUSED) {
         return in_use;
     }
     std::fs::remove_file(path).map_err(|error| syscall::errno_of(&error))
@@ -287,22 +225,19 @@ pub struct Stream {
 impl Stream {
     /// Connects to an address.
     pub async fn connect(address: &Address) -> Result<Stream, Errno> {
-        let raw = RawAddress::new(address)?;
-        let stream = Stream::from_fd(socket(raw.family())?);
-        let fd = stream.fd.as_raw_fd();
+        let raw = address::raw(address)?;
+        let stream = Stream::from_fd(socket(raw.address_family())?);
         let core = context::find();
-        if let Some(ring) = core.as_ref().and_then(|core| core.ring()) {
-            let entry = opcode::Connect::new(types::Fd(fd), raw.as_ptr(), raw.len()).build();
-            // SAFETY: the address lives in this future, which the operation does not outlive.
-            unsafe { Op::new(ring, entry) }.await?;
-        } else {
+        let Some(ring) = ring_of(&core) else {
             // In the fallback too: connecting is not on any path that others wait for.
-            // SAFETY: the address and its length belong together.
-            let result = unsafe { libc::connect(fd, raw.as_ptr(), raw.len()) };
-            if result != 0 {
-                return Err(syscall::last_errno());
-            }
-        }
+            net::connect(&stream.fd, &raw)
+                .map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
+            return Ok(stream);
+        };
+        let fd = types::Fd(stream.fd.as_raw_fd());
+        let entry = opcode::Connect::new(fd, raw.as_ptr().cast(), raw.addr_len()).build();
+        // SAFETY: the address lives in this future, which the operation does not outlive.
+        unsafe { Op::new(ring, entry) }.await?;
         Ok(stream)
     }
 
@@ -310,29 +245,22 @@ impl Stream {
     pub fn from_fd(fd: OwnedFd) -> Stream {
         // Replies are sent whole, so waiting for more to send would only cost time. It fails for
         // sockets that are not TCP, which need none of it.
-        let _ = set_option(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+        let _ = sockopt::set_tcp_nodelay(&fd, true);
         // A peer whose machine is gone says nothing; after two minutes of that it counts as gone.
-        let _ = set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
-        let _ = set_option(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 60);
-        let _ = set_option(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 10);
-        let _ = set_option(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 6);
+        let _ = sockopt::set_socket_keepalive(&fd, true);
+        let _ = sockopt::set_tcp_keepidle(&fd, Duration::from_secs(60));
+        let _ = sockopt::set_tcp_keepintvl(&fd, Duration::from_secs(10));
+        let _ = sockopt::set_tcp_keepcnt(&fd, 6);
         // A ring does not wait for a descriptor that says O_NONBLOCK.
-        let _ = set_nonblocking(fd.as_fd(), false);
+        let _ = syscall::set_nonblocking(fd.as_fd(), false);
         Stream { fd }
     }
 
     /// Two sockets that are connected to each other.
     pub fn pair() -> Result<(Stream, Stream), Errno> {
-        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
-        let mut fds = [-1; 2];
-        // SAFETY: there is room for two descriptors; those that come back are new and ours alone.
-        unsafe {
-            if libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) != 0 {
-                return Err(syscall::last_errno());
-            }
-            let [first, second] = fds.map(|fd| Stream::from_fd(OwnedFd::from_raw_fd(fd)));
-            Ok((first, second))
-        }
+        let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
+        let (first, second) = again(|| net::socketpair(unix, stream, SocketFlags::CLOEXEC, None))?;
+        Ok((Stream::from_fd(first), Stream::from_fd(second)))
     }
 
     /// Who is at the other end, for people to read.
@@ -365,167 +293,92 @@ impl Stream {
     }
 
     async fn recv_flags(&self, into: &mut [u8], flags: libc::c_int) -> Result<usize, Errno> {
-        let fd = self.fd.as_raw_fd();
         let len = into.len().min(RW_MAX);
-        let start = into.as_mut_ptr();
-        let recv = |flags| {
-            // SAFETY: the memory is a borrowed slice.
-            returned(unsafe { libc::recv(fd, start.cast(), len, flags) })
-        };
-        let Some(core) = context::find() else {
-            return uninterrupted(|| recv(flags));
-        };
-        match core.engine() {
-            Engine::Ring(ring) => loop {
-                let entry = opcode::Recv::new(types::Fd(fd), start, len as u32)
-                    .flags(flags)
-                    .build();
-                // SAFETY: the memory is borrowed while this future exists.
-                match unsafe { Op::new(ring, entry) }.await {
-                    Err(Errno::EINTR) => {}
-                    result => return result.map(|count| count as usize),
-                }
-            },
-            Engine::Fallback(_) => {
-                let recv = || recv(libc::MSG_DONTWAIT);
-                when_ready(&core, self.fd.as_fd(), libc::POLLIN, recv).await
-            }
+        let into = &mut into[..len];
+        let core = context::find();
+        if let Some(ring) = ring_of(&core) {
+            let fd = types::Fd(self.fd.as_raw_fd());
+            let entry = opcode::Recv::new(fd, into.as_mut_ptr(), len as u32);
+            // SAFETY: the memory is borrowed while this future exists.
+            let count = unsafe { Op::run(ring, entry.flags(flags).build()) };
+            return Ok(count.await? as usize);
         }
+        let flags = match core {
+            Some(_) => RecvFlags::DONTWAIT,
+            None => RecvFlags::from_bits_retain(flags as u32),
+        };
+        let recv = || net::recv(&self.fd, &mut *into, flags).map(|(count, _)| count);
+        when_ready(&core, self.fd.as_fd(), PollFlags::IN, recv).await
     }
 
     /// Sends all of `bytes`.
     pub async fn send(&self, bytes: &[u8]) -> Result<(), Errno> {
-        let core = context::find();
-        let mut done = 0;
-        while done < bytes.len() {
-            done += self.send_some(core.as_ref(), &bytes[done..]).await?;
-        }
-        Ok(())
+        self.send_vectored(&[IoSlice::new(bytes)]).await
     }
 
     /// Sends all parts, one after the other. Parts of different calls mix when the calls overlap.
     pub async fn send_vectored(&self, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
         let core = context::find();
         let mut rest = parts;
-        while let Some(first) = rest.first() {
-            if first.is_empty() {
-                rest = &rest[1..];
-                continue;
-            }
-            let group = &rest[..rest.len().min(IOV_MAX)];
-            let mut count = self.send_parts(core.as_ref(), group).await?;
-            while let Some(part) = rest.first().filter(|part| part.len() <= count) {
-                count -= part.len();
+        // Bytes that went out and are not skipped yet.
+        let mut sent = 0;
+        loop {
+            while let Some(part) = rest.first().filter(|part| part.len() <= sent) {
+                sent -= part.len();
                 rest = &rest[1..];
             }
-            if count > 0 {
-                // It stopped inside a part: the remainder of it goes alone.
-                self.send(&rest[0][count..]).await?;
-                rest = &rest[1..];
-            }
-        }
-        Ok(())
-    }
-
-    async fn send_some(&self, core: Option<&Rc<Core>>, bytes: &[u8]) -> Result<usize, Errno> {
-        let fd = self.fd.as_raw_fd();
-        let len = bytes.len().min(RW_MAX);
-        let send = |flags| {
-            // SAFETY: the memory is a borrowed slice.
-            let count = unsafe { libc::send(fd, bytes.as_ptr().cast(), len, flags) };
-            returned(count)
-        };
-        let Some(core) = core else {
-            return uninterrupted(|| send(libc::MSG_NOSIGNAL));
-        };
-        match core.engine() {
-            Engine::Ring(ring) => loop {
-                let entry = opcode::Send::new(types::Fd(fd), bytes.as_ptr(), len as u32)
-                    .flags(libc::MSG_NOSIGNAL | whole(len))
-                    .build();
-                // SAFETY: the memory is borrowed while this future exists.
-                match unsafe { Op::new(ring, entry) }.await {
-                    Err(Errno::EINTR) => {}
-                    result => return result.map(|count| count as usize),
-                }
-            },
-            Engine::Fallback(_) => {
-                let send = || send(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
-                when_ready(core, self.fd.as_fd(), libc::POLLOUT, send).await
-            }
+            let Some(first) = rest.first() else {
+                return Ok(());
+            };
+            // It stopped inside a part: the remainder of it goes alone.
+            let remainder = [IoSlice::new(&first[sent..])];
+            let group = match sent {
+                0 => &rest[..rest.len().min(IOV_MAX)],
+                _ => &remainder,
+            };
+            sent += self.send_some(&core, group).await?;
         }
     }
 
-    async fn send_parts(
+    async fn send_some(
         &self,
-        core: Option<&Rc<Core>>,
+        core: &Option<Rc<Core>>,
         parts: &[IoSlice<'_>],
     ) -> Result<usize, Errno> {
-        let fd = self.fd.as_raw_fd();
-        // SAFETY: `msghdr` is plain integers and pointers, for which zero is a value.
-        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        // `IoSlice` has the layout of `iovec`; sending does not write to it.
-        message.msg_iov = parts.as_ptr().cast_mut().cast();
-        message.msg_iovlen = parts.len() as _;
-        let message = Message(message);
-        let send = |flags| {
-            // SAFETY: the message points to borrowed parts.
-            returned(unsafe { libc::sendmsg(fd, &raw const message.0, flags) })
-        };
-        let Some(core) = core else {
-            return uninterrupted(|| send(libc::MSG_NOSIGNAL));
-        };
-        match core.engine() {
-            Engine::Ring(ring) => loop {
-                let flags = libc::MSG_NOSIGNAL | whole(parts.iter().map(|part| part.len()).sum());
-                let entry = opcode::SendMsg::new(types::Fd(fd), &raw const message.0)
-                    .flags(flags as u32)
-                    .build();
-                // SAFETY: the message lives in this future, which the operation does not outlive,
-                // and the parts and their memory are borrowed while it exists.
-                match unsafe { Op::new(ring, entry) }.await {
-                    Err(Errno::EINTR) => {}
-                    result => return result.map(|count| count as usize),
-                }
-            },
-            Engine::Fallback(_) => {
-                let send = || send(libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
-                when_ready(core, self.fd.as_fd(), libc::POLLOUT, send).await
-            }
+        if let Some(ring) = ring_of(core) {
+            // SAFETY: `msghdr` is plain integers and pointers, for which zero is a value.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            // `IoSlice` has the layout of `iovec`; sending does not write to it.
+            message.msg_iov = parts.as_ptr().cast_mut().cast();
+            message.msg_iovlen = parts.len() as _;
+            let flags = libc::MSG_NOSIGNAL | whole(parts.iter().map(|part| part.len()).sum());
+            let fd = types::Fd(self.fd.as_raw_fd());
+            let entry = opcode::SendMsg::new(fd, &raw const message).flags(flags as u32);
+            // SAFETY: the message lives in this future, which the operation does not outlive, and
+            // the parts and their memory are borrowed while it exists.
+            return Ok(unsafe { Op::run(ring, entry.build()) }.await? as usize);
         }
+        let flags = match core {
+            Some(_) => SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+            None => SendFlags::NOSIGNAL,
+        };
+        let send = || net::sendmsg(&self.fd, parts, &mut SendAncillaryBuffer::default(), flags);
+        when_ready(core, self.fd.as_fd(), PollFlags::OUT, send).await
     }
 
     /// Ends one or both directions. Calls that wait on them, on any thread, end.
     pub fn shutdown(&self, how: Shutdown) -> Result<(), Errno> {
         let how = match how {
-            Shutdown::Read => libc::SHUT_RD,
-            Shutdown::Write => libc::SHUT_WR,
-            Shutdown::Both => libc::SHUT_RDWR,
+            Shutdown::Read => net::Shutdown::Read,
+            Shutdown::Write => net::Shutdown::Write,
+            Shutdown::Both => net::Shutdown::Both,
         };
-        // SAFETY: no memory is passed.
-        let result = unsafe { libc::shutdown(self.fd.as_raw_fd(), how) };
-        if result == 0 {
-            Ok(())
-        } else {
-            Err(syscall::last_errno())
-        }
+        again(|| net::shutdown(&self.fd, how))
     }
 }
 
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
-    }
-}
-
-/// A message header on its way to the kernel. Its pointers are into borrowed memory.
-struct Message(libc::msghdr);
-
-fn uninterrupted(mut call: impl FnMut() -> Result<usize, Errno>) -> Result<usize, Errno> {
-    loop {
-        match call() {
-            Err(Errno::EINTR) => {}
-            result => return result,
-        }
     }
 }

@@ -3,12 +3,12 @@
 //! Offsets and lengths are bytes. Nothing here interprets a result beyond success or error; short
 //! transfers are the caller's business (`crate::whole`).
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use gaur_block::{Errno, Segments, SegmentsMut};
-use rustix::fs::{self, AtFlags, FallocateFlags, Mode, OFlags, SeekFrom, Stat, StatxFlags};
+use rustix::fs::{self, AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
 
 use crate::iovecs::iovec_of;
 
@@ -58,16 +58,6 @@ fn offset(offset_bytes: u64) -> Result<libc::off_t, Errno> {
     libc::off_t::try_from(offset_bytes).map_err(|_| Errno::EINVAL)
 }
 
-/// What the path names, links followed.
-pub(crate) fn stat(path: &CStr) -> Result<Stat, Errno> {
-    again(|| fs::stat(path))
-}
-
-/// What the descriptor refers to.
-pub(crate) fn fstat(fd: BorrowedFd<'_>) -> Result<Stat, Errno> {
-    again(|| fs::fstat(fd))
-}
-
 /// The magic number of the file system that holds the file.
 pub(crate) fn filesystem_magic(fd: BorrowedFd<'_>) -> Result<i64, Errno> {
     #[allow(
@@ -83,14 +73,17 @@ pub(crate) fn open(path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     again(|| fs::open(path, flags, Mode::from_raw_mode(0o644)))
 }
 
-/// Has operations on the descriptor wait where they would say `EAGAIN`.
-pub(crate) fn set_blocking(fd: BorrowedFd<'_>) -> Result<(), Errno> {
-    again(|| fs::fcntl_setfl(fd, fs::fcntl_getfl(fd)? - OFlags::NONBLOCK))
-}
-
-/// A path as the kernel wants it; `EINVAL` when it has a NUL inside.
-pub(crate) fn path(name: &[u8]) -> Result<CString, Errno> {
-    CString::new(name).map_err(|_| Errno::EINVAL)
+/// Has operations on the descriptor say `EAGAIN` where they would wait, or wait.
+pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>, nonblocking: bool) -> Result<(), Errno> {
+    again(|| {
+        let flags = fs::fcntl_getfl(fd)?;
+        let mut wanted = flags;
+        wanted.set(OFlags::NONBLOCK, nonblocking);
+        match wanted == flags {
+            true => Ok(()),
+            false => fs::fcntl_setfl(fd, wanted),
+        }
+    })
 }
 
 /// Calls `call` with the list of `memory`, of which at most [`IOV_MAX`] pieces are looked at.
@@ -128,21 +121,9 @@ pub(crate) fn read(
     into: SegmentsMut<'_>,
     flags: libc::c_int,
 ) -> Result<usize, Errno> {
-    let at = offset(offset_bytes)?;
-    if let (0, Some(piece)) = (flags, into.single()) {
-        let (fd, start) = (fd.as_raw_fd(), piece.start().cast());
-        // SAFETY: the memory may be written to.
-        return retry(|| unsafe { libc::pread(fd, start, piece.len(), at) });
-    }
-    with_iovecs(*into, |list, count| {
-        // SAFETY: the list has that many entries, and their memory may be written to.
-        retry(|| unsafe {
-            match flags {
-                0 => libc::preadv(fd.as_raw_fd(), list, count, at),
-                flags => with_flags(libc::SYS_preadv2, fd, list, count, at, flags),
-            }
-        })
-    })
+    let calls = [libc::SYS_pread64, libc::SYS_preadv, libc::SYS_preadv2];
+    // SAFETY: the memory may be written to.
+    unsafe { transfer(calls, fd, offset(offset_bytes)?, *into, flags) }
 }
 
 /// Writes once; the count may be short. `flags` are those of `pwritev2(2)`, or 0.
@@ -152,41 +133,38 @@ pub(crate) fn write(
     from: Segments<'_>,
     flags: libc::c_int,
 ) -> Result<usize, Errno> {
-    let at = offset(offset_bytes)?;
-    if let (0, Some(piece)) = (flags, from.single()) {
-        let (fd, start) = (fd.as_raw_fd(), piece.start().cast_const().cast());
-        // SAFETY: the memory may be read.
-        return retry(|| unsafe { libc::pwrite(fd, start, piece.len(), at) });
-    }
-    with_iovecs(from, |list, count| {
-        // SAFETY: the list has that many entries, and their memory may be read.
-        retry(|| unsafe {
-            match flags {
-                0 => libc::pwritev(fd.as_raw_fd(), list, count, at),
-                flags => with_flags(libc::SYS_pwritev2, fd, list, count, at, flags),
-            }
-        })
-    })
+    let calls = [libc::SYS_pwrite64, libc::SYS_pwritev, libc::SYS_pwritev2];
+    // SAFETY: the memory may be read.
+    unsafe { transfer(calls, fd, offset(offset_bytes)?, from, flags) }
 }
 
-/// `preadv2(2)` or `pwritev2(2)` by its number: musl has the functions since 1.2.5 only.
+/// The first of the calls for one piece without flags, the second for a list, the third with flags; by their
+/// numbers: musl has the functions of the third since 1.2.5 only.
 ///
 /// # Safety
-/// The parts are those of slices, and may be written to if the call does so.
-unsafe fn with_flags(
-    call: libc::c_long,
+/// The memory may be written to if the calls do so.
+unsafe fn transfer(
+    [plain, vectored, with_flags]: [libc::c_long; 3],
     fd: BorrowedFd<'_>,
-    parts: *const libc::iovec,
-    count: libc::c_int,
     at: libc::off_t,
+    memory: Segments<'_>,
     flags: libc::c_int,
-) -> isize {
+) -> Result<usize, Errno> {
     // The kernel takes the offset in two halves; where a half has 64 bits it is all of it.
     const HIGH_HALF: libc::c_long = 0;
-    let count = libc::c_long::from(count);
-    // SAFETY: the caller's promise.
-    let result = unsafe { libc::syscall(call, fd.as_raw_fd(), parts, count, at, HIGH_HALF, flags) };
-    result as isize
+    if let (0, Some(piece)) = (flags, memory.single()) {
+        let (fd, start) = (fd.as_raw_fd(), piece.start());
+        // SAFETY: that is the piece, and the caller's promise.
+        return retry(|| unsafe { libc::syscall(plain, fd, start, piece.len(), at) as isize });
+    }
+    let call = if flags == 0 { vectored } else { with_flags };
+    with_iovecs(memory, |list, count| {
+        let count = libc::c_long::from(count);
+        // SAFETY: the list has that many entries, and the caller's promise.
+        retry(|| unsafe {
+            libc::syscall(call, fd.as_raw_fd(), list, count, at, HIGH_HALF, flags) as isize
+        })
+    })
 }
 
 /// Whether a call refused its flags rather than what it was asked for.
@@ -198,15 +176,11 @@ pub(crate) fn is_refusal(errno: Errno) -> bool {
 /// readable, and does not wait even if it is not any more (where the kernel knows how, Linux 5.8).
 pub(crate) fn read_now(fd: BorrowedFd<'_>, memory: &mut [u8]) -> Result<usize, Errno> {
     const NO_POSITION: libc::off_t = -1;
-    let memory = SegmentsMut::from(memory);
-    let read = |flags| {
-        with_iovecs(*memory, |list, count| {
-            // SAFETY: the list has that many entries, and their memory may be written to.
-            retry(|| unsafe { with_flags(libc::SYS_preadv2, fd, list, count, NO_POSITION, flags) })
-        })
-    };
-    match read(libc::RWF_NOWAIT) {
-        Err(errno) if is_refusal(errno) => read(0),
+    let calls = [libc::SYS_preadv2; 3];
+    let list = SegmentsMut::from(&mut *memory);
+    // SAFETY: the memory may be written to.
+    match unsafe { transfer(calls, fd, NO_POSITION, *list, libc::RWF_NOWAIT) } {
+        Err(errno) if is_refusal(errno) => again(|| rustix::io::read(fd, &mut *memory)),
         read => read,
     }
 }
@@ -245,16 +219,6 @@ pub(crate) fn fdatasync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 /// `ftruncate(2)`.
 pub(crate) fn ftruncate(fd: BorrowedFd<'_>, len_bytes: u64) -> Result<(), Errno> {
     again(|| fs::ftruncate(fd, len_bytes))
-}
-
-/// `lseek(2)`. It moves the position that all users of the open file share, which nothing reads.
-pub(crate) fn seek(fd: BorrowedFd<'_>, to: SeekFrom) -> Result<u64, Errno> {
-    again(|| fs::seek(fd, to))
-}
-
-/// The size of a block device's logical sectors in bytes (`BLKSSZGET`).
-pub(crate) fn sector_size(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
-    again(|| fs::ioctl_blksszget(fd))
 }
 
 /// Tells a block device that a range is no longer needed (`BLKDISCARD`).

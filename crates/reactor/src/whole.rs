@@ -4,6 +4,8 @@
 //! [`Raw`] is one system call each, done by a ring or by the thread itself; everything that has to
 //! be said about partial transfers, file ends and sectors is said here, once for both.
 
+use std::os::fd::AsFd;
+
 use gaur_block::{Errno, Registered, Segments, SegmentsMut, Source, Target};
 
 use crate::memory::Buffer;
@@ -19,16 +21,82 @@ pub(crate) trait Raw {
     fn file(&self) -> &OpenFile;
     /// At most [`IOV_MAX`] pieces.
     async fn read(&self, offset_bytes: u64, into: SegmentsMut<'_>) -> Result<usize, Errno>;
-    async fn read_registered(&self, offset_bytes: u64, to: Registered) -> Result<usize, Errno>;
+    // A registered buffer belongs to a ring; without one there is none.
+    async fn read_registered(&self, _: u64, _to: Registered) -> Result<usize, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
     /// Fills part of a registered buffer with zeros.
-    async fn zero_registered(&self, to: Registered) -> Result<(), Errno>;
+    async fn zero_registered(&self, _to: Registered) -> Result<(), Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
     /// At most [`IOV_MAX`] pieces.
     async fn write(&self, offset_bytes: u64, from: Segments<'_>) -> Result<usize, Errno>;
-    async fn write_registered(&self, offset_bytes: u64, from: Registered) -> Result<usize, Errno>;
+    async fn write_registered(&self, _: u64, _from: Registered) -> Result<usize, Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
     async fn fallocate(&self, mode: libc::c_int, offset: u64, len: u64) -> Result<(), Errno>;
     async fn fdatasync(&self) -> Result<(), Errno>;
     async fn ftruncate(&self, len_bytes: u64) -> Result<(), Errno>;
 }
+
+/// Implements [`gaur_block::File`] for a type that is [`Raw`], whose buffers come from `$buffer`.
+macro_rules! file_by_raw {
+    ($type:ty, |$file:pat_param, $len:ident| $buffer:expr) => {
+        impl gaur_block::File for $type {
+            type Buffer = $crate::memory::Buffer;
+
+            fn limits(&self) -> gaur_block::FileLimits {
+                self.open_file().limits()
+            }
+
+            fn id(&self) -> Option<gaur_block::FileId> {
+                Some(self.open_file().id())
+            }
+
+            fn buffer(&self, $len: usize) -> Self::Buffer {
+                let $file = self;
+                $buffer
+            }
+
+            async fn len(&self) -> Result<u64, Errno> {
+                self.open_file().len()
+            }
+
+            async fn read_at(&self, at: u64, to: gaur_block::Target<'_>) -> Result<(), Errno> {
+                $crate::whole::read_at(self, at, to).await
+            }
+
+            async fn write_at(&self, at: u64, from: gaur_block::Source<'_>) -> Result<(), Errno> {
+                $crate::whole::write_at(self, at, from).await
+            }
+
+            async fn write_zeroes_at(&self, at: u64, len: u64, unmap: bool) -> Result<(), Errno> {
+                $crate::whole::write_zeroes_at(self, at, len, unmap).await
+            }
+
+            async fn allocate_at(&self, at: u64, len: u64) -> Result<(), Errno> {
+                $crate::whole::allocate_at(self, at, len).await
+            }
+
+            async fn discard_at(&self, at: u64, len: u64) -> Result<(), Errno> {
+                $crate::whole::discard_at(self, at, len).await
+            }
+
+            async fn flush(&self) -> Result<(), Errno> {
+                self.fdatasync().await
+            }
+
+            async fn set_len(&self, len: u64) -> Result<(), Errno> {
+                $crate::whole::set_len(self, len).await
+            }
+
+            async fn extent_at(&self, at: u64) -> Result<gaur_block::Extent, Errno> {
+                self.open_file().extent_at(at)
+            }
+        }
+    };
+}
+pub(crate) use file_by_raw;
 
 /// Refuses a range that does not fit a file (2^63 - 1 bytes).
 fn check_range(offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
@@ -39,11 +107,10 @@ fn check_range(offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
     }
 }
 
-fn check_writable(file: &OpenFile) -> Result<(), Errno> {
-    if file.limits().read_only {
-        Err(Errno::EROFS)
-    } else {
-        Ok(())
+fn check_change(raw: &impl Raw, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
+    match raw.file().limits().read_only {
+        true => Err(Errno::EROFS),
+        false => check_range(offset_bytes, len_bytes),
     }
 }
 
@@ -107,7 +174,7 @@ async fn read_registered<R: Raw>(raw: &R, offset: u64, to: Registered) -> Result
 }
 
 /// What is left of a registered buffer after `done` bytes, as much as one call moves.
-fn part_of(whole: Registered, done: usize) -> Registered {
+pub(crate) fn part_of(whole: Registered, done: usize) -> Registered {
     let len = (whole.len - done).min(RW_MAX);
     Registered {
         offset: whole.offset + done as u64,
@@ -121,8 +188,7 @@ pub(crate) async fn write_at<R: Raw>(
     offset_bytes: u64,
     source: Source<'_>,
 ) -> Result<(), Errno> {
-    check_writable(raw.file())?;
-    check_range(offset_bytes, source.len() as u64)?;
+    check_change(raw, offset_bytes, source.len() as u64)?;
     match source {
         Source::Memory(memory) => write_memory(raw, offset_bytes, memory).await,
         Source::Registered(from) => {
@@ -164,8 +230,7 @@ pub(crate) async fn write_zeroes_at<R: Raw>(
     len_bytes: u64,
     may_unmap: bool,
 ) -> Result<(), Errno> {
-    check_writable(raw.file())?;
-    check_range(offset_bytes, len_bytes)?;
+    check_change(raw, offset_bytes, len_bytes)?;
     let pieces = Pieces::of(offset_bytes, len_bytes, raw.file().sector_bytes());
     // The middle first: when the device cannot do it, nothing has been done at all.
     if pieces.middle.len > 0 {
@@ -180,78 +245,62 @@ pub(crate) async fn write_zeroes_at<R: Raw>(
 }
 
 pub(crate) async fn discard_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Result<(), Errno> {
-    check_writable(raw.file())?;
-    check_range(offset, len)?;
+    check_change(raw, offset, len)?;
     // The file system zeroes the edges of a hole in a regular file; on a block device a discard
     // promises nothing about the contents, and its edges are left alone.
     let middle = Pieces::of(offset, len, raw.file().sector_bytes()).middle;
     if middle.len == 0 {
         return Ok(());
     }
-    match raw.fallocate(PUNCH, middle.offset, middle.len).await {
-        Err(errno) if is_unsupported(errno) && raw.file().is_block_device() => {
-            syscall::block_discard(
-                std::os::fd::AsFd::as_fd(raw.file()),
-                middle.offset,
-                middle.len,
-            )
+    match fallocate(raw, PUNCH, middle).await {
+        Err(Errno::EOPNOTSUPP) if raw.file().is_block_device() => {
+            syscall::block_discard(raw.file().as_fd(), middle.offset, middle.len)
         }
-        Err(errno) if is_unsupported(errno) => Err(Errno::EOPNOTSUPP),
         result => result,
     }
 }
 
 pub(crate) async fn allocate_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Result<(), Errno> {
-    check_writable(raw.file())?;
-    check_range(offset, len)?;
+    check_change(raw, offset, len)?;
     // A block device has its space, and what `fallocate` does there is to write zeros.
     if len == 0 || raw.file().is_block_device() {
         return Ok(());
     }
-    match raw.fallocate(ALLOCATE, offset, len).await {
-        Err(errno) if is_unsupported(errno) => Err(Errno::EOPNOTSUPP),
-        result => result,
-    }
+    fallocate(raw, ALLOCATE, Range { offset, len }).await
 }
 
 pub(crate) async fn set_len<R: Raw>(raw: &R, len_bytes: u64) -> Result<(), Errno> {
-    check_writable(raw.file())?;
-    check_range(len_bytes, 0)?;
+    check_change(raw, len_bytes, 0)?;
     if !raw.file().limits().resizable {
         return Err(Errno::EOPNOTSUPP);
     }
     raw.ftruncate(len_bytes).await
 }
 
-fn is_unsupported(errno: Errno) -> bool {
-    errno == Errno::EOPNOTSUPP || [libc::ENOSYS, libc::ENODEV, libc::ENOTTY].contains(&errno.raw())
+/// `EOPNOTSUPP` in whichever way the kernel says it.
+async fn fallocate<R: Raw>(raw: &R, mode: libc::c_int, range: Range) -> Result<(), Errno> {
+    let done = raw.fallocate(mode, range.offset, range.len).await;
+    done.map_err(|errno| match errno.raw() {
+        libc::ENOSYS | libc::ENODEV | libc::ENOTTY => Errno::EOPNOTSUPP,
+        _ => errno,
+    })
 }
 
 /// Zeroes a range that lies on sector boundaries.
 async fn zero_range<R: Raw>(raw: &R, range: Range, may_unmap: bool) -> Result<(), Errno> {
-    let Range { offset, len } = range;
-    let (first, second) = if may_unmap {
-        (PUNCH, ZERO)
-    } else {
-        (ZERO, PUNCH)
+    let [first, second] = match may_unmap {
+        true => [PUNCH, ZERO],
+        false => [ZERO, PUNCH],
     };
-    match raw.fallocate(first, offset, len).await {
-        Err(errno) if is_unsupported(errno) => {}
+    match fallocate(raw, first, range).await {
+        Err(Errno::EOPNOTSUPP) if may_unmap || !raw.file().is_block_device() => {}
         result => return result,
     }
-    if !may_unmap && raw.file().is_block_device() {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    match raw.fallocate(second, offset, len).await {
-        Err(errno) if is_unsupported(errno) => return Err(Errno::EOPNOTSUPP),
-        Err(errno) => return Err(errno),
-        Ok(()) if may_unmap => return Ok(()),
-        Ok(()) => {}
-    }
-    // A hole was made where space is to stay: take it again.
-    match raw.fallocate(ALLOCATE, offset, len).await {
-        Err(errno) if is_unsupported(errno) => Err(Errno::EOPNOTSUPP),
-        result => result,
+    fallocate(raw, second, range).await?;
+    match may_unmap {
+        true => Ok(()),
+        // A hole was made where space is to stay: take it again.
+        false => fallocate(raw, ALLOCATE, range).await,
     }
 }
 

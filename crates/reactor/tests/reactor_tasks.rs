@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gaur_block::Errno;
-use gaur_reactor::local::{Mutex, Notify};
+use gaur_reactor::local::Notify;
 use gaur_reactor::{
     Config, Driver, Either, Reactor, Stop, Threads, ThreadsConfig, block_on, has_reactor, race,
     sleep, spawn, timeout, uring, yield_now,
@@ -293,49 +293,6 @@ fn a_stop_reaches_every_waiter() {
 
 async fn wait(stop: Stop) {
     stop.stopped().await;
-}
-
-#[test]
-fn a_local_mutex_is_fair_and_survives_dropped_waiters() {
-    on_each_driver(|| async {
-        let mutex = Rc::new(Mutex::new(Vec::new()));
-        let guard = mutex.lock().await;
-        let tasks: Vec<_> = (0..4)
-            .map(|index| {
-                let mutex = mutex.clone();
-                spawn(async move {
-                    let lock = async {
-                        mutex.lock().await.push(index);
-                        yield_now().await;
-                    };
-                    if index == 1 {
-                        timeout(Duration::from_millis(5), lock).await;
-                    } else {
-                        lock.await;
-                    }
-                })
-            })
-            .collect();
-        yield_now().await;
-        assert!(mutex.try_lock().is_none());
-        sleep(Duration::from_millis(30)).await;
-        drop(guard);
-        for task in tasks {
-            task.await;
-        }
-        assert_eq!(*mutex.lock().await, [0, 2, 3]);
-        // A waiter that is dropped after it was given the mutex passes it on.
-        let guard = mutex.lock().await;
-        let mut given = Box::pin(mutex.lock());
-        poll_fn(|context| {
-            assert!(given.as_mut().poll(context).is_pending());
-            Poll::Ready(())
-        })
-        .await;
-        drop(guard);
-        drop(given);
-        assert!(mutex.try_lock().is_some());
-    });
 }
 
 #[test]

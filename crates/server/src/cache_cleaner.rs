@@ -1,11 +1,11 @@
 //! `cache-clean-interval`: drops cached metadata of open images that was idle for a while.
 
-use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::{Builder, JoinHandle, park, park_timeout};
 use std::time::{Duration, Instant};
 
 use gaur_engine::Image;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::notice::say;
 
@@ -16,101 +16,77 @@ struct Turn {
     next: Instant,
 }
 
-#[derive(Default)]
-struct State {
-    turns: Vec<Turn>,
-    over: bool,
-    thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
 /// A thread that cleans the caches of images as long as this value exists; it starts with the first
 /// image, and forgets those that are closed.
 #[derive(Default)]
 pub struct CacheCleaner {
-    shared: Arc<Shared>,
+    turns: Arc<Mutex<Vec<Turn>>>,
+    thread: OnceLock<Option<JoinHandle<()>>>,
 }
 
 impl CacheCleaner {
     /// Cleans the caches of an image at this interval. Memory is all that is lost when the thread
     /// cannot be had, so that is said and no more.
     pub fn add(&self, image: &Arc<Image>, interval: Duration) {
-        let mut state = self.shared.state.lock();
-        state.turns.push(Turn {
+        self.turns.lock().push(Turn {
             image: Arc::downgrade(image),
             interval,
             next: Instant::now() + interval,
         });
-        if state.thread.is_none() {
-            let shared = Arc::clone(&self.shared);
-            let thread = std::thread::Builder::new().name("cleaner".to_owned());
-            match thread.spawn(move || shared.clean()) {
-                Ok(thread) => state.thread = Some(thread),
-                Err(error) => say(format!("unused metadata stays in memory: {error}")),
-            }
+        let thread = self.thread.get_or_init(|| {
+            let turns = Arc::downgrade(&self.turns);
+            let thread = Builder::new().name("cleaner".to_owned());
+            let thread = thread.spawn(move || while clean(&turns) {});
+            thread
+                .inspect_err(|error| say(format!("unused metadata stays in memory: {error}")))
+                .ok()
+        });
+        if let Some(thread) = thread {
+            thread.thread().unpark();
         }
-        self.shared.changed.notify_all();
     }
 }
 
 impl Drop for CacheCleaner {
     fn drop(&mut self) {
-        let thread = {
-            let mut state = self.shared.state.lock();
-            state.over = true;
-            state.thread.take()
-        };
-        self.shared.changed.notify_all();
-        if let Some(thread) = thread {
+        self.turns = Arc::default();
+        if let Some(Some(thread)) = self.thread.take() {
+            thread.thread().unpark();
             // It holds nothing that a panic could have broken.
             let _ = thread.join();
         }
     }
 }
 
-impl Shared {
-    /// Sleeps and cleans, each image by its own clock.
-    fn clean(&self) {
-        let mut state = self.state.lock();
-        while !state.over {
-            let now = Instant::now();
-            let mut due = Vec::new();
-            state.turns.retain_mut(|turn| {
-                if turn.next <= now {
-                    turn.next = now + turn.interval;
-                    due.push(turn.image.clone());
-                }
-                turn.image.strong_count() > 0
-            });
-            if !due.is_empty() {
-                drop(state);
-                for image in due.iter().filter_map(Weak::upgrade) {
-                    image.clean_caches();
-                }
-                state = self.state.lock();
-                continue;
-            }
-            let first = state.turns.iter().map(|turn| turn.next).min();
-            match first {
-                None => self.changed.wait(&mut state),
-                Some(first) => {
-                    let pause = first.saturating_duration_since(now);
-                    self.changed.wait_for(&mut state, pause);
-                }
-            }
+/// Cleans the images whose turn it is, each by its own clock, and sleeps until that of the next; `false`
+/// at the end.
+fn clean(turns: &Weak<Mutex<Vec<Turn>>>) -> bool {
+    let Some(turns) = turns.upgrade() else {
+        return false;
+    };
+    let now = Instant::now();
+    let mut due = Vec::new();
+    turns.lock().retain_mut(|turn| {
+        if turn.next <= now {
+            turn.next = now + turn.interval;
+            due.extend(turn.image.upgrade());
         }
+        turn.image.strong_count() > 0
+    });
+    let first = turns.lock().iter().map(|turn| turn.next).min();
+    drop(turns);
+    due.iter().for_each(|image| image.clean_caches());
+    drop(due);
+    match first {
+        None => park(),
+        Some(first) => park_timeout(first.saturating_duration_since(Instant::now())),
     }
+    true
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::time::Instant;
 
     use gaur_engine::{Format, OpenOptions};
     use gaur_format::plan::CreateOptions;

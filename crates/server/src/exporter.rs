@@ -8,7 +8,7 @@
 //! Lock order: `Exporter::table` is never held while an image is opened or an export is started.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gaur_engine::{ErrorKind, Job};
 use gaur_export::Front;
@@ -17,7 +17,7 @@ use gaur_reactor::block_on;
 use parking_lot::{Condvar, Mutex};
 
 use crate::failure::Failure;
-use crate::fronts::{FrontConfig, Kind};
+use crate::fronts::FrontConfig;
 use crate::health::Health;
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
@@ -30,7 +30,6 @@ mod device_state;
 mod facts;
 mod image_options;
 mod images;
-mod limits;
 mod nbd;
 mod served;
 
@@ -38,9 +37,17 @@ pub use facts::{AddExport, ExportFacts};
 pub use image_options::{Discard, ImageOptions};
 pub use images::CommandUse;
 use images::Images;
-pub use limits::Limits;
-pub use nbd::NbdSettings;
 pub use served::Served;
+
+/// Limits of an end, whether of a server or of one export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// For clients to take what they have asked for; then NBD clients are cut off. Requests of the other front
+    /// ends are waited for until `close` is over, too.
+    pub drain: Duration,
+    /// For the images to be flushed and closed after that.
+    pub close: Duration,
+}
 
 /// An export that is to be.
 #[derive(Clone, Debug)]
@@ -59,11 +66,14 @@ pub struct NewExport {
 
 /// An export that is there.
 pub struct Export {
-    name: String,
-    kind: Kind,
-    served: Arc<Served>,
+    /// What it is called.
+    pub name: String,
+    /// What its clients speak.
+    pub config: FrontConfig,
+    /// The image as it shows it.
+    pub served: Arc<Served>,
     /// Where clients find it.
-    place: String,
+    pub place: String,
     /// What runs; none for NBD, and none any more at the end.
     front: Mutex<Option<Box<dyn Front>>>,
     state: Mutex<State>,
@@ -111,26 +121,6 @@ pub struct Exporter {
 }
 
 impl Export {
-    /// What it is called.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// What its clients speak.
-    pub fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    /// The image as it shows it.
-    pub fn served(&self) -> &Arc<Served> {
-        &self.served
-    }
-
-    /// Where clients find it.
-    pub fn place(&self) -> &str {
-        &self.place
-    }
-
     fn stop(&self) {
         self.state.lock().ending = true;
         self.served.resizing.cancel();
@@ -212,7 +202,7 @@ impl Exporter {
         };
         let export = Arc::new(Export {
             name: new.name.clone(),
-            kind: new.front.kind(),
+            config: new.front.clone(),
             served,
             place,
             front: Mutex::new(front),
@@ -221,7 +211,7 @@ impl Exporter {
         device_state::note_recovered(&export.place, &new);
         self.table.lock().exports.push(Arc::clone(&export));
         drop(reservation);
-        if export.kind != Kind::Nbd {
+        if !export.config.is_nbd() {
             self.watch(&export)?;
         }
         Ok(export)
@@ -233,8 +223,7 @@ impl Exporter {
         served: &Arc<Served>,
     ) -> Result<(String, Option<Box<dyn Front>>), Failure> {
         let image = served.shared().image();
-        self.pin
-            .before_export(image, new.front.kind().is_device())?;
+        self.pin.before_export(image, new.front.is_device())?;
         match new.front.start(Arc::clone(served))? {
             Some(front) => Ok((front.place(), Some(front))),
             None => Ok((self.add_to_nbd(new, served)?, None)),
@@ -290,7 +279,7 @@ impl Exporter {
         let drain = export.state.lock().drain.unwrap_or(self.limits.drain);
         let image = &export.served.image;
         let released = self.images.release(&export.name, image, drain);
-        if export.kind == Kind::Ublk {
+        if matches!(export.config, FrontConfig::Ublk(_)) {
             device_state::forget_if_gone(&export.place);
         }
         gaur_reactor::freed_memory();
@@ -327,7 +316,7 @@ impl Exporter {
             state.drain = drain;
         }
         let drain = drain.unwrap_or(self.limits.drain);
-        if export.kind == Kind::Nbd {
+        if export.config.is_nbd() {
             let (exporter, removed) = (Arc::clone(self), Arc::clone(&export));
             let thread = std::thread::Builder::new().name("removal".to_owned());
             let remove = move || {
@@ -344,25 +333,18 @@ impl Exporter {
 
     /// Waits for the end of an export.
     fn removed(&self, export: &Export, limit: Duration) -> Result<(), Failure> {
-        let deadline = Instant::now() + limit;
         let mut table = self.table.lock();
-        loop {
-            let mut state = export.state.lock();
-            if let Some(outcome) = state.ended.take() {
-                return outcome;
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                // How it ends is told by the server then.
-                state.awaited = false;
-                let seconds = limit.as_secs();
-                let message = format!("is not flushed and closed after {seconds} s");
-                let failure = Failure::about(export.served.name(), message);
-                return Err(failure.hint("the server goes on with that"));
-            }
-            drop(state);
-            self.changed.wait_for(&mut table, left);
-        }
+        let running = |_: &mut Table| export.state.lock().ended.is_none();
+        self.changed.wait_while_for(&mut table, running, limit);
+        let mut state = export.state.lock();
+        state.ended.take().unwrap_or_else(|| {
+            // How it ends is told by the server then.
+            state.awaited = false;
+            let seconds = limit.as_secs();
+            let message = format!("is not flushed and closed after {seconds} s");
+            let failure = Failure::about(export.served.name(), message);
+            Err(failure.hint("the server goes on with that"))
+        })
     }
 
     /// Changes the size of an export's image, and tells its clients as far as they can be told.
@@ -373,7 +355,7 @@ impl Exporter {
         job: &Job,
     ) -> Result<Arc<Export>, Failure> {
         let file = export.served.name();
-        if export.served.read_only() {
+        if export.served.read_only {
             let failure = Failure::about(file, "is exported for reading only");
             return Err(failure.kind(ErrorKind::ReadOnly));
         }
@@ -454,15 +436,12 @@ impl Exporter {
     /// the server `stays` for commands.
     pub fn wait(&self, stays: bool) {
         let has_nbd = self.nbd.lock().is_running();
-        let mut table = self.table.lock();
-        loop {
+        let goes_on = |table: &mut Table| {
             let empty = table.exports.is_empty() && table.starting.is_empty();
             let unused = table.nbd_over || (!has_nbd && !stays && empty);
-            if table.stopping || unused {
-                return;
-            }
-            self.changed.wait(&mut table);
-        }
+            !(table.stopping || unused)
+        };
+        self.changed.wait_while(&mut self.table.lock(), goes_on);
     }
 
     /// Ends every export. `false` when that was given up because of a second [`Exporter::stop`].
@@ -492,7 +471,7 @@ impl Exporter {
             if table.forced {
                 return false;
             }
-            let fronts = |export: &&Arc<Export>| export.kind != Kind::Nbd;
+            let fronts = |export: &&Arc<Export>| !export.config.is_nbd();
             let fronts: Vec<Arc<Export>> = table.exports.iter().filter(fronts).cloned().collect();
             let running = |export: &&Arc<Export>| !export.state.lock().ending;
             let running: Vec<&Arc<Export>> = fronts.iter().filter(running).collect();

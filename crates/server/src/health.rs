@@ -13,10 +13,8 @@ use gaur_block::{Errno, Request};
 use gaur_engine::Image;
 use jiff::Zoned;
 use parking_lot::Mutex;
-use tracing::Level;
 
-use crate::events::time;
-use crate::notice::one_line;
+use crate::notice::{one_line, say};
 
 /// Requests of a kind succeed again when one has and none failed for so long: on a full disk those that
 /// need no space succeed among the others.
@@ -27,6 +25,11 @@ const EFAULT: Errno = Errno::from_raw(14);
 
 /// Kinds of requests, as they are told.
 const KINDS: [&str; 5] = ["read", "write", "zeroing", "discard", "flush"];
+
+/// A time as the log shows it.
+fn time(at: &Zoned) -> String {
+    at.strftime("%Y-%m-%d %H:%M:%S").to_string()
+}
 
 /// A request, as far as it is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,13 +143,9 @@ impl Health {
         (!parts.is_empty()).then(|| parts.join("; "))
     }
 
-    fn tell(&self, level: Level, what: fmt::Arguments<'_>) {
-        let export = format_args!("{}", self.subject);
-        match level {
-            Level::ERROR => tracing::error!(?export, "{what}"),
-            Level::WARN => tracing::warn!(?export, "{what}"),
-            _ => tracing::info!(?export, "{what}"),
-        }
+    fn tell(&self, level: &str, what: fmt::Arguments<'_>) {
+        let now = time(&Zoned::now());
+        say(format_args!("{now} {level} {}: {what}", self.subject));
     }
 
     #[cold]
@@ -160,13 +159,13 @@ impl Health {
         if self.count(asked, errno) {
             self.failing.store(true, Ordering::Relaxed);
             let what = format_args!("{asked} failed: {errno} (further ones are counted)");
-            self.tell(Level::WARN, what);
+            self.tell("WARN", what);
         }
         let corruption = self.image.corruption();
         if let Some(report) = &corruption
             && !self.corrupt.swap(true, Ordering::Relaxed)
         {
-            self.tell(Level::ERROR, format_args!("is corrupt: {report}"));
+            self.tell("ERROR", format_args!("is corrupt: {report}"));
         }
         if let Some(errno) = self.image.poisoned()
             && !self.refuses.swap(true, Ordering::Relaxed)
@@ -177,7 +176,7 @@ impl Health {
             };
             let what =
                 format_args!("refuses writes until it is served anew, because {reason}: {errno}");
-            self.tell(Level::ERROR, what);
+            self.tell("ERROR", what);
         }
     }
 
@@ -217,7 +216,7 @@ impl Health {
         self.failing.store(failing, Ordering::Relaxed);
         drop(troubles);
         let what = format_args!("{asked} succeeded again; before, {over}");
-        self.tell(Level::INFO, what);
+        self.tell("INFO", what);
     }
 }
 
@@ -230,7 +229,7 @@ impl Drop for Health {
             .flatten()
             .filter(|trouble| trouble.count > 1)
         {
-            self.tell(Level::INFO, format_args!("{trouble}"));
+            self.tell("INFO", format_args!("{trouble}"));
         }
     }
 }

@@ -1,43 +1,19 @@
 //! The two forms in which QEMU's tools take the options of an image: `key=value,..` and
 //! `json:{..}`. Both become one flat list of dotted keys.
 
+use std::collections::HashSet;
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+pub use serde_json::Value;
 
 use crate::failure::Failure;
-use crate::options::OptionList;
+use crate::options::{OptionList, on_or_off};
 use crate::size::parse_size;
 
 /// What stands before options in JSON.
 pub const JSON_PREFIX: &str = "json:";
-
-/// A value as it was given.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Value {
-    /// Of an option string, or a JSON string.
-    Text(String),
-    /// JSON's `true` or `false`.
-    Bool(bool),
-    /// A JSON number that is a whole one and not negative.
-    Number(u64),
-    /// Any other JSON number, which no option takes.
-    OtherNumber(f64),
-    /// JSON's `null`.
-    Null,
-}
-
-impl fmt::Display for Value {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Value::Text(text) => write!(out, "'{text}'"),
-            Value::Bool(bool) => write!(out, "{bool}"),
-            Value::Number(number) => write!(out, "{number}"),
-            Value::OtherNumber(number) => write!(out, "{number}"),
-            Value::Null => out.write_str("null"),
-        }
-    }
-}
 
 /// Options by dotted key, until they are taken out.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -60,43 +36,39 @@ impl KeyValues {
         let list = list.map_err(|failure| failure.hint("a comma in a value is written twice"))?;
         let items = list
             .into_items()
-            .map(|(key, value)| (key, Value::Text(value)));
+            .map(|(key, value)| (key, Value::String(value)));
         Ok(KeyValues(items.collect()))
     }
 
     fn from_json(text: &str) -> Result<KeyValues, Failure> {
-        let wrong = |reason: &str| Failure::new(format!("this is not valid JSON: {reason}"));
-        let tree: JsonTree =
-            serde_json::from_str(text).map_err(|error| wrong(&error.to_string()))?;
-        let JsonTree::Object(members) = tree else {
+        let JsonTree::Object(members) = serde_json::from_str(text).map_err(invalid)? else {
             return Err(Failure::new("the options in JSON must be one object, {..}"));
         };
         let mut found = KeyValues::default();
-        for (key, tree) in members {
-            found.flatten(key, tree)?;
-        }
+        found.flatten("", members)?;
         Ok(found)
     }
 
-    fn flatten(&mut self, key: String, tree: JsonTree) -> Result<(), Failure> {
-        let members = match tree {
-            JsonTree::Leaf(value) => {
-                if self.has(&key) {
+    /// Adds the members of an object; their keys begin with `start`.
+    fn flatten(&mut self, start: &str, members: Vec<(String, JsonTree)>) -> Result<(), Failure> {
+        let mut names = HashSet::new();
+        if let Some((name, _)) = members.iter().find(|(name, _)| !names.insert(name)) {
+            return Err(invalid(format_args!("key {name:?} is there twice")));
+        }
+        for (name, tree) in members {
+            let key = format!("{start}{name}");
+            match tree {
+                JsonTree::Leaf(_) if self.has(&key) => {
                     return Err(Failure::new(format!("option '{key}' is given twice")));
                 }
-                self.0.push((key, value));
-                return Ok(());
+                JsonTree::Leaf(value) => self.0.push((key, value)),
+                JsonTree::Object(members) => self.flatten(&format!("{key}."), members)?,
+                JsonTree::List(items) => {
+                    let numbered = items.into_iter().enumerate();
+                    let members = numbered.map(|(index, item)| (index.to_string(), item));
+                    self.flatten(&format!("{key}."), members.collect())?;
+                }
             }
-            JsonTree::Object(members) => members,
-            JsonTree::List(items) => {
-                let numbered = items.into_iter().enumerate();
-                numbered
-                    .map(|(index, item)| (index.to_string(), item))
-                    .collect()
-            }
-        };
-        for (name, tree) in members {
-            self.flatten(format!("{key}.{name}"), tree)?;
         }
         Ok(())
     }
@@ -124,154 +96,119 @@ impl KeyValues {
         value
     }
 
+    /// Takes what `read` makes of a value; the error says what is `allowed`.
+    fn take_as<T>(
+        &mut self,
+        key: &str,
+        allowed: &str,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Option<T>, Failure> {
+        let Some(value) = self.take(key) else {
+            return Ok(None);
+        };
+        let wrong = || {
+            let shown = shown(&value);
+            Failure::new(format!("option '{key}' is {shown}, it must be {allowed}"))
+        };
+        read(&value).map(Some).ok_or_else(wrong)
+    }
+
     /// Takes a text.
     pub fn take_text(&mut self, key: &str) -> Result<Option<String>, Failure> {
-        match self.take(key) {
-            None => Ok(None),
-            Some(Value::Text(text)) => Ok(Some(text)),
-            Some(other) => Err(wrong(key, &other, "a text")),
-        }
+        self.take_as(key, "a text", |value| value.as_str().map(str::to_owned))
     }
 
     /// Takes what is on or off.
     pub fn take_bool(&mut self, key: &str) -> Result<Option<bool>, Failure> {
-        let Some(value) = self.take(key) else {
-            return Ok(None);
-        };
-        let bool = match &value {
-            Value::Bool(bool) => Some(*bool),
-            Value::Text(text) => match text.as_str() {
-                "on" | "yes" | "true" | "y" => Some(true),
-                "off" | "no" | "false" | "n" => Some(false),
-                _ => None,
-            },
-            _ => None,
-        };
-        bool.map(Some)
-            .ok_or_else(|| wrong(key, &value, "on or off"))
+        self.take_as(key, "on or off", |value| match value {
+            Value::String(text) => on_or_off(text),
+            value => value.as_bool(),
+        })
     }
 
     /// Takes a number of bytes: a number, or a text with a suffix.
     pub fn take_size(&mut self, key: &str) -> Result<Option<u64>, Failure> {
-        match self.take(key) {
-            None => Ok(None),
-            Some(Value::Number(number)) => Ok(Some(number)),
-            Some(Value::Text(text)) => match parse_size(&text) {
-                Ok(size) => Ok(Some(size)),
-                Err(error) => Err(Failure::new(format!("option '{key}': {error}"))),
-            },
-            Some(other) => Err(wrong(key, &other, "a size")),
-        }
+        let size = self.take_as(key, "a size", |value| match value {
+            Value::String(text) => Some(parse_size(text)),
+            value => whole(value).map(Ok),
+        })?;
+        size.transpose()
+            .map_err(|error| Failure::new(format!("option '{key}': {error}")))
     }
 
     /// Takes a whole number.
     pub fn take_number(&mut self, key: &str) -> Result<Option<u32>, Failure> {
-        let Some(value) = self.take(key) else {
-            return Ok(None);
-        };
-        let number = match &value {
-            Value::Number(number) => u32::try_from(*number).ok(),
-            Value::Text(text) => text.parse().ok(),
-            _ => None,
-        };
-        let allowed = "a whole number below 2^32";
-        number.map(Some).ok_or_else(|| wrong(key, &value, allowed))
+        self.take_as(key, "a whole number below 2^32", |value| match value {
+            Value::String(text) => text.parse().ok(),
+            value => u32::try_from(whole(value)?).ok(),
+        })
     }
 
-    /// Takes one of a few words and returns its place in `words`.
-    pub fn take_choice(&mut self, key: &str, words: &[&str]) -> Result<Option<usize>, Failure> {
-        let Some(value) = self.take(key) else {
-            return Ok(None);
-        };
-        let place = match &value {
-            Value::Text(text) => words.iter().position(|word| word == text),
-            _ => None,
-        };
-        let allowed = || format!("one of {}", words.join(", "));
-        place
-            .map(Some)
-            .ok_or_else(|| wrong(key, &value, &allowed()))
+    /// Takes one of a few words, and returns what it stands for.
+    pub fn take_choice<T: Copy>(
+        &mut self,
+        key: &str,
+        words: &[(&str, T)],
+    ) -> Result<Option<T>, Failure> {
+        let names: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        self.take_as(key, &format!("one of {}", names.join(", ")), |value| {
+            let found = words.iter().find(|(word, _)| value == word);
+            found.map(|(_, meaning)| *meaning)
+        })
     }
 }
 
-fn wrong(key: &str, value: &Value, allowed: &str) -> Failure {
-    Failure::new(format!("option '{key}' is {value}, it must be {allowed}"))
+/// A value as it was given.
+pub fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("'{text}'"),
+        value => value.to_string(),
+    }
 }
 
-/// JSON in which no object has a key twice.
-#[derive(Debug)]
+/// A whole number that is not negative.
+fn whole(value: &Value) -> Option<u64> {
+    // Up to here they are exact in a float.
+    let exact = |number: &f64| (0.0..=9_007_199_254_740_992.0).contains(number);
+    let float = || {
+        value
+            .as_f64()
+            .filter(exact)
+            .filter(|number| number.fract() == 0.0)
+    };
+    value
+        .as_u64()
+        .or_else(|| float().map(|number| number as u64))
+}
+
+fn invalid(reason: impl fmt::Display) -> Failure {
+    Failure::new(format!("this is not valid JSON: {reason}"))
+}
+
+/// JSON whose objects keep all that they say, also a key that they have twice.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
 enum JsonTree {
-    Leaf(Value),
     List(Vec<JsonTree>),
-    Object(Vec<(String, JsonTree)>),
+    Object(#[serde(deserialize_with = "members")] Vec<(String, JsonTree)>),
+    Leaf(Value),
 }
 
-impl<'de> Deserialize<'de> for JsonTree {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<JsonTree, D::Error> {
-        deserializer.deserialize_any(JsonTreeVisitor)
-    }
-}
+fn members<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(String, JsonTree)>, D::Error> {
+    struct Members;
 
-struct JsonTreeVisitor;
+    impl<'de> Visitor<'de> for Members {
+        type Value = Vec<(String, JsonTree)>;
 
-impl<'de> Visitor<'de> for JsonTreeVisitor {
-    type Value = JsonTree;
-
-    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("a JSON value")
-    }
-
-    fn visit_bool<E: Error>(self, bool: bool) -> Result<JsonTree, E> {
-        Ok(JsonTree::Leaf(Value::Bool(bool)))
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<JsonTree, E> {
-        Ok(JsonTree::Leaf(Value::Number(number)))
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<JsonTree, E> {
-        Ok(JsonTree::Leaf(match u64::try_from(number) {
-            Ok(number) => Value::Number(number),
-            Err(_) => Value::OtherNumber(number as f64),
-        }))
-    }
-
-    fn visit_f64<E: Error>(self, number: f64) -> Result<JsonTree, E> {
-        // Whole numbers up to here are exact in a float.
-        const EXACT: f64 = 9_007_199_254_740_992.0;
-        let whole = number.fract() == 0.0 && (0.0..=EXACT).contains(&number);
-        Ok(JsonTree::Leaf(match whole {
-            true => Value::Number(number as u64),
-            false => Value::OtherNumber(number),
-        }))
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<JsonTree, E> {
-        Ok(JsonTree::Leaf(Value::Text(text.to_owned())))
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<JsonTree, E> {
-        Ok(JsonTree::Leaf(Value::Null))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<JsonTree, A::Error> {
-        let mut list = Vec::new();
-        while let Some(item) = items.next_element()? {
-            list.push(item);
+        fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+            out.write_str("an object")
         }
-        Ok(JsonTree::List(list))
-    }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<JsonTree, A::Error> {
-        let mut object: Vec<(String, JsonTree)> = Vec::new();
-        while let Some((key, tree)) = members.next_entry::<String, JsonTree>()? {
-            if object.iter().any(|(other, _)| *other == key) {
-                return Err(A::Error::custom(format!("key {key:?} is there twice")));
-            }
-            object.push((key, tree));
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            std::iter::from_fn(|| map.next_entry().transpose()).collect()
         }
-        Ok(JsonTree::Object(object))
     }
+    from.deserialize_map(Members)
 }
 
 #[cfg(test)]
@@ -283,7 +220,7 @@ mod tests {
     }
 
     fn text(value: &str) -> Value {
-        Value::Text(value.to_owned())
+        Value::String(value.to_owned())
     }
 
     #[test]
@@ -360,7 +297,7 @@ mod tests {
                 .expect_err("not a number")
                 .to_string(),
             found
-                .take_choice("c", &["fast", "faster"])
+                .take_choice("c", &[("fast", 1), ("faster", 2)])
                 .expect_err("not among them")
                 .to_string(),
         ];

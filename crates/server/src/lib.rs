@@ -6,7 +6,6 @@
 pub mod cache_cleaner;
 pub mod cached_device;
 pub mod control;
-pub mod events;
 pub mod export_name;
 pub mod exporter;
 pub mod failure;

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+#[cfg(feature = "clap")]
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gaur_block::{Errno, OpenError};
 use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions, Opened};
 use gaur_reactor::{BlockingFile, BlockingHost, block_on};
@@ -9,17 +11,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
-/// Names of the policies for space.
-pub const ALLOCATION_POLICIES: [&str; 2] = [
-    AllocationPolicy::Compact.name(),
-    AllocationPolicy::Contiguous.name(),
+/// Reads a format's name; the allowed ones are listed when it is none of them.
+#[cfg(feature = "clap")]
+pub fn format_parser() -> impl TypedValueParser<Value = Format> {
+    PossibleValuesParser::new(["qcow2", "raw"])
+        .map(|name| Format::from_name(&name).unwrap_or(Format::Raw))
+}
+
+/// Reads the name of a policy for space.
+#[cfg(feature = "clap")]
+pub fn allocation_parser() -> impl TypedValueParser<Value = AllocationPolicy> {
+    PossibleValuesParser::new(ALLOCATION_POLICIES.map(|(name, _)| name))
+        .map(|name| AllocationPolicy::from_name(&name).unwrap_or_default())
+}
+
+/// The policies for space, by name.
+pub const ALLOCATION_POLICIES: [(&str, AllocationPolicy); 2] = [
+    (AllocationPolicy::Compact.name(), AllocationPolicy::Compact),
+    (
+        AllocationPolicy::Contiguous.name(),
+        AllocationPolicy::Contiguous,
+    ),
 ];
 
 /// How the host's cache is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum CacheMode {
     /// Bypass it (O_DIRECT)
+    #[cfg_attr(feature = "clap", value(alias = "off"))]
     None,
     /// Use it; a flush reaches the disk
     #[default]

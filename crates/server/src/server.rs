@@ -7,20 +7,20 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use gaur_engine::ErrorKind;
 use gaur_export::Log;
 use gaur_export::nbd::{self, Listen, Listener};
 use gaur_reactor::Stop;
 use parking_lot::{Condvar, Mutex};
 
 use crate::control::server::{self as control, ControlServer};
-use crate::exporter::{Export, ExportFacts, Exporter, Limits, NbdSettings, NewExport};
+use crate::exporter::{Export, Exporter, Limits, NewExport};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::notice::say;
 use crate::pin::{Pin, Prospect};
+use crate::shared_image::patiently;
 use crate::trimmer;
 
 /// How a server is set up.
@@ -65,7 +65,7 @@ const LOCKS_LINGER: Duration = Duration::from_secs(20);
 /// A server with its sockets open.
 pub struct Server {
     exporter: Arc<Exporter>,
-    nbd: Option<NbdSettings>,
+    nbd: Option<(Listener, nbd::Options)>,
     control: Option<gaur_reactor::Listener>,
     limits: Limits,
     stays: bool,
@@ -107,9 +107,7 @@ impl Server {
     /// Opens the sockets; clients that come now wait for [`Server::run`].
     pub fn new(config: Config) -> Result<Server, Failure> {
         config.pin.start(config.prospect)?;
-        if let Err(errno) = gaur_reactor::pin::raise_file_limit() {
-            say(format!("the limit of open files stays as it is: {errno}"));
-        }
+        gaur_reactor::pin::raise_file_limit();
         // First, while the process has one thread.
         let control = config.control.as_deref().map(control::bind);
         let control = control.transpose()?;
@@ -120,7 +118,7 @@ impl Server {
             let listener = Listener::bind(&listen);
             let listener = listener.map_err(|error| Failure::new(error.to_string()))?;
             exporter.announce_nbd(listener.uris());
-            settings = Some(NbdSettings { listener, options });
+            settings = Some((listener, options));
         }
         let ending = Ending {
             exporter: Arc::clone(&exporter),
@@ -145,38 +143,12 @@ impl Server {
 
     /// The same after a server that is gone: waits for its locks.
     pub fn take_over(&self, new: &NewExport) -> Result<Arc<Export>, Failure> {
-        let deadline = Instant::now() + LOCKS_LINGER;
-        loop {
-            match self.add(new.clone()) {
-                Err(failure)
-                    if failure.engine_kind() == Some(ErrorKind::Locked)
-                        && Instant::now() < deadline =>
-                {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                added => return added,
-            }
-        }
+        patiently(LOCKS_LINGER, || self.add(new.clone()))
     }
 
-    /// Has an NBD export answer to the empty name too.
-    pub fn set_default(&self, export: &str) {
-        self.exporter.set_default(export);
-    }
-
-    /// The exports that are there, oldest first.
-    pub fn exports(&self) -> Vec<Arc<Export>> {
-        self.exporter.exports()
-    }
-
-    /// What there is to say about each export.
-    pub fn facts(&self) -> Vec<ExportFacts> {
-        self.exporter.all_facts()
-    }
-
-    /// Where clients find an NBD export of that name, if NBD is served.
-    pub fn nbd_uri(&self, export: &str) -> Option<String> {
-        self.exporter.nbd_uri(export)
+    /// Its exports.
+    pub fn exporter(&self) -> &Arc<Exporter> {
+        &self.exporter
     }
 
     /// Tells it to stop, from any thread.
@@ -197,8 +169,8 @@ impl Server {
         let start =
             |socket| ControlServer::start(socket, Arc::clone(&exporter), ending.commands.clone());
         let control = self.control.map(start).transpose()?;
-        if let Some(settings) = self.nbd {
-            exporter.start_nbd(settings)?;
+        if let Some((listener, options)) = self.nbd {
+            exporter.start_nbd(listener, options)?;
         }
         exporter.wait(control.is_some() && self.stays);
         let theirs = Arc::clone(&ending);
@@ -267,7 +239,7 @@ impl Ending {
     fn names(&self) -> String {
         let exports = self.exporter.exports();
         match exports.as_slice() {
-            [one] => format!("export {:?} is", one.name()),
+            [one] => format!("export {:?} is", one.name),
             others => format!("{} exports are", others.len()),
         }
     }

@@ -4,20 +4,19 @@
 //! Both ends wait without a runtime: a task on a reactor, or a thread by `block_on`. An end that is
 //! dropped before the stream is complete breaks the pipe for the other end.
 
-use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use async_channel as channel;
 use parking_lot::Mutex;
 
 /// Bytes of a piece.
 pub const PIECE_BYTES: usize = 1 << 20;
 /// Pieces of a pipe.
 const PIECES: usize = 16;
-/// A sender that waits for memory goes on when so many pieces are free: threads that take turns piece by
-/// piece do little else on a busy machine.
-const PIECES_TO_WAKE: usize = PIECES / 2;
+/// So many used pieces go back to the sender at once: threads that take turns piece by piece do little
+/// else on a busy machine.
+const PIECES_GIVEN_BACK: usize = PIECES / 2;
 
 /// A piece of the stream.
 pub type Piece = Vec<u8>;
@@ -31,38 +30,33 @@ enum End {
     Broken,
 }
 
-struct State {
-    free: Vec<Piece>,
-    full: VecDeque<Piece>,
-    end: Option<End>,
-    sent_bytes: u64,
-    sender: Option<Waker>,
-    receiver: Option<Waker>,
+struct Pipe {
+    free: (channel::Sender<Piece>, channel::Receiver<Piece>),
+    full: (channel::Sender<Piece>, channel::Receiver<Piece>),
+    /// Used pieces, soon to be free.
+    used: Mutex<Vec<Piece>>,
+    end: OnceLock<End>,
+    sent_bytes: AtomicU64,
 }
 
-#[derive(Clone)]
-struct Shared(Arc<Mutex<State>>);
-
-impl Shared {
+impl Pipe {
+    /// Ends the stream, unless it has ended already.
     fn end(&self, end: End) {
-        let wakers = {
-            let mut state = self.0.lock();
-            state.end.get_or_insert(end);
-            [state.sender.take(), state.receiver.take()]
-        };
-        wakers.into_iter().flatten().for_each(Waker::wake);
+        self.end.get_or_init(|| end);
+        self.free.0.close();
+        self.full.0.close();
     }
 }
 
 /// Where the bytes go in.
-pub struct Sender(Shared);
+pub struct Sender(Arc<Pipe>);
 
 /// Where they come out.
-pub struct Receiver(Shared);
+pub struct Receiver(Arc<Pipe>);
 
 /// A way to look at a pipe, and to break it, from anywhere.
 #[derive(Clone)]
-pub struct Handle(Shared);
+pub struct Handle(Arc<Pipe>);
 
 /// The stream broke: the other end was dropped, or the pipe was cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,52 +64,43 @@ pub struct Broken;
 
 /// A new pipe.
 pub fn pipe() -> (Sender, Receiver, Handle) {
-    let shared = Shared(Arc::new(Mutex::new(State {
-        free: vec![Piece::new(); PIECES],
-        full: VecDeque::new(),
-        end: None,
-        sent_bytes: 0,
-        sender: None,
-        receiver: None,
-    })));
+    let pipe = Arc::new(Pipe {
+        free: channel::unbounded(),
+        full: channel::unbounded(),
+        used: Mutex::default(),
+        end: OnceLock::new(),
+        sent_bytes: AtomicU64::new(0),
+    });
+    for _ in 0..PIECES {
+        // It is open yet.
+        let _ = pipe.free.0.try_send(Piece::new());
+    }
     (
-        Sender(shared.clone()),
-        Receiver(shared.clone()),
-        Handle(shared),
+        Sender(Arc::clone(&pipe)),
+        Receiver(Arc::clone(&pipe)),
+        Handle(pipe),
     )
 }
 
 impl Sender {
     /// Memory for the next bytes, [`PIECE_BYTES`] long; waits until there is some.
     pub async fn piece(&self) -> Result<Piece, Broken> {
-        let mut piece = poll_fn(|context| self.poll_piece(context)).await?;
-        piece.resize(PIECE_BYTES, 0);
-        Ok(piece)
-    }
-
-    fn poll_piece(&self, context: &Context<'_>) -> Poll<Result<Piece, Broken>> {
-        let mut state = self.0.0.lock();
-        if state.end.is_some() {
-            return Poll::Ready(Err(Broken));
+        match self.0.end.get() {
+            Some(_) => Err(Broken),
+            None => {
+                let mut piece = self.0.free.1.recv().await.map_err(|_| Broken)?;
+                piece.resize(PIECE_BYTES, 0);
+                Ok(piece)
+            }
         }
-        if let Some(piece) = state.free.pop() {
-            return Poll::Ready(Ok(piece));
-        }
-        state.sender = Some(context.waker().clone());
-        Poll::Pending
     }
 
     /// Sends a piece on.
     pub fn send(&self, piece: Piece) {
-        let waker = {
-            let mut state = self.0.0.lock();
-            state.sent_bytes += piece.len() as u64;
-            state.full.push_back(piece);
-            state.receiver.take()
-        };
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        let len_bytes = piece.len() as u64;
+        self.0.sent_bytes.fetch_add(len_bytes, Ordering::Relaxed);
+        // The receiver of a stream that has ended wants no more.
+        let _ = self.0.full.0.try_send(piece);
     }
 
     /// That was all.
@@ -133,31 +118,25 @@ impl Drop for Sender {
 impl Receiver {
     /// The next piece; `None` after the last.
     pub async fn next(&self) -> Result<Option<Piece>, Broken> {
-        poll_fn(|context| {
-            let mut state = self.0.0.lock();
-            match (state.end, state.full.pop_front()) {
-                (Some(End::Broken), _) => Poll::Ready(Err(Broken)),
-                (_, Some(piece)) => Poll::Ready(Ok(Some(piece))),
-                (Some(End::Complete), None) => Poll::Ready(Ok(None)),
-                (None, None) => {
-                    state.receiver = Some(context.waker().clone());
-                    Poll::Pending
-                }
-            }
-        })
-        .await
+        if self.0.end.get() == Some(&End::Broken) {
+            return Err(Broken);
+        }
+        match (self.0.full.1.recv().await, self.0.end.get()) {
+            (Ok(piece), _) => Ok(Some(piece)),
+            (Err(_), Some(End::Complete)) => Ok(None),
+            (Err(_), _) => Err(Broken),
+        }
     }
 
     /// A piece whose bytes were used.
     pub fn give_back(&self, piece: Piece) {
-        let waker = {
-            let mut state = self.0.0.lock();
-            state.free.push(piece);
-            let enough = state.free.len() >= PIECES_TO_WAKE;
-            if enough { state.sender.take() } else { None }
-        };
-        if let Some(waker) = waker {
-            waker.wake();
+        let mut used = self.0.used.lock();
+        used.push(piece);
+        if used.len() >= PIECES_GIVEN_BACK {
+            for piece in used.drain(..) {
+                // A sender whose stream has ended wants no more.
+                let _ = self.0.free.0.try_send(piece);
+            }
         }
     }
 }
@@ -177,7 +156,7 @@ impl Handle {
 
     /// Bytes that were sent.
     pub fn sent_bytes(&self) -> u64 {
-        self.0.0.lock().sent_bytes
+        self.0.sent_bytes.load(Ordering::Relaxed)
     }
 }
 
@@ -212,8 +191,8 @@ mod tests {
         }
         writer.join().expect("no panic");
         assert_eq!((expected, handle.sent_bytes()), (1000, 4000));
-        let state = receiver.0.0.lock();
-        assert!(state.free.len() + state.full.len() <= PIECES);
+        let pipe = &receiver.0;
+        assert!(pipe.free.1.len() + pipe.used.lock().len() + pipe.full.1.len() <= PIECES);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use gaur_server::export_name::stem;
 
 use super::Args;
-use crate::exporter::{AddExport, NewExport};
+use crate::exporter::{AddExport, ImageOptions, NewExport};
 use crate::failure::Failure;
 use crate::fronts::FrontConfig;
 use crate::image_spec::ImageSpec;
@@ -29,21 +29,14 @@ pub fn images(args: &Args) -> Result<Vec<(String, ImageSpec)>, Failure> {
         by_name.transpose()
     };
     let export = |text: &OsString| {
-        let named = match args.image.image_opts {
-            true => None, // Every option has an equals sign.
-            false => split_name(text),
-        };
-        let (name, given) = match named {
-            Some((name, file)) => (Some(name.to_owned()), file),
-            None => (None, text.as_os_str()),
-        };
+        let (name, given) = named_file(text, &args.image);
         let format = match args.image.format {
             Some(format) => Some(format),
             None => made_as(given)?,
         };
         let spec = ImageSpec::parse(given, args.image.image_opts, format)?;
         let name = match name {
-            Some(name) => name,
+            Some(name) => name.to_owned(),
             None if single => String::new(),
             None => stem(spec.path()),
         };
@@ -58,8 +51,17 @@ pub fn images(args: &Args) -> Result<Vec<(String, ImageSpec)>, Failure> {
     Ok(exports)
 }
 
+/// The name of an export, if one is given (`NAME=FILE`), and its image.
+pub fn named_file<'a>(text: &'a OsStr, image: &ImageOptions) -> (Option<&'a str>, &'a OsStr) {
+    match split_name(text) {
+        // Every option has an equals sign.
+        Some((name, file)) if !image.image_opts => (Some(name), file),
+        _ => (None, text),
+    }
+}
+
 /// `NAME=FILE`, unless the whole is an image.
-pub fn split_name(text: &OsStr) -> Option<(&str, &OsStr)> {
+fn split_name(text: &OsStr) -> Option<(&str, &OsStr)> {
     let bytes = text.as_bytes();
     let at = bytes.iter().position(|byte| *byte == b'=')?;
     let name = std::str::from_utf8(bytes.get(..at)?).ok()?;
@@ -94,7 +96,7 @@ pub fn exports(
     let export = |name: String, spec: &ImageSpec, front: FrontConfig| NewExport {
         name,
         spec: spec.clone(),
-        image: args.image.options(),
+        image: args.image.clone(),
         description: args.description.clone().unwrap_or_default(),
         front,
     };
@@ -109,7 +111,7 @@ pub fn exports(
         for front in fronts {
             let name = match count {
                 1 => given.clone(),
-                _ => format!("{given}-{}", front.kind().name()),
+                _ => format!("{given}-{}", front.name()),
             };
             exports.push(export(name, spec, front));
         }

@@ -9,7 +9,7 @@ use gaur_engine::{Format, OpenOptions};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
-use crate::open::{self, CacheMode, cache_mode, format_parser, host_kind};
+use crate::open::{self, CacheMode, format_parser};
 use crate::shared_image::SharedImage;
 
 /// Where the image is.
@@ -34,16 +34,10 @@ pub struct TargetArgs {
 }
 
 /// How something is done to it.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct ChangeArgs {
     /// Use of the host's cache
-    #[arg(
-        short = 't',
-        long,
-        value_name = "MODE",
-        value_parser = cache_mode(),
-        default_value = "writeback"
-    )]
+    #[arg(short = 't', long, value_name = "MODE", default_value = "writeback")]
     pub cache: CacheMode,
     /// Remove the image's persistent bitmaps with the first change, which would make them useless
     #[arg(long)]
@@ -55,7 +49,7 @@ pub struct ChangeArgs {
     #[arg(short, long)]
     pub quiet: bool,
     /// How files are reached
-    #[arg(long, value_parser = host_kind(), default_value = "auto", hide = true)]
+    #[arg(long, default_value = "auto", hide = true)]
     pub host: HostKind,
 }
 
@@ -116,9 +110,7 @@ impl TargetArgs {
             }
         };
         let text = |word: &OsString| {
-            let shown = word.to_string_lossy();
-            let wrong =
-                || Failure::about(shown, "not valid UTF-8, which a snapshot's name must be");
+            let wrong = || Failure::about(word, "not valid UTF-8, which a snapshot's name must be");
             word.to_str().map(str::to_owned).ok_or_else(wrong)
         };
         let names: Result<Vec<String>, Failure> = rest.iter().map(text).collect();
@@ -143,17 +135,6 @@ impl TargetArgs {
 }
 
 impl ChangeArgs {
-    /// Without other options.
-    pub fn plain(quiet: bool, drop_bitmaps: bool) -> ChangeArgs {
-        ChangeArgs {
-            cache: CacheMode::Writeback,
-            drop_bitmaps,
-            progress: false,
-            quiet,
-            host: HostKind::Auto,
-        }
-    }
-
     /// Opens the image to change it.
     pub fn open(&self, spec: &ImageSpec) -> Result<SharedImage, Failure> {
         let options = OpenOptions {

@@ -1,16 +1,18 @@
 //! The character device of a ublk device: through it requests come, and answers go.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::ptr::{self, NonNull};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+use std::ptr;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use gaur_block::Errno;
+use memmap2::{MmapOptions, MmapRaw};
 
 use super::info::char_path;
 use super::uapi;
-use crate::error::ServeError;
+use crate::error::{ServeError, errno_of};
 
 /// How long its node may take to appear, and to become this user's (udev does both).
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -51,52 +53,12 @@ impl CharDevice {
 
     /// Copies the bytes of a write request, from `offset_bytes` of it on.
     pub(super) fn fetch(&self, offset: u64, memory: &mut [u8]) -> Result<(), Errno> {
-        let mut done = 0;
-        while done < memory.len() {
-            let rest = &mut memory[done..];
-            // SAFETY: the pointer and the length are those of a slice.
-            let count = unsafe {
-                libc::pread(
-                    self.file.as_raw_fd(),
-                    rest.as_mut_ptr().cast(),
-                    rest.len(),
-                    (offset + done as u64) as libc::off_t,
-                )
-            };
-            done += moved(count)?;
-        }
-        Ok(())
+        self.file.read_exact_at(memory, offset).map_err(errno_of)
     }
 
     /// Copies the bytes of a read request into it, from `offset_bytes` of it on.
     pub(super) fn deliver(&self, offset: u64, memory: &[u8]) -> Result<(), Errno> {
-        let mut done = 0;
-        while done < memory.len() {
-            let rest = &memory[done..];
-            // SAFETY: the pointer and the length are those of a slice.
-            let count = unsafe {
-                libc::pwrite(
-                    self.file.as_raw_fd(),
-                    rest.as_ptr().cast(),
-                    rest.len(),
-                    (offset + done as u64) as libc::off_t,
-                )
-            };
-            done += moved(count)?;
-        }
-        Ok(())
-    }
-}
-
-/// What a copy brought; to bring nothing, or more than can be, is no way on.
-fn moved(count: isize) -> Result<usize, Errno> {
-    match usize::try_from(count) {
-        Ok(0) => Err(Errno::EIO),
-        Ok(count) => Ok(count),
-        Err(_) => match std::io::Error::last_os_error().raw_os_error() {
-            Some(libc::EINTR) => Ok(0),
-            errno => Err(Errno::from_raw(errno.unwrap_or(libc::EIO))),
-        },
+        self.file.write_all_at(memory, offset).map_err(errno_of)
     }
 }
 
@@ -138,63 +100,32 @@ impl Descriptor {
 
 /// The descriptors of a queue's requests, by tag: memory that the driver writes.
 pub(super) struct Descriptors {
-    start: NonNull<u8>,
-    len_bytes: usize,
+    memory: MmapRaw,
     depth: u16,
 }
 
 impl Descriptors {
     /// Maps those of a queue.
     pub(super) fn map(device: &CharDevice, queue: u16, depth: u16) -> Result<Descriptors, Errno> {
-        // SAFETY: asks for a number.
-        let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-        let page_bytes = usize::try_from(page_bytes).map_err(|_| Errno::EINVAL)?;
-        let len_bytes = uapi::descriptors_len(depth, page_bytes);
-        // SAFETY: a new mapping of a file, wherever the kernel likes.
-        let start = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                len_bytes,
-                libc::PROT_READ,
-                libc::MAP_SHARED | libc::MAP_POPULATE,
-                device.file.as_raw_fd(),
-                uapi::descriptors_offset(queue, page_bytes) as libc::off_t,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            let errno = std::io::Error::last_os_error().raw_os_error();
-            return Err(Errno::from_raw(errno.unwrap_or(libc::EIO)));
-        }
-        Ok(Descriptors {
-            start: NonNull::new(start.cast()).ok_or(Errno::EIO)?,
-            len_bytes,
-            depth,
-        })
+        let page_bytes = rustix::param::page_size();
+        let memory = MmapOptions::new()
+            .offset(uapi::descriptors_offset(queue, page_bytes))
+            .len(uapi::descriptors_len(depth, page_bytes))
+            .populate()
+            .map_raw_read_only(&device.file)
+            .map_err(errno_of)?;
+        Ok(Descriptors { memory, depth })
     }
 
     /// The request that has come with a tag. The driver writes it before it hands the tag over, and
     /// not again before the tag is handed back.
     pub(super) fn get(&self, tag: u16) -> Descriptor {
         assert!(tag < self.depth, "tags are those that were fetched");
-        let at = usize::from(tag) * uapi::DESCRIPTOR_BYTES;
+        let all = self.memory.as_ptr().cast::<[u8; uapi::DESCRIPTOR_BYTES]>();
         // SAFETY: a tag's descriptor lies inside the mapping, which has whole pages for `depth` of
         // them; bytes have no alignment. Volatile, for the driver writes here.
-        let bytes = unsafe {
-            ptr::read_volatile(
-                self.start
-                    .add(at)
-                    .cast::<[u8; uapi::DESCRIPTOR_BYTES]>()
-                    .as_ptr(),
-            )
-        };
+        let bytes = unsafe { ptr::read_volatile(all.add(usize::from(tag))) };
         Descriptor::decode(&bytes)
-    }
-}
-
-impl Drop for Descriptors {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and no other value has its address.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len_bytes) };
     }
 }
 

@@ -1,15 +1,19 @@
 //! One device of the kernel's: making it, asking about it, and its messages.
 
-use std::ffi::CString;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::ptr;
 use std::sync::Arc;
 
 use gaur_block::Errno;
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::ioctl::{
     self, DeviceConfig, NAME_BYTES, Request, Response, RingConfig, RingEvent, RingInfo,
 };
+use crate::error::errno_of;
 use crate::virtio::config::CONFIG_BYTES;
 use crate::virtio::wire::DEVICE_BLOCK;
 
@@ -161,7 +165,7 @@ impl Device {
         match usize::try_from(count) {
             Ok(count) if count == len => Ok(request),
             Ok(_) => Err(Errno::EIO),
-            Err(_) => Err(ioctl::last_errno()),
+            Err(_) => Err(errno_of(io::Error::last_os_error())),
         }
     }
 
@@ -174,7 +178,7 @@ impl Device {
         if count >= 0 {
             Ok(())
         } else {
-            Err(ioctl::last_errno())
+            Err(errno_of(io::Error::last_os_error()))
         }
     }
 }
@@ -202,24 +206,11 @@ fn name_bytes(name: &str) -> [u8; NAME_BYTES] {
 
 /// An event counter that blocks who reads it: a ring reads it when it has something.
 pub(super) fn event() -> Result<OwnedFd, Errno> {
-    // SAFETY: no memory is passed; a descriptor that comes back is new and ours alone.
-    unsafe {
-        let fd = libc::eventfd(0, libc::EFD_CLOEXEC);
-        if fd < 0 {
-            return Err(ioctl::last_errno());
-        }
-        Ok(OwnedFd::from_raw_fd(fd))
-    }
+    eventfd(0, EventfdFlags::CLOEXEC).map_err(errno_of)
 }
 
 fn open(path: &str, flags: libc::c_int) -> Result<OwnedFd, Errno> {
-    let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: the path is a string; a descriptor that comes back is new and ours alone.
-    unsafe {
-        let fd = libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC | flags);
-        if fd < 0 {
-            return Err(ioctl::last_errno());
-        }
-        Ok(OwnedFd::from_raw_fd(fd))
-    }
+    let mut options = File::options();
+    options.read(true).write(true).custom_flags(flags);
+    options.open(path).map(OwnedFd::from).map_err(errno_of)
 }

@@ -4,6 +4,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use gaur_block::Errno;
 
+use crate::error::errno_of;
+
 /// `VDUSE_ACCESS_WO`; with `VDUSE_ACCESS_RO` it is `VDUSE_ACCESS_RW`.
 pub(super) const ACCESS_WRITE: u8 = 2;
 
@@ -149,14 +151,9 @@ pub(super) unsafe fn perform<T>(
         if result >= 0 {
             return Ok(result);
         }
-        match last_errno() {
+        match errno_of(std::io::Error::last_os_error()) {
             Errno::EINTR => {}
             errno => return Err(errno),
         }
     }
-}
-
-pub(super) fn last_errno() -> Errno {
-    let error = std::io::Error::last_os_error();
-    Errno::from_raw(error.raw_os_error().unwrap_or(0))
 }

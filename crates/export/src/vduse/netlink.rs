@@ -4,11 +4,16 @@
 //! The kernel does all of it while the message is sent, and asks the server of the device in between,
 //! so this must not run on the thread that answers.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use gaur_block::Errno;
+use rustix::io::retry_on_intr;
+use rustix::net::netlink::GENERIC;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
+};
 
-use super::ioctl::last_errno;
+use crate::error::errno_of;
 
 /// The family of generic netlink that knows all others, and its one command used here.
 const GENL_CONTROLLER: u16 = 16;
@@ -63,15 +68,8 @@ fn vdpa_family(socket: &OwnedFd) -> Result<u16, Errno> {
 }
 
 fn socket() -> Result<OwnedFd, Errno> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-    // SAFETY: no memory is passed; a descriptor that comes back is new and ours alone.
-    unsafe {
-        let fd = libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_GENERIC);
-        if fd < 0 {
-            return Err(last_errno());
-        }
-        Ok(OwnedFd::from_raw_fd(fd))
-    }
+    let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
+    socket_with(family, kind, SocketFlags::CLOEXEC, Some(GENERIC)).map_err(errno_of)
 }
 
 /// A message that is to be acknowledged, with strings as attributes.
@@ -98,23 +96,12 @@ fn request(family: u16, command: u8, attributes: &[(u16, &str)]) -> Vec<u8> {
 /// Sends a message and takes in what comes back up to the acknowledgement: the content of the last
 /// message before it.
 fn ask(socket: &OwnedFd, message: &[u8]) -> Result<Vec<u8>, Errno> {
-    let fd = socket.as_raw_fd();
-    // SAFETY: the memory is a borrowed slice.
-    let sent = unsafe { libc::send(fd, message.as_ptr().cast(), message.len(), 0) };
-    if sent < 0 {
-        return Err(last_errno());
-    }
+    send(socket, message, SendFlags::empty()).map_err(errno_of)?;
     let mut content = Vec::new();
     let mut buffer = vec![0_u8; 16 << 10];
     loop {
-        // SAFETY: the memory is borrowed for the call.
-        let count = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-        let Ok(count) = usize::try_from(count) else {
-            match last_errno() {
-                Errno::EINTR => continue,
-                errno => return Err(errno),
-            }
-        };
+        let received = retry_on_intr(|| recv(socket, &mut buffer[..], RecvFlags::empty()));
+        let (count, _) = received.map_err(errno_of)?;
         let mut left = &buffer[..count];
         while let Some((head, _)) = left.split_first_chunk::<HEADER_BYTES>() {
             let [l0, l1, l2, l3, k0, k1, ..] = *head;

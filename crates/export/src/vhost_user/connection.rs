@@ -1,17 +1,19 @@
 //! The socket of a client: messages with descriptors.
 
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use gaur_block::Errno;
 use gaur_reactor::{Descriptor, timeout};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 
 use super::message::{FDS_MAX, HEADER_BYTES, Header, PAYLOAD_MAX};
-
-/// Room for the descriptors of a message as ancillary data.
-const CONTROL_BYTES: usize = 64;
-const _: () = assert!(CONTROL_BYTES >= 16 + 4 * FDS_MAX);
+use crate::error::errno_of;
 
 /// A message of the client.
 #[derive(Debug)]
@@ -28,10 +30,6 @@ pub(super) struct Connection {
     have: usize,
     fds: Vec<OwnedFd>,
 }
-
-/// Ancillary data, aligned as the kernel wants it.
-#[repr(C, align(8))]
-struct Control([u8; CONTROL_BYTES]);
 
 impl Connection {
     pub(super) fn new(socket: OwnedFd) -> Connection {
@@ -80,31 +78,21 @@ impl Connection {
 
     /// Receives what is there, up to byte `end` of the message.
     fn receive(&mut self, end: usize) -> Result<usize, Errno> {
-        let into = &mut self.bytes[self.have..end];
-        let mut part = libc::iovec {
-            iov_base: into.as_mut_ptr().cast(),
-            iov_len: into.len(),
-        };
-        let mut control = Control([0; CONTROL_BYTES]);
-        // SAFETY: `msghdr` is plain integers and pointers, for which zero is a value.
-        let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-        message.msg_iov = &raw mut part;
-        message.msg_iovlen = 1;
-        message.msg_control = (&raw mut control).cast();
-        message.msg_controllen = CONTROL_BYTES as _;
-        let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-        let fd = self.socket.as_fd().as_raw_fd();
-        // SAFETY: the message describes one borrowed slice and a local buffer.
-        let count = unsafe { libc::recvmsg(fd, &raw mut message, flags) };
-        if count < 0 {
-            return Err(last_errno());
+        let mut parts = [IoSliceMut::new(&mut self.bytes[self.have..end])];
+        // One more than a message may have, to see that it has more.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX + 1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let received = recvmsg(&self.socket, &mut parts, &mut control, flags).map_err(errno_of)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                self.fds.extend(descriptors);
+            }
         }
-        // SAFETY: the kernel has filled in the message, and its descriptors are new and ours.
-        unsafe { take_fds(&message, &mut self.fds) };
         if self.fds.len() > FDS_MAX {
             return Err(Errno::EINVAL);
         }
-        Ok(count as usize)
+        Ok(received.bytes)
     }
 
     /// Sends a message, with a descriptor or without.
@@ -112,7 +100,7 @@ impl Connection {
         &self,
         header: [u8; HEADER_BYTES],
         payload: &[u8],
-        fd: Option<RawFd>,
+        fd: Option<BorrowedFd<'_>>,
     ) -> Result<(), Errno> {
         send(&self.socket, header, payload, fd).await
     }
@@ -126,7 +114,7 @@ pub(super) async fn send(
     socket: &Descriptor,
     header: [u8; HEADER_BYTES],
     payload: &[u8],
-    fd: Option<RawFd>,
+    fd: Option<BorrowedFd<'_>>,
 ) -> Result<(), Errno> {
     let mut bytes = header.to_vec();
     bytes.extend_from_slice(payload);
@@ -149,62 +137,17 @@ pub(super) async fn send(
     Ok(())
 }
 
-fn send_some(socket: &Descriptor, bytes: &[u8], fd: Option<RawFd>) -> Result<usize, Errno> {
-    let mut part = libc::iovec {
-        iov_base: bytes.as_ptr().cast_mut().cast(),
-        iov_len: bytes.len(),
-    };
-    let mut control = Control([0; CONTROL_BYTES]);
-    // SAFETY: `msghdr` is plain integers and pointers, for which zero is a value.
-    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    if let Some(fd) = fd {
-        message.msg_control = (&raw mut control).cast();
-        // SAFETY: the buffer has room for one descriptor and is aligned for its header.
-        unsafe {
-            message.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as _;
-            let first = libc::CMSG_FIRSTHDR(&raw const message);
-            (*first).cmsg_level = libc::SOL_SOCKET;
-            (*first).cmsg_type = libc::SCM_RIGHTS;
-            (*first).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as _;
-            libc::CMSG_DATA(first).cast::<RawFd>().write_unaligned(fd);
-        }
+fn send_some(
+    socket: &Descriptor,
+    bytes: &[u8],
+    fd: Option<BorrowedFd<'_>>,
+) -> Result<usize, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if let Some(fd) = &fd {
+        let room = control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(fd)));
+        debug_assert!(room, "there is room for one descriptor");
     }
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the message describes a borrowed slice and a local buffer.
-    let count = unsafe { libc::sendmsg(socket.as_fd().as_raw_fd(), &raw const message, flags) };
-    if count < 0 {
-        return Err(last_errno());
-    }
-    Ok(count as usize)
-}
-
-/// Takes over the descriptors that came with a message.
-///
-/// # Safety
-/// The kernel has filled in the message, and its descriptors were not taken yet.
-unsafe fn take_fds(message: &libc::msghdr, into: &mut Vec<OwnedFd>) {
-    // SAFETY: the headers are walked with the kernel's own macros, inside what it has filled in,
-    // and each descriptor becomes owned once.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(message);
-        while !header.is_null() {
-            let is_fds =
-                (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS;
-            if is_fds {
-                let len = ((*header).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
-                let first = libc::CMSG_DATA(header).cast::<RawFd>();
-                for at in 0..len / size_of::<RawFd>() {
-                    into.push(OwnedFd::from_raw_fd(first.add(at).read_unaligned()));
-                }
-            }
-            header = libc::CMSG_NXTHDR(message, header);
-        }
-    }
-}
-
-pub(super) fn last_errno() -> Errno {
-    let error = std::io::Error::last_os_error();
-    Errno::from_raw(error.raw_os_error().unwrap_or(0))
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags).map_err(errno_of)
 }

@@ -5,17 +5,22 @@
 //! was opened, not to a process. So the next server can tell whether the client is there yet.
 
 use std::fs::{File, TryLockError};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rustix::fs::{MemfdFlags, memfd_create};
+
 /// New memory, in the file at `path` if there can be one.
 pub(super) fn memory(len: usize, path: Option<&Path>) -> Result<OwnedFd, String> {
-    let refuse = |error| format!("cannot make a log of requests in flight: {error}");
+    let refuse =
+        |error: std::io::Error| format!("cannot make a log of requests in flight: {error}");
     let named = path.and_then(|path| named(path).ok());
     let file = match named {
         Some(file) => file,
-        None => anonymous().map_err(refuse)?,
+        None => memfd_create("gaur-inflight", MemfdFlags::CLOEXEC)
+            .map_err(|errno| refuse(errno.into()))?
+            .into(),
     };
     file.set_len(len as u64).map_err(refuse)?;
     Ok(file.into())
@@ -37,17 +42,6 @@ fn named(path: &Path) -> std::io::Result<File> {
     let file = options.open(path)?;
     file.lock_shared()?;
     Ok(file)
-}
-
-fn anonymous() -> std::io::Result<File> {
-    // SAFETY: the name is a string; the descriptor that comes back is new and ours alone.
-    unsafe {
-        let fd = libc::memfd_create(c"gaur-inflight".as_ptr(), libc::MFD_CLOEXEC);
-        if fd < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        Ok(File::from_raw_fd(fd))
-    }
 }
 
 #[cfg(test)]

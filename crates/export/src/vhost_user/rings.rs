@@ -7,7 +7,7 @@ use super::inflight;
 use super::message::{NO_FD, Payload, SLOTS_MAX, TABLE_MAX, request};
 use super::session::{Inflight, Reply, Session, one};
 use super::settings::{Addresses, Common, event};
-use super::table::{DirtyLog, Place, Region, Table};
+use super::table::{DirtyLog, Place, Region, Table, file_len};
 use crate::virtio::inflight::{InflightLog, log_bytes};
 use crate::virtio::memory::Mapping;
 use crate::virtio::ring_command::RingCommand;
@@ -273,10 +273,7 @@ fn map_log(fd: &OwnedFd, offset: u64, need: usize) -> Result<Mapping, String> {
         .ok()
         .and_then(|offset| offset.checked_add(need));
     let end = end.ok_or_else(|| format!("{what} is beyond all addresses"))?;
-    let file = fd.try_clone().map(std::fs::File::from);
-    let len = file
-        .and_then(|file| file.metadata())
-        .map_or(0, |facts| facts.len());
+    let len = file_len(fd).unwrap_or(0);
     if len < end as u64 {
         return Err(format!("{what} is not in its file"));
     }

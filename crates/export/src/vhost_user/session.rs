@@ -3,7 +3,7 @@
 //! Requests are answered one after the other. A ring runs when it has all it needs and is enabled;
 //! whatever changes what a running ring stands on stops it first, which waits for its requests.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -96,9 +96,9 @@ impl Session {
             Some(Reply::Bytes(bytes)) => (bytes, None),
             Some(Reply::File(bytes, fd)) => (bytes, Some(fd)),
         };
-        let raw = fd.as_ref().map(AsRawFd::as_raw_fd);
+        let fd = fd.as_ref().map(AsFd::as_fd);
         let head = message::reply_header(header.request, bytes.len());
-        let sent = connection.send(head, &bytes, raw).await;
+        let sent = connection.send(head, &bytes, fd).await;
         outcome.and(sent.map_err(|errno| format!("cannot reply: {errno}")))
     }
 

@@ -1,10 +1,11 @@
 //! What a client has said about a ring.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use gaur_reactor::Descriptor;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::message::RING_LOGGED;
 use super::table::Table;
@@ -96,14 +97,9 @@ fn clone(fd: &OwnedFd) -> Result<OwnedFd, String> {
 
 /// Makes an eventfd non-blocking, for its reader and its writers.
 pub(super) fn event(fd: OwnedFd) -> Result<OwnedFd, String> {
-    // SAFETY: no memory is passed.
-    let done = unsafe {
-        let flags = libc::fcntl(fd.as_raw_fd(), libc::F_GETFL);
-        flags >= 0 && libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) == 0
-    };
-    if done {
-        Ok(fd)
-    } else {
-        Err("an event counter that cannot be made not to block".to_owned())
+    let flags = fcntl_getfl(&fd);
+    match flags.and_then(|flags| fcntl_setfl(&fd, flags | OFlags::NONBLOCK)) {
+        Ok(()) => Ok(fd),
+        Err(_) => Err("an event counter that cannot be made not to block".to_owned()),
     }
 }

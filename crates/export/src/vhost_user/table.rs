@@ -1,6 +1,6 @@
 //! The memory of the guest as the client described it.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -60,7 +60,7 @@ impl Region {
         }
         let bytes = usize::try_from(end).map_err(|_| format!("{what} is too long"))?;
         // From the beginning: an offset into huge pages might be none that can be mapped.
-        let mapping = Mapping::new(std::os::fd::AsFd::as_fd(fd), 0, bytes, true)
+        let mapping = Mapping::new(fd.as_fd(), 0, bytes, true)
             .map_err(|errno| format!("cannot map {what}: {errno}"))?;
         Ok(Region {
             place,
@@ -74,13 +74,8 @@ impl Region {
     }
 }
 
-fn file_len(fd: &OwnedFd) -> Result<u64, String> {
-    // SAFETY: `stat` is plain integers, for which zero is a value.
-    let mut facts: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointer is to a `stat`.
-    if unsafe { libc::fstat(fd.as_raw_fd(), &raw mut facts) } != 0 {
-        return Err("the file of a region says no length".to_owned());
-    }
+pub(super) fn file_len(fd: &OwnedFd) -> Result<u64, String> {
+    let facts = rustix::fs::fstat(fd).map_err(|_| "the file of a region says no length")?;
     Ok(u64::try_from(facts.st_size).unwrap_or(0))
 }
 
@@ -153,7 +148,7 @@ impl DirtyLog {
             return Err("the log of dirty pages is not in its file".to_owned());
         }
         let len = usize::try_from(len).map_err(|_| "the log of dirty pages is too long")?;
-        let mapping = Mapping::new(std::os::fd::AsFd::as_fd(fd), offset, len, true)
+        let mapping = Mapping::new(fd.as_fd(), offset, len, true)
             .map_err(|errno| format!("cannot map the log of dirty pages: {errno}"))?;
         Ok(DirtyLog { mapping })
     }

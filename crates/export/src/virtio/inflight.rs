@@ -113,10 +113,7 @@ impl InflightLog {
     pub(crate) fn popped(&mut self, head: u16) {
         debug_assert!(head < self.size, "heads are checked against the ring");
         // SAFETY: the entry is inside the log and aligned to 16.
-        unsafe {
-            let when = self.start.as_ptr().add(entry(head) + 8).cast::<u64>();
-            when.write_volatile(self.counter);
-        }
+        unsafe { self.at::<u64>(entry(head) + 8).write_volatile(self.counter) };
         self.counter = self.counter.wrapping_add(1);
         self.mark(head, 1);
     }
@@ -150,45 +147,34 @@ impl InflightLog {
 
     fn mark(&self, head: u16, value: u8) {
         // SAFETY: the entry is inside the log.
-        unsafe { self.start.as_ptr().add(entry(head)).write_volatile(value) };
+        unsafe { self.at::<u8>(entry(head)).write_volatile(value) };
     }
 
     fn marked(&self, head: u16) -> bool {
         // SAFETY: the entry is inside the log.
-        unsafe { self.start.as_ptr().add(entry(head)).read_volatile() != 0 }
+        unsafe { self.at::<u8>(entry(head)).read_volatile() != 0 }
     }
 
     fn when(&self, head: u16) -> u64 {
         // SAFETY: the entry is inside the log and aligned to 16.
-        unsafe {
-            self.start
-                .as_ptr()
-                .add(entry(head) + 8)
-                .cast::<u64>()
-                .read_volatile()
-        }
+        unsafe { self.at::<u64>(entry(head) + 8).read_volatile() }
     }
 
     fn get(&self, offset: usize) -> u16 {
         // SAFETY: callers pass even offsets inside the log, which is aligned to 16.
-        unsafe {
-            self.start
-                .as_ptr()
-                .add(offset)
-                .cast::<u16>()
-                .read_volatile()
-        }
+        unsafe { self.at::<u16>(offset).read_volatile() }
     }
 
     fn set(&self, offset: usize, value: u16) {
         // SAFETY: as above.
-        unsafe {
-            self.start
-                .as_ptr()
-                .add(offset)
-                .cast::<u16>()
-                .write_volatile(value)
-        };
+        unsafe { self.at::<u16>(offset).write_volatile(value) };
+    }
+
+    /// # Safety
+    /// The offset is inside the log.
+    unsafe fn at<T>(&self, offset: usize) -> *mut T {
+        // SAFETY: the caller's promise.
+        unsafe { self.start.as_ptr().add(offset).cast() }
     }
 }
 

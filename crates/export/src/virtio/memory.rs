@@ -4,13 +4,14 @@
 //! transfer of plain bytes: a guest that writes while the device does gets what it asked for, in its
 //! own memory. Structures are read and written field by field with volatile or atomic accesses.
 
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use gaur_block::Errno;
+use memmap2::{MmapOptions, MmapRaw};
 
 use super::sigbus::Watch;
+use crate::error::errno_of;
 
 /// What the device does with memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,50 +68,32 @@ pub(crate) trait GuestMemory: Send + Sync {
 /// Memory mapped from a descriptor, shared with other processes that have it.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    start: NonNull<u8>,
-    len: usize,
-    watch: ManuallyDrop<Watch>,
+    /// Declared first: it is dropped before the range may be mapped anew.
+    watch: Watch,
+    memory: MmapRaw,
 }
 
-// SAFETY: a mapping is an address range of the process; who reads and writes it is up to the users.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
 impl Mapping {
-    /// Maps `len` bytes from `offset` on; both are checked by the kernel. `writable` is false for
-    /// memory that the other side lets us only read.
+    /// Maps `len` bytes from `offset` on, a multiple of the page; both are checked by the kernel.
+    /// `writable` is false for memory that the other side lets us only read.
     pub(crate) fn new(
         fd: BorrowedFd<'_>,
         offset: u64,
         len: usize,
         writable: bool,
     ) -> Result<Mapping, Errno> {
-        let offset = libc::off_t::try_from(offset).map_err(|_| Errno::EINVAL)?;
-        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        // SAFETY: no address is asked for, so nothing that exists is replaced.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                protection,
-                flags,
-                fd.as_raw_fd(),
-                offset,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            let error = std::io::Error::last_os_error();
-            return Err(Errno::from_raw(error.raw_os_error().unwrap_or(0)));
+        if len == 0 || !offset.is_multiple_of(rustix::param::page_size() as u64) {
+            return Err(Errno::EINVAL);
         }
-        let start = NonNull::new(start.cast::<u8>()).ok_or(Errno::ENOMEM)?;
-        let watch = Watch::new(start.as_ptr().expose_provenance(), len);
-        Ok(Mapping {
-            start,
-            len,
-            watch: ManuallyDrop::new(watch),
-        })
+        let mut options = MmapOptions::new();
+        options.offset(offset).len(len).no_reserve_swap();
+        let memory = match writable {
+            true => options.map_raw(&fd),
+            false => options.map_raw_read_only(&fd),
+        };
+        let memory = memory.map_err(errno_of)?;
+        let watch = Watch::new(memory.as_mut_ptr().expose_provenance(), len);
+        Ok(Mapping { watch, memory })
     }
 
     /// Whether the other side has truncated the file, and a thread here has touched what is gone.
@@ -120,26 +103,18 @@ impl Mapping {
 
     /// Length in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.len
+        self.memory.len()
     }
 
     /// The bytes from `offset` on, at most `len`; `None` when that is past the end.
     pub(crate) fn run(&self, offset: u64, len: usize) -> Option<Run> {
         let offset = usize::try_from(offset).ok()?;
-        let left = self.len.checked_sub(offset).filter(|left| *left > 0)?;
+        let left = self.len().checked_sub(offset).filter(|left| *left > 0)?;
+        // SAFETY: the offset is inside the mapping.
+        let start = unsafe { self.memory.as_mut_ptr().add(offset) };
         Some(Run {
-            // SAFETY: the offset is inside the mapping.
-            start: unsafe { self.start.add(offset) },
+            start: NonNull::new(start)?,
             len: left.min(len),
         })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: it is dropped once, and before the range may be mapped anew.
-        unsafe { ManuallyDrop::drop(&mut self.watch) };
-        // SAFETY: the range is a mapping of ours that is not used any more.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

@@ -1,6 +1,6 @@
 //! Commands of the control thread to the task of a ring.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -37,10 +37,9 @@ impl CallNotifier {
 
 /// Adds one to an eventfd.
 pub(crate) fn raise(event: &OwnedFd) {
-    let one = 1_u64;
-    // SAFETY: the pointer is to 8 bytes. It fails when the counter is full, and then the other side
-    // has been told, or when the client gave us something else, which is its own loss.
-    let _ = unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), 8) };
+    // It fails when the counter is full, and then the other side has been told, or when the client gave us
+    // something else, which is its own loss.
+    let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
 }
 
 /// All that a ring needs to run.

@@ -1,10 +1,10 @@
 //! What the threads share of the file: who may do what with it, and when it was changed.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gaur_block::Errno;
+use parking_lot::Mutex;
 
 use crate::fuse::proto::{Attributes, Change, Moment};
 
@@ -44,15 +44,13 @@ fn now() -> Duration {
 impl File {
     pub(super) fn new(read_only: bool, preferred_block: u32) -> File {
         let now = now();
-        // SAFETY: these calls have no conditions and cannot fail.
-        let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
         let block_bytes = preferred_block.clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX);
         File {
             read_only,
             block_bytes: 1 << block_bytes.ilog2(),
             mode: AtomicU32::new(if read_only { MODE_READ_ONLY } else { MODE }),
-            uid: AtomicU32::new(uid),
-            gid: AtomicU32::new(gid),
+            uid: AtomicU32::new(rustix::process::geteuid().as_raw()),
+            gid: AtomicU32::new(rustix::process::getegid().as_raw()),
             times: Mutex::new(Times {
                 accessed: now,
                 modified: now,
@@ -71,7 +69,7 @@ impl File {
     }
 
     pub(super) fn attributes(&self, size_bytes: u64) -> Attributes {
-        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut times = self.times.lock();
         if self.written.swap(false, Ordering::Relaxed) {
             times.modified = now();
             times.changed = times.modified;
@@ -110,7 +108,7 @@ impl File {
                 field.store(value, Ordering::Relaxed);
             }
         }
-        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut times = self.times.lock();
         let at = |moment| match moment {
             Moment::Now => now(),
             Moment::At(time) => time,

@@ -2,14 +2,16 @@
 //! extended, looks whether they own the file, and sends the descriptor of the mount back over a
 //! socket.
 
-use std::io::Read;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::io::{IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use gaur_block::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 /// The program, newest first.
 const PROGRAMS: [&str; 2] = ["fusermount3", "fusermount"];
@@ -84,38 +86,16 @@ fn run(said: &mut String, prepare: impl Fn(&mut Command)) -> Result<(), String> 
 
 /// Receives a descriptor.
 fn receive(socket: &UnixStream) -> Option<OwnedFd> {
-    let mut byte = 0_u8;
-    let mut part = libc::iovec {
-        iov_base: (&raw mut byte).cast(),
-        iov_len: 1,
-    };
-    // Room for one descriptor and its header, aligned as the header wants it.
-    let mut control = [0_u64; 8];
-    // SAFETY: zeros are a value of this structure; every pointer set is to memory that lives until
-    // the call has returned, with its length. The macros walk within what the kernel filled in.
-    unsafe {
-        let mut message: libc::msghdr = std::mem::zeroed();
-        message.msg_iov = &raw mut part;
-        message.msg_iovlen = 1;
-        message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = size_of_val(&control) as _;
-        loop {
-            let result =
-                libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC);
-            match result {
-                -1 if std::io::Error::last_os_error().raw_os_error() == Some(libc::EINTR) => {}
-                1.. => break,
-                _ => return None,
-            }
-        }
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
-        if header.is_null()
-            || (*header).cmsg_level != libc::SOL_SOCKET
-            || (*header).cmsg_type != libc::SCM_RIGHTS
-        {
-            return None;
-        }
-        let number = libc::CMSG_DATA(header).cast::<i32>().read_unaligned();
-        (number >= 0).then(|| OwnedFd::from_raw_fd(number))
-    }
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::io::retry_on_intr(|| {
+        let parts = &mut [IoSliceMut::new(&mut byte)];
+        recvmsg(socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+    });
+    received.ok().filter(|received| received.bytes > 0)?;
+    control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    })
 }

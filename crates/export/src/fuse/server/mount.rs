@@ -2,16 +2,19 @@
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use gaur_block::Errno;
+use parking_lot::Mutex;
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::io::Errno as Raw;
+use rustix::mount::{MountFlags, UnmountFlags, unmount};
+use rustix::process::{getegid, geteuid};
 
 use super::mount_table::{self, Entry};
 use super::options::{AllowOther, Options};
 use super::{device, fusermount};
-use crate::error::ServeError;
+use crate::error::{ServeError, errno_of};
 use crate::fuse::proto::wire::PAYLOAD_MAX;
 use crate::serve::say;
 
@@ -38,11 +41,6 @@ fn refused(path: &Path, what: impl std::fmt::Display) -> ServeError {
     ServeError::new(format!("{}: {what}", path.display()))
 }
 
-fn last_errno() -> Errno {
-    let error = std::io::Error::last_os_error();
-    Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO))
-}
-
 /// The file to cover, by its real path. What a dead server left at the path is taken away.
 ///
 /// # Errors
@@ -56,7 +54,7 @@ pub(super) fn prepare(options: &Options) -> Result<PathBuf, ServeError> {
         let ours = entry.kind.as_bytes() == KIND.to_bytes();
         match (ask_again(&path), ours) {
             (Err(errno), true) if is_gone(errno) => {
-                take_away(&path, libc::MNT_DETACH, false)
+                take_away(&path, UnmountFlags::DETACH, false)
                     .map_err(|errno| refused(given, format_args!("{STALE}: {errno}")))?;
                 say(
                     &options.log,
@@ -105,28 +103,9 @@ fn real_path(given: &Path) -> Result<PathBuf, ServeError> {
 /// Asks the server of what is mounted at a path whether it is there. What the kernel remembers does
 /// not count.
 fn ask_again(path: &Path) -> Result<(), i32> {
-    let name = c_path(path).map_err(Errno::raw)?;
-    let mut facts = std::mem::MaybeUninit::<libc::statx>::uninit();
-    // By its number: musl has the function since 1.2.5 only.
-    // SAFETY: the path ends in NUL and there is room for one `statx`.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_statx,
-            libc::AT_FDCWD,
-            name.as_ptr(),
-            libc::AT_STATX_FORCE_SYNC,
-            libc::STATX_BASIC_STATS,
-            facts.as_mut_ptr(),
-        )
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(last_errno().raw()),
-    }
-}
-
-fn c_path(path: &Path) -> Result<CString, Errno> {
-    CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)
+    let (flags, mask) = (AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
+    let asked = statx(CWD, path, flags, mask);
+    asked.map(drop).map_err(Raw::raw_os_error)
 }
 
 impl Mount {
@@ -137,9 +116,7 @@ impl Mount {
         read_only: bool,
     ) -> Result<(Mount, OwnedFd), ServeError> {
         let said = &options.path;
-        // SAFETY: the call has no conditions and cannot fail.
-        let root = unsafe { libc::geteuid() } == 0;
-        let direct = match root {
+        let direct = match geteuid().is_root() {
             true => {
                 let descriptor = device::open().map_err(|errno| no_device(said, errno))?;
                 let made = by_system(&descriptor, &path, options, read_only);
@@ -179,11 +156,11 @@ impl Mount {
 
     /// Uncovers the file; programs that have it open keep it as long as it is served. Once is enough.
     pub(super) fn end(&self) -> Result<(), ServeError> {
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ended = self.ended.lock();
         if std::mem::replace(&mut *ended, true) || !self.is_there() {
             return Ok(());
         }
-        match take_away(&self.path, libc::MNT_DETACH, self.helped) {
+        match take_away(&self.path, UnmountFlags::DETACH, self.helped) {
             // Not a mount any more: another process was faster.
             Ok(()) | Err(Errno::EINVAL) => Ok(()),
             Err(errno) => Err(refused(
@@ -197,7 +174,7 @@ impl Mount {
     /// detached ends when its last descriptor is closed.
     pub(super) fn abort(&self) {
         if self.is_there() {
-            let flags = libc::MNT_DETACH | libc::MNT_FORCE;
+            let flags = UnmountFlags::DETACH | UnmountFlags::FORCE;
             let _ = take_away(&self.path, flags, self.helped);
         }
     }
@@ -210,18 +187,13 @@ impl Drop for Mount {
     }
 }
 
-fn take_away(path: &Path, flags: libc::c_int, helped: bool) -> Result<(), Errno> {
-    let name = c_path(path)?;
+fn take_away(path: &Path, flags: UnmountFlags, helped: bool) -> Result<(), Errno> {
     if helped {
         return fusermount::unmount(path);
     }
-    // SAFETY: the path ends in NUL.
-    match unsafe { libc::umount2(name.as_ptr(), flags | libc::UMOUNT_NOFOLLOW) } {
-        0 => Ok(()),
-        _ => match last_errno() {
-            Errno::EPERM => fusermount::unmount(path),
-            errno => Err(errno),
-        },
+    match unmount(path, flags | UnmountFlags::NOFOLLOW) {
+        Err(Raw::PERM) => fusermount::unmount(path),
+        result => result.map_err(errno_of),
     }
 }
 
@@ -234,23 +206,9 @@ fn by_system(
 ) -> Result<(), Errno> {
     let others = options.allow_other != AllowOther::Off;
     let data = system_options(descriptor.as_raw_fd(), others)?;
-    let name = c_path(path)?;
-    let read_only = if read_only { libc::MS_RDONLY } else { 0 };
-    let flags = libc::MS_NOSUID | libc::MS_NODEV | read_only;
-    // SAFETY: every string ends in NUL.
-    let result = unsafe {
-        libc::mount(
-            SOURCE.as_ptr(),
-            name.as_ptr(),
-            KIND.as_ptr(),
-            flags,
-            data.as_ptr().cast(),
-        )
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(last_errno()),
-    }
+    let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
+    flags.set(MountFlags::RDONLY, read_only);
+    rustix::mount::mount(SOURCE, path, KIND, flags, &*data).map_err(errno_of)
 }
 
 fn no_device(said: &Path, errno: Errno) -> ServeError {
@@ -265,12 +223,13 @@ fn no_device(said: &Path, errno: Errno) -> ServeError {
 }
 
 fn system_options(descriptor: i32, others: bool) -> Result<CString, Errno> {
-    // SAFETY: these calls have no conditions and cannot fail.
-    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let (uid, gid) = (geteuid(), getegid());
     let others = if others { ",allow_other" } else { "" };
     let text = format!(
-        "fd={descriptor},rootmode=100600,user_id={uid},group_id={gid},default_permissions,\
-         max_read={PAYLOAD_MAX}{others}"
+        "fd={descriptor},rootmode=100600,user_id={},group_id={},default_permissions,\
+         max_read={PAYLOAD_MAX}{others}",
+        uid.as_raw(),
+        gid.as_raw()
     );
     CString::new(text).map_err(|_| Errno::EINVAL)
 }

@@ -4,9 +4,10 @@
 //! sends in one piece with the payload, or the header of a read's answer, which goes the same way. So
 //! one call moves both, and the disk sees memory that is aligned.
 
-use std::ptr::NonNull;
+use std::rc::Rc;
 
 use gaur_block::Errno;
+use memmap2::{Advice, MmapMut, MmapRaw, UncheckedAdvice};
 
 use crate::fuse::proto::wire::{OUT_HEADER_LEN, PAGE_LEN, PAYLOAD_MAX, WRITE_PAYLOAD_AT};
 
@@ -15,41 +16,27 @@ const BUFFER_LEN: usize = PAGE_LEN + PAYLOAD_MAX;
 
 /// Memory of the system, which takes up room only where it was touched.
 pub(super) struct RequestBuffer {
-    start: NonNull<u8>,
+    memory: Rc<MmapRaw>,
 }
 
 impl RequestBuffer {
     pub(super) fn new() -> Result<RequestBuffer, Errno> {
-        // SAFETY: a new mapping of memory.
-        let start = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                BUFFER_LEN,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if start == libc::MAP_FAILED {
-            return Err(Errno::ENOMEM);
-        }
+        let memory = MmapMut::map_anon(BUFFER_LEN).map_err(|_| Errno::ENOMEM)?;
         // Huge pages would make small requests take up all of it. A hint, so its result is not.
-        // SAFETY: the range is the mapping just made.
-        unsafe { libc::madvise(start, BUFFER_LEN, libc::MADV_NOHUGEPAGE) };
-        NonNull::new(start.cast())
-            .map(|start| RequestBuffer { start })
-            .ok_or(Errno::ENOMEM)
+        let _ = memory.advise(Advice::NoHugePage);
+        Ok(RequestBuffer {
+            memory: Rc::new(memory.into()),
+        })
     }
 
     /// Where its memory is.
     pub(super) fn pages(&self) -> Pages {
-        Pages(self.start)
+        Pages(self.memory.clone())
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping is this long, zeroed by the kernel, and this value's alone.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), BUFFER_LEN) }
+        // SAFETY: the mapping is this long, zeroed by the kernel, and [`Pages`] does not look into it.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr(), BUFFER_LEN) }
     }
 
     /// Where a request is received.
@@ -73,23 +60,16 @@ impl RequestBuffer {
 }
 
 /// The memory of a buffer, to give it back to the kernel while the buffer holds nothing.
-pub(super) struct Pages(NonNull<u8>);
+pub(super) struct Pages(Rc<MmapRaw>);
 
 impl Pages {
     /// Has the kernel take the memory until it is touched again.
     ///
     /// # Safety
-    /// The buffer exists, and what it holds is not needed any more.
+    /// What the buffer holds is not needed any more.
     pub(super) unsafe fn give_back(&self) {
         // It stays when memory is locked.
         // SAFETY: the mapping of the buffer, of which nothing is in use.
-        unsafe { libc::madvise(self.0.as_ptr().cast(), BUFFER_LEN, libc::MADV_DONTNEED) };
-    }
-}
-
-impl Drop for RequestBuffer {
-    fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`, to which no reference is left.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), BUFFER_LEN) };
+        let _ = unsafe { self.0.unchecked_advise(UncheckedAdvice::DontNeed) };
     }
 }
