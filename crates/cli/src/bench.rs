@@ -35,16 +35,16 @@ use thread::{RequestError, ThreadStatistics};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Requests to send (75000, or any number with --runtime)
-    #[arg(short, long, value_name = "N", value_parser = parse_count)]
+    #[arg(short, long, value_name = "N", value_parser = |text: &str| parse_number(text, 1))]
     count: Option<u64>,
     /// Requests in flight at once, in each thread
-    #[arg(short, long, value_name = "N", value_parser = parse_count, default_value = "64")]
+    #[arg(short, long, value_name = "N", value_parser = |text: &str| parse_number(text, 1), default_value = "64")]
     depth: u64,
     /// Bytes of each request
-    #[arg(short = 's', long, value_name = "SIZE", value_parser = parse_len, default_value = "4096")]
+    #[arg(short = 's', long, value_name = "SIZE", value_parser = |text: &str| parse_bytes(text, 1), default_value = "4096")]
     buffer_size: u64,
     /// Bytes from one request to the next (the size of a request)
-    #[arg(short = 'S', long, value_name = "SIZE", value_parser = parse_step)]
+    #[arg(short = 'S', long, value_name = "SIZE", value_parser = |text: &str| parse_bytes(text, 0))]
     step_size: Option<u64>,
     /// Guest offset of the first request
     #[arg(short, long, value_name = "OFFSET", value_parser = parse_size, default_value = "0")]
@@ -56,7 +56,7 @@ pub struct Args {
     #[arg(long, value_name = "BYTE", value_parser = parse_byte, default_value = "0")]
     pattern: u8,
     /// Flush after this number of requests
-    #[arg(long, value_name = "N", value_parser = parse_interval, default_value = "0")]
+    #[arg(long, value_name = "N", value_parser = |text: &str| parse_number(text, 0), default_value = "0")]
     flush_interval: u64,
     /// Do not wait for requests in flight before a flush
     #[arg(long)]
@@ -130,14 +130,6 @@ fn parse_number(text: &str, min: u64) -> Result<u64, String> {
     number.ok_or_else(|| format!("must be a number from {min} to {NUMBER_MAX}"))
 }
 
-fn parse_count(text: &str) -> Result<u64, String> {
-    parse_number(text, 1)
-}
-
-fn parse_interval(text: &str) -> Result<u64, String> {
-    parse_number(text, 0)
-}
-
 fn parse_byte(text: &str) -> Result<u8, String> {
     let number = parse_number(text, 0).ok();
     let byte = number.and_then(|number| u8::try_from(number).ok());
@@ -149,14 +141,6 @@ fn parse_bytes(text: &str, min: u64) -> Result<u64, String> {
     let size = parse_size(text).map_err(|error| error.to_string())?;
     let size = Some(size).filter(|size| (min..=NUMBER_MAX).contains(size));
     size.ok_or_else(|| format!("must be a size from {min} to {NUMBER_MAX}"))
-}
-
-fn parse_len(text: &str) -> Result<u64, String> {
-    parse_bytes(text, 1)
-}
-
-fn parse_step(text: &str) -> Result<u64, String> {
-    parse_bytes(text, 0)
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -387,7 +371,7 @@ fn measure(
         let (image, load) = (Arc::clone(image), *load);
         let (barrier, stop) = (Arc::clone(&barrier), Arc::clone(&stop));
         let spawned = handle.spawn(move || async move {
-            let device = CachedDevice::new(image.queue(ReactorFile::new), policy);
+            let device = CachedDevice::new(image.queue(ReactorFile::new), policy, None);
             let ready = || {
                 barrier.wait();
             };

@@ -62,21 +62,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         print_findings(spec.path(), &report);
     }
     let check = ImageCheck {
-        image_end_offset: report.image_end_offset,
-        compressed_clusters: report.compressed_clusters,
-        total_clusters: report.total_clusters,
-        corruptions: report.corruptions,
-        check_errors: report.check_errors,
-        leaks: report.leaks,
-        allocated_clusters: report.allocated_clusters,
-        filename: spec.given().to_string_lossy().into_owned(),
-        format: Format::Qcow2.name(),
-        fragmented_clusters: report.fragmented_clusters,
         reclaimable_bytes: reclaimable(&file, &report)?,
-        clusters_behind_end: report.clusters_behind_end,
+        filename: spec.given().to_string_lossy().into_owned(),
+        report,
     };
     match args.output {
-        Output::Json => json::write(out, &check)?,
+        Output::Json => json::write(out, &check.json())?,
         Output::Human if args.quiet => {}
         Output::Human => check.print(out)?,
     }

@@ -2,56 +2,23 @@
 
 use std::io::Write;
 
-use serde::Serialize;
+use gaur_engine::Format;
+use gaur_format::check::Report;
+use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::info_report::facts;
 use crate::size::human;
 
-/// The counts of a check. What is zero is left out of the JSON, apart from the errors.
-#[derive(Clone, Debug, Default, Serialize)]
-#[serde(rename_all = "kebab-case")]
+/// A check, with the counts of its report. What is zero is left out of the JSON, apart from the errors.
+#[derive(Clone, Debug, Default)]
 pub struct ImageCheck {
-    /// Where the clusters in use end, in bytes.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub image_end_offset: u64,
-    /// Guest clusters that are compressed.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub compressed_clusters: u64,
-    /// Clusters of the guest.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub total_clusters: u64,
-    /// Contradictions that may cost data.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub corruptions: u64,
-    /// Failures of the check itself.
-    pub check_errors: u64,
-    /// Clusters that are counted but not used.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub leaks: u64,
-    /// Guest clusters that have data.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub allocated_clusters: u64,
+    /// The counts.
+    pub report: Report,
     /// Name as given.
     pub filename: String,
-    /// Its format.
-    pub format: &'static str,
-    /// Guest clusters whose data does not follow that of the one before.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub fragmented_clusters: u64,
     /// Bytes of the file that the image's policy would have given back; Gaur's own.
-    #[serde(skip_serializing_if = "is_zero")]
     pub reclaimable_bytes: u64,
-    /// Clusters that are mapped behind the end of the disk; Gaur's own.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub clusters_behind_end: u64,
-}
-
-#[allow(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde hands out references"
-)]
-fn is_zero(count: &u64) -> bool {
-    *count == 0
 }
 
 /// The image has contradictions.
@@ -62,13 +29,34 @@ const EXIT_LEAKS: u8 = 3;
 const EXIT_INCOMPLETE: u8 = 1;
 
 impl ImageCheck {
+    /// The JSON.
+    pub fn json(&self) -> Value {
+        let report = &self.report;
+        let count = |count: u64| json!((count > 0).then_some(count));
+        facts([
+            ("image-end-offset", count(report.image_end_offset)),
+            ("compressed-clusters", count(report.compressed_clusters)),
+            ("total-clusters", count(report.total_clusters)),
+            ("corruptions", count(report.corruptions)),
+            ("check-errors", json!(report.check_errors)),
+            ("leaks", count(report.leaks)),
+            ("allocated-clusters", count(report.allocated_clusters)),
+            ("filename", json!(self.filename)),
+            ("format", json!(Format::Qcow2.name())),
+            ("fragmented-clusters", count(report.fragmented_clusters)),
+            ("reclaimable-bytes", count(self.reclaimable_bytes)),
+            // Gaur's own, too.
+            ("clusters-behind-end", count(report.clusters_behind_end)),
+        ])
+    }
+
     /// The code to exit with.
     pub fn exit_code(&self) -> u8 {
-        if self.check_errors > 0 {
+        if self.report.check_errors > 0 {
             EXIT_INCOMPLETE
-        } else if self.corruptions > 0 {
+        } else if self.report.corruptions > 0 {
             EXIT_CORRUPT
-        } else if self.leaks > 0 {
+        } else if self.report.leaks > 0 {
             EXIT_LEAKS
         } else {
             0
@@ -77,12 +65,12 @@ impl ImageCheck {
 
     /// Prints the counts for people.
     pub fn print(&self, out: &mut dyn Write) -> Result<(), Failure> {
-        let ImageCheck {
+        let Report {
             corruptions,
             leaks,
             check_errors,
             ..
-        } = self;
+        } = &self.report;
         if corruptions + leaks + check_errors == 0 {
             writeln!(out, "No errors were found on the image.")?;
         }
@@ -107,22 +95,23 @@ impl ImageCheck {
     }
 
     fn print_clusters(&self, out: &mut dyn Write) -> Result<(), Failure> {
-        let (total, allocated) = (self.total_clusters, self.allocated_clusters);
+        let report = &self.report;
+        let (total, allocated) = (report.total_clusters, report.allocated_clusters);
         let percent = |part: u64, of: u64| part as f64 * 100.0 / of as f64;
         if total != 0 && allocated != 0 {
             writeln!(
                 out,
                 "{allocated}/{total} = {:.2}% allocated, {:.2}% fragmented, {:.2}% compressed clusters",
                 percent(allocated, total),
-                percent(self.fragmented_clusters, allocated),
-                percent(self.compressed_clusters, allocated)
+                percent(report.fragmented_clusters, allocated),
+                percent(report.compressed_clusters, allocated)
             )?;
         }
-        if self.image_end_offset > 0 {
-            writeln!(out, "Image end offset: {}", self.image_end_offset)?;
+        if report.image_end_offset > 0 {
+            writeln!(out, "Image end offset: {}", report.image_end_offset)?;
         }
-        if self.clusters_behind_end > 0 {
-            let count = self.clusters_behind_end;
+        if report.clusters_behind_end > 0 {
+            let count = report.clusters_behind_end;
             writeln!(
                 out,
                 "{count} clusters are mapped behind the end of the disk; they read as zeros when 'gaur resize' makes it longer"
@@ -152,12 +141,10 @@ mod tests {
 
     #[test]
     fn a_clean_image() {
-        let check = ImageCheck {
-            image_end_offset: 1_703_936,
-            total_clusters: 16384,
-            allocated_clusters: 17,
-            ..ImageCheck::default()
-        };
+        let mut check = ImageCheck::default();
+        check.report.image_end_offset = 1_703_936;
+        check.report.total_clusters = 16384;
+        check.report.allocated_clusters = 17;
         assert_eq!(
             print(&check),
             "No errors were found on the image.\n\
@@ -183,16 +170,14 @@ mod tests {
 
     #[test]
     fn check_exit_code_order_is_incomplete_corrupt_leaks() {
-        let mut check = ImageCheck {
-            leaks: 2,
-            ..ImageCheck::default()
-        };
+        let mut check = ImageCheck::default();
+        check.report.leaks = 2;
         assert_eq!(check.exit_code(), EXIT_LEAKS);
-        check.corruptions = 1;
+        check.report.corruptions = 1;
         assert_eq!(check.exit_code(), EXIT_CORRUPT);
         assert!(print(&check).starts_with("\n1 errors were found"));
         assert!(print(&check).contains("\n\n2 leaked clusters"));
-        check.check_errors = 1;
+        check.report.check_errors = 1;
         assert_eq!(check.exit_code(), EXIT_INCOMPLETE);
     }
 
@@ -200,10 +185,9 @@ mod tests {
     fn zero_counts_are_omitted_from_json() {
         let check = ImageCheck {
             filename: "x".into(),
-            format: "qcow2",
             ..ImageCheck::default()
         };
-        let json = serde_json::to_string(&check).expect("json");
+        let json = check.json().to_string();
         assert_eq!(
             json,
             r#"{"check-errors":0,"filename":"x","format":"qcow2"}"#

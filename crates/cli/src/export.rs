@@ -36,7 +36,7 @@ enum Verb {
     /// Export one more image
     Add(AddArgs),
     /// List the exports
-    List(ListArgs),
+    List(ServerArgs),
     /// Remove an export: its clients' requests are finished, its image is flushed and closed
     #[command(visible_alias = "del", alias = "delete")]
     Remove(RemoveArgs),
@@ -74,12 +74,6 @@ struct AddArgs {
     /// The image: PATH, or NAME=PATH to call the export NAME
     #[arg(value_name = "[NAME=]FILE")]
     file: OsString,
-}
-
-#[derive(Debug, clap::Args)]
-struct ListArgs {
-    #[command(flatten)]
-    server: ServerArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -135,11 +129,7 @@ impl ServerArgs {
         mut progress: Progress,
     ) -> Result<T, Failure> {
         let server = Server::new(self.control.clone(), export, self.timeout);
-        let answer = Client::connect(&server)?.call(command, &mut progress)?;
-        serde_json::from_value(answer).map_err(|error| {
-            let message = format!("the server's answer is not understood: {error}");
-            Failure::about(self.control.display().to_string(), message)
-        })
+        Client::connect(&server)?.call(command, &mut progress)
     }
 
     /// Prints an export, for people as `print` does.
@@ -195,11 +185,9 @@ fn absolute(file: &str, image: &ImageOptions) -> Result<String, Failure> {
     as_text(path.as_os_str())
 }
 
-fn list(args: &ListArgs, out: &mut dyn Write) -> Result<u8, Failure> {
-    let exports: Vec<ExportFacts> =
-        args.server
-            .call(None, Command::ExportList {}, Progress::Quiet)?;
-    if args.server.output == Output::Json {
+fn list(server: &ServerArgs, out: &mut dyn Write) -> Result<u8, Failure> {
+    let exports: Vec<ExportFacts> = server.call(None, Command::ExportList {}, Progress::Quiet)?;
+    if server.output == Output::Json {
         json::write(out, &exports)?;
         return Ok(0);
     }
@@ -236,7 +224,7 @@ fn row(export: &ExportFacts) -> [String; 7] {
 fn resize(args: &ResizeArgs, out: &mut dyn Write) -> Result<u8, Failure> {
     parse_new_size(&args.size).map_err(|error| Failure::new(error.to_string()))?;
     let command = Command::ExportResize(Resizing::to(&args.size, args.shrink));
-    let progress = Progress::growing(args.progress, false, false);
+    let progress = Progress::new(None, args.progress, false, false);
     let name = Some(args.name.clone());
     let facts: ExportFacts = args.server.call(name, command, progress)?;
     args.server.conclude(&facts, out, |facts, out| {

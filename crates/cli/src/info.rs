@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
-use crate::info_report::{BitmapInfo, ChildNode, FormatSpecific, ImageInfo, Qcow2Info};
+use crate::info_report::{ChildNode, FormatSpecific, ImageInfo, facts};
 use crate::json;
-use crate::luks::{self, LuksInfo};
+use crate::luks;
 use crate::open::{self, Output, SourceArgs};
 use crate::snapshot_report::SnapshotInfo;
 use crate::snapshot_table;
@@ -167,35 +167,50 @@ impl Inspection {
             info.backing_filename_format = header.backing_format().map(str::to_owned);
         }
         let snapshots = snapshot_table::read(&self.file, &header)?;
-        info.snapshots = snapshots.iter().map(SnapshotInfo::new).collect();
-        let data = serde_json::to_value(self.qcow2_info(&header)?);
+        info.snapshots = snapshots
+            .iter()
+            .map(|snapshot| SnapshotInfo::new(snapshot).of_qemu())
+            .collect();
         info.format_specific = Some(FormatSpecific {
             kind: "qcow2",
-            data: data.unwrap_or(Value::Null),
+            data: self.qcow2_facts(&header)?,
         });
         Ok(())
     }
 
-    fn qcow2_info(&self, header: &Header) -> Result<Qcow2Info, Failure> {
-        let v3 = |value: bool| (header.version == Version::V3).then_some(value);
+    /// Facts of a qcow2 image. Those a version 2 image cannot have are absent there.
+    fn qcow2_facts(&self, header: &Header) -> Result<Value, Failure> {
+        let v3 = |value: bool| json!((header.version == Version::V3).then_some(value));
         let data_file = header.incompatible.has(Incompatible::DATA_FILE);
         let data_file_name = header.data_file_name().map(String::from_utf8_lossy);
-        Ok(Qcow2Info {
-            compat: match header.version {
-                Version::V2 => "0.10",
-                Version::V3 => "1.1",
-            },
-            compression_type: header.compression_type.name(),
-            lazy_refcounts: v3(header.compatible.has(Compatible::LAZY_REFCOUNTS)),
-            bitmaps: self.bitmaps(header)?,
-            refcount_bits: header.geometry().refcount_bits(),
-            encrypt: self.encryption(header)?,
-            data_file: data_file_name.map(|name| name.into_owned()),
-            data_file_raw: data_file.then(|| header.autoclear.has(Autoclear::RAW_DATA_FILE)),
-            corrupt: v3(header.incompatible.has(Incompatible::CORRUPT)),
-            extended_l2: v3(header.incompatible.has(Incompatible::EXTENDED_L2)),
-            allocation: header.allocation().map(AllocationPolicy::name),
-        })
+        let raw = data_file.then(|| header.autoclear.has(Autoclear::RAW_DATA_FILE));
+        let compat = match header.version {
+            Version::V2 => "0.10",
+            Version::V3 => "1.1",
+        };
+        let bitmaps = Some(self.bitmaps(header)?).filter(|bitmaps| !bitmaps.is_empty());
+        let lazy = header.compatible.has(Compatible::LAZY_REFCOUNTS);
+        let extended = header.incompatible.has(Incompatible::EXTENDED_L2);
+        Ok(facts([
+            ("compat", json!(compat)),
+            ("compression-type", json!(header.compression_type.name())),
+            ("lazy-refcounts", v3(lazy)),
+            ("bitmaps", json!(bitmaps)),
+            ("refcount-bits", json!(header.geometry().refcount_bits())),
+            ("encrypt", json!(self.encryption(header)?)),
+            ("data-file", json!(data_file_name)),
+            ("data-file-raw", json!(raw)),
+            (
+                "corrupt",
+                v3(header.incompatible.has(Incompatible::CORRUPT)),
+            ),
+            ("extended-l2", v3(extended)),
+            // Gaur's own.
+            (
+                "allocation",
+                json!(header.allocation().map(AllocationPolicy::name)),
+            ),
+        ]))
     }
 
     fn encryption(&self, header: &Header) -> Result<Option<Value>, Failure> {
@@ -205,14 +220,14 @@ impl Inspection {
             (CryptMethod::Luks, None) => None,
             (CryptMethod::Luks, Some(pointer)) => {
                 let bytes = self.file.read(pointer.offset.0, luks::HEADER_BYTES)?;
-                LuksInfo::parse(&bytes).and_then(|info| serde_json::to_value(info).ok())
+                luks::facts(&bytes)
             }
         };
         // A header that cannot be read does not hide the rest.
         Ok(Some(known.unwrap_or_else(|| json!({ "format": "luks" }))))
     }
 
-    fn bitmaps(&self, header: &Header) -> Result<Vec<BitmapInfo>, Failure> {
+    fn bitmaps(&self, header: &Header) -> Result<Vec<Value>, Failure> {
         let Some(extension) = header.bitmaps() else {
             return Ok(Vec::new());
         };
@@ -225,20 +240,20 @@ impl Inspection {
             .read(extension.directory_offset.0, extension.directory_len_bytes)?;
         let directory = bitmap::parse_directory(&bytes, extension.count, &header.geometry())
             .map_err(|error| self.file.broken(&error))?;
-        Ok(directory.iter().map(bitmap_info).collect())
+        Ok(directory.iter().map(bitmap_facts).collect())
     }
 }
 
-fn bitmap_info(bitmap: &Bitmap) -> BitmapInfo {
+/// A persistent dirty bitmap.
+fn bitmap_facts(bitmap: &Bitmap) -> Value {
     let names = [(bitmap::IN_USE, "in-use"), (bitmap::AUTO, "auto")];
     let set = names.iter().filter(|(flag, _)| bitmap.flags & flag != 0);
-    BitmapInfo {
-        flags: set.map(|(_, name)| *name).collect(),
-        name: String::from_utf8_lossy(&bitmap.name).into_owned(),
-        granularity: 1_u64
-            .checked_shl(u32::from(bitmap.granularity_bits))
-            .unwrap_or(0),
-    }
+    let granularity = 1_u64.checked_shl(u32::from(bitmap.granularity_bits));
+    json!({
+        "flags": set.map(|(_, name)| *name).collect::<Vec<_>>(),
+        "name": String::from_utf8_lossy(&bitmap.name),
+        "granularity": granularity.unwrap_or(0),
+    })
 }
 
 #[cfg(test)]

@@ -70,51 +70,10 @@ pub struct FormatSpecific {
     pub data: Value,
 }
 
-/// Facts of a qcow2 image. Those a version 2 image cannot have are absent there.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct Qcow2Info {
-    /// `0.10` for version 2, `1.1` for version 3.
-    pub compat: &'static str,
-    /// How its compressed clusters are compressed.
-    pub compression_type: &'static str,
-    /// Refcounts may be written late.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lazy_refcounts: Option<bool>,
-    /// Persistent bitmaps; absent when there are none.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub bitmaps: Vec<BitmapInfo>,
-    /// Width of a refcount in bits.
-    pub refcount_bits: u32,
-    /// How it is encrypted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub encrypt: Option<Value>,
-    /// The external data file.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub data_file: Option<String>,
-    /// The data file is readable as a raw image.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub data_file_raw: Option<bool>,
-    /// It was found corrupt.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub corrupt: Option<bool>,
-    /// L2 entries have subclusters.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub extended_l2: Option<bool>,
-    /// How it likes its space, when it says so; Gaur's own.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub allocation: Option<&'static str>,
-}
-
-/// A persistent dirty bitmap.
-#[derive(Debug, Serialize)]
-pub struct BitmapInfo {
-    /// `in-use`, `auto`.
-    pub flags: Vec<&'static str>,
-    /// Its name.
-    pub name: String,
-    /// Guest bytes a bit stands for.
-    pub granularity: u64,
+/// An object of those facts that are there.
+pub fn facts<const N: usize>(facts: [(&str, Value); N]) -> Value {
+    let there = facts.into_iter().filter(|(_, fact)| !fact.is_null());
+    there.map(|(key, fact)| (key.to_owned(), fact)).collect()
 }
 
 impl ImageInfo {

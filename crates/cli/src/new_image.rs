@@ -219,9 +219,7 @@ impl NewImage {
         plan.lazy_refcounts = options.take_bool("lazy_refcounts")?.unwrap_or(false);
         let compression = options.take_choice("compression_type", &COMPRESSION_TYPES, None)?;
         plan.compression_type = compression.map(|(_, value)| value).unwrap_or_default();
-        let policies = [AllocationPolicy::Compact, AllocationPolicy::Contiguous];
-        let policies = policies.map(|policy| (policy.name(), policy));
-        let allocation = options.take_choice("allocation", &policies, None)?;
+        let allocation = options.take_choice("allocation", &open::ALLOCATION_POLICIES, None)?;
         plan.allocation = allocation.map(|(_, policy)| policy);
         Ok(())
     }

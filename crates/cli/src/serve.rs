@@ -18,7 +18,7 @@ use gaur_reactor::{Signal, Signals, block_on};
 use crate::exporter::{ImageOptions, Limits, NewExport};
 use crate::failure::Failure;
 use crate::front_args::FrontArgs;
-use crate::fronts::{FrontConfig, Kind};
+use crate::fronts::FrontConfig;
 use crate::host_kind::HostKind;
 use crate::image_spec::{Aio, ImageSpec};
 use crate::new_image::NewImage;
@@ -199,7 +199,7 @@ fn asked_for(args: &Args) -> Result<(Vec<NewExport>, bool), Failure> {
 /// What only the whole command line can tell.
 fn check(images: &[(String, ImageSpec)], fronts: &[FrontConfig]) -> Result<(), Failure> {
     if let (Some(front), true) = (fronts.first(), images.len() != 1) {
-        let kind = front.kind().name();
+        let kind = front.name();
         let failure = Failure::new(format!(
             "--{kind} exports one image, but {} are named",
             images.len()
@@ -232,7 +232,7 @@ fn create(args: &Args, size: u64) -> Result<(), Failure> {
 
 /// Whether there will be block devices, on which the kernel's memory may depend.
 fn prospect(args: &Args, exports: &[NewExport]) -> Prospect {
-    let is_device = |new: &NewExport| new.front.kind().is_device();
+    let is_device = |new: &NewExport| new.front.is_device();
     match exports.iter().any(is_device) {
         true => Prospect::Devices,
         false if args.control.is_some() => Prospect::Commands,
@@ -260,14 +260,14 @@ fn start(
         // The server of a device ('gaur ublk add') ends with it.
         stays: args.export_json.is_none(),
     })?;
-    let of_nbd = |new: &NewExport| new.front.kind() == Kind::Nbd;
+    let of_nbd = |new: &NewExport| new.front.is_nbd();
     let (of_nbd, others): (Vec<_>, Vec<_>) = exports.into_iter().partition(of_nbd);
     let only = (of_nbd.len() == 1).then(|| of_nbd[0].name.clone());
     for new in of_nbd {
         server.add(new)?;
     }
     if let Some(only) = only {
-        server.set_default(&only);
+        server.exporter().set_default(&only);
     }
     // Taken over before a client can come, so that no signal finds the images unflushed.
     let signals = Signals::install(&signals())

@@ -13,7 +13,6 @@ mod change;
 mod extract;
 mod info;
 mod list;
-mod local;
 mod metadata;
 mod operation;
 mod save;

@@ -7,15 +7,15 @@ use jiff::tz::TimeZone;
 
 use crate::failure::Failure;
 use crate::size::human;
-pub use gaur_server::snapshot_facts::{SnapshotDetail, SnapshotInfo};
+pub use gaur_server::notice::one_line as printable;
+pub use gaur_server::snapshot_facts::SnapshotInfo;
 
 /// Prints a snapshot for people.
-pub fn print(detail: &SnapshotDetail, out: &mut dyn Write) -> Result<(), Failure> {
-    let info = &detail.info;
+pub fn print(info: &SnapshotInfo, out: &mut dyn Write) -> Result<(), Failure> {
     writeln!(out, "id: {}", printable(&info.id))?;
     writeln!(out, "name: {}", printable(&info.name))?;
     writeln!(out, "date: {}", local_date(info.date_sec))?;
-    if let Some(size) = detail.disk_size {
+    if let Some(size) = info.disk_size {
         writeln!(out, "virtual size: {} ({size} bytes)", human(size))?;
     }
     let size = info.vm_state_size;
@@ -25,18 +25,6 @@ pub fn print(detail: &SnapshotDetail, out: &mut dyn Write) -> Result<(), Failure
         writeln!(out, "icount: {icount}")?;
     }
     Ok(())
-}
-/// A name out of an image, safe to show: a hostile one must not drive the terminal or fake a line.
-pub fn printable(name: &str) -> String {
-    let mut text = String::with_capacity(name.len());
-    for letter in name.chars() {
-        if letter.is_control() {
-            text.extend(letter.escape_debug());
-        } else {
-            text.push(letter);
-        }
-    }
-    text
 }
 
 /// Prints them as a table for people; nothing if there are none.
@@ -103,6 +91,7 @@ mod tests {
             vm_clock_sec: 3 * 3600 + 62,
             id: "12".into(),
             vm_state_size: 1107,
+            disk_size: None,
         }
     }
 

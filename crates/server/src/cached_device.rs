@@ -54,20 +54,12 @@ pub struct CachedDevice<D> {
 }
 
 impl<D: Device> CachedDevice<D> {
-    /// Puts `device` under `policy`.
-    pub fn new(device: D, policy: Policy) -> CachedDevice<D> {
+    /// Puts `device` under `policy`, with `health` told how requests end.
+    pub fn new(device: D, policy: Policy, health: Option<Arc<Health>>) -> CachedDevice<D> {
         CachedDevice {
             device,
             policy,
-            health: None,
-        }
-    }
-
-    /// The same, with `health` told how requests end.
-    pub fn watched(self, health: &Arc<Health>) -> CachedDevice<D> {
-        CachedDevice {
-            health: Some(Arc::clone(health)),
-            ..self
+            health,
         }
     }
 

@@ -17,7 +17,7 @@ use gaur_reactor::block_on;
 use parking_lot::{Condvar, Mutex};
 
 use crate::failure::Failure;
-use crate::fronts::{FrontConfig, Kind};
+use crate::fronts::FrontConfig;
 use crate::health::Health;
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
@@ -59,11 +59,14 @@ pub struct NewExport {
 
 /// An export that is there.
 pub struct Export {
-    name: String,
-    kind: Kind,
-    served: Arc<Served>,
+    /// What it is called.
+    pub name: String,
+    /// What its clients speak.
+    pub config: FrontConfig,
+    /// The image as it shows it.
+    pub served: Arc<Served>,
     /// Where clients find it.
-    place: String,
+    pub place: String,
     /// What runs; none for NBD, and none any more at the end.
     front: Mutex<Option<Box<dyn Front>>>,
     state: Mutex<State>,
@@ -111,26 +114,6 @@ pub struct Exporter {
 }
 
 impl Export {
-    /// What it is called.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// What its clients speak.
-    pub fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    /// The image as it shows it.
-    pub fn served(&self) -> &Arc<Served> {
-        &self.served
-    }
-
-    /// Where clients find it.
-    pub fn place(&self) -> &str {
-        &self.place
-    }
-
     fn stop(&self) {
         self.state.lock().ending = true;
         self.served.resizing.cancel();
@@ -212,7 +195,7 @@ impl Exporter {
         };
         let export = Arc::new(Export {
             name: new.name.clone(),
-            kind: new.front.kind(),
+            config: new.front.clone(),
             served,
             place,
             front: Mutex::new(front),
@@ -221,7 +204,7 @@ impl Exporter {
         device_state::note_recovered(&export.place, &new);
         self.table.lock().exports.push(Arc::clone(&export));
         drop(reservation);
-        if export.kind != Kind::Nbd {
+        if !export.config.is_nbd() {
             self.watch(&export)?;
         }
         Ok(export)
@@ -233,8 +216,7 @@ impl Exporter {
         served: &Arc<Served>,
     ) -> Result<(String, Option<Box<dyn Front>>), Failure> {
         let image = served.shared().image();
-        self.pin
-            .before_export(image, new.front.kind().is_device())?;
+        self.pin.before_export(image, new.front.is_device())?;
         match new.front.start(Arc::clone(served))? {
             Some(front) => Ok((front.place(), Some(front))),
             None => Ok((self.add_to_nbd(new, served)?, None)),
@@ -290,7 +272,7 @@ impl Exporter {
         let drain = export.state.lock().drain.unwrap_or(self.limits.drain);
         let image = &export.served.image;
         let released = self.images.release(&export.name, image, drain);
-        if export.kind == Kind::Ublk {
+        if matches!(export.config, FrontConfig::Ublk(_)) {
             device_state::forget_if_gone(&export.place);
         }
         gaur_reactor::freed_memory();
@@ -327,7 +309,7 @@ impl Exporter {
             state.drain = drain;
         }
         let drain = drain.unwrap_or(self.limits.drain);
-        if export.kind == Kind::Nbd {
+        if export.config.is_nbd() {
             let (exporter, removed) = (Arc::clone(self), Arc::clone(&export));
             let thread = std::thread::Builder::new().name("removal".to_owned());
             let remove = move || {
@@ -373,7 +355,7 @@ impl Exporter {
         job: &Job,
     ) -> Result<Arc<Export>, Failure> {
         let file = export.served.name();
-        if export.served.read_only() {
+        if export.served.read_only {
             let failure = Failure::about(file, "is exported for reading only");
             return Err(failure.kind(ErrorKind::ReadOnly));
         }
@@ -492,7 +474,7 @@ impl Exporter {
             if table.forced {
                 return false;
             }
-            let fronts = |export: &&Arc<Export>| export.kind != Kind::Nbd;
+            let fronts = |export: &&Arc<Export>| !export.config.is_nbd();
             let fronts: Vec<Arc<Export>> = table.exports.iter().filter(fronts).cloned().collect();
             let running = |export: &&Arc<Export>| !export.state.lock().ending;
             let running: Vec<&Arc<Export>> = fronts.iter().filter(running).collect();

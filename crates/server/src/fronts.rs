@@ -19,53 +19,6 @@ pub mod ublk;
 pub mod vduse;
 pub mod vhost_user;
 
-/// What speaks to the clients of an export.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Network block device.
-    Nbd,
-    /// A block device of this machine.
-    Ublk,
-    /// A disk for a virtual machine monitor, over a Unix socket.
-    VhostUser,
-    /// A virtio device of this machine.
-    Vduse,
-    /// A file.
-    Fuse,
-}
-
-impl Kind {
-    /// All of them.
-    pub const ALL: [Kind; 5] = [
-        Kind::Nbd,
-        Kind::Ublk,
-        Kind::VhostUser,
-        Kind::Vduse,
-        Kind::Fuse,
-    ];
-
-    /// Its name in JSON and messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Nbd => "nbd",
-            Kind::Ublk => "ublk",
-            Kind::VhostUser => "vhost-user",
-            Kind::Vduse => "vduse",
-            Kind::Fuse => "fuse",
-        }
-    }
-
-    /// Whether it is a block device of this machine.
-    pub fn is_device(self) -> bool {
-        matches!(self, Kind::Ublk | Kind::Vduse)
-    }
-
-    /// The kind of that name.
-    pub fn from_name(name: &str) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-}
-
 /// Configuration of a front end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -83,19 +36,33 @@ pub enum FrontConfig {
 }
 
 impl FrontConfig {
-    /// Its kind.
-    pub fn kind(&self) -> Kind {
+    /// Names of all front ends in JSON.
+    pub const NAMES: [&str; 5] = ["nbd", "ublk", "vhost-user", "vduse", "fuse"];
+
+    /// Its name in JSON and messages.
+    pub fn name(&self) -> &'static str {
         match self {
-            FrontConfig::Nbd {} => Kind::Nbd,
-            FrontConfig::Ublk(_) => Kind::Ublk,
-            FrontConfig::VhostUser(_) => Kind::VhostUser,
-            FrontConfig::Vduse(_) => Kind::Vduse,
-            FrontConfig::Fuse(_) => Kind::Fuse,
+            FrontConfig::Nbd {} => "nbd",
+            FrontConfig::Ublk(_) => "ublk",
+            FrontConfig::VhostUser(_) => "vhost-user",
+            FrontConfig::Vduse(_) => "vduse",
+            FrontConfig::Fuse(_) => "fuse",
         }
+    }
+
+    /// Whether exports of the NBD server are meant, which has no front end for each.
+    pub fn is_nbd(&self) -> bool {
+        *self == FrontConfig::Nbd {}
+    }
+
+    /// Whether it is a block device of this machine.
+    pub fn is_device(&self) -> bool {
+        matches!(self, FrontConfig::Ublk(_) | FrontConfig::Vduse(_))
     }
 
     /// Starts to export `image`, if the export has a server of its own; clients can come when this returns.
     pub(crate) fn start(&self, image: Arc<Served>) -> Result<Option<Box<dyn Front>>, Failure> {
+        let name = image.name().to_owned();
         let front = match self {
             FrontConfig::Nbd {} => return Ok(None),
             FrontConfig::Ublk(config) => ublk::start(config, image),
@@ -103,6 +70,7 @@ impl FrontConfig {
             FrontConfig::Vduse(config) => vduse::start(config, image),
             FrontConfig::Fuse(config) => fuse::start(config, image),
         };
+        let front = front.map_err(|error| Failure::about(name, error.to_string()));
         front.map(Some)
     }
 

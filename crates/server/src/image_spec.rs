@@ -14,7 +14,7 @@ use gaur_reactor::BlockingFile;
 use crate::failure::Failure;
 use crate::handover;
 use crate::image_file::ImageFile;
-use crate::key_values::{JSON_PREFIX, KeyValues, Value};
+use crate::key_values::{JSON_PREFIX, KeyValues, Value, shown};
 use crate::notice::say;
 use crate::open;
 
@@ -362,16 +362,17 @@ impl OptionReader {
         let key = |name: &str| format!("{below}{name}");
         if !below.is_empty() {
             if let Some(node) = keys.take("file") {
-                let message = format!("option 'file' is {node}, which would be another node");
+                let message = format!(
+                    "option 'file' is {}, which would be another node",
+                    shown(&node)
+                );
                 return Err(Failure::new(message).hint("name a file with file.filename"));
             }
-            keys.take_choice(&key("driver"), &["file", "host_device"])?;
+            keys.take_choice(&key("driver"), &[("file", ()), ("host_device", ())])?;
         }
-        let names = AIO.map(|(name, _)| name);
-        let aio = keys.take_choice(&key("aio"), &names)?;
-        changes.aio = aio.and_then(|place| AIO.get(place)).map(|(_, aio)| *aio);
-        let locking = keys.take_choice(&key("locking"), &["auto", "on", "off"])?;
-        changes.lock = locking.map(|place| place < 2);
+        changes.aio = keys.take_choice(&key("aio"), &AIO)?;
+        let locking = [("auto", true), ("on", true), ("off", false)];
+        changes.lock = keys.take_choice(&key("locking"), &locking)?;
         // How QEMU fills its queues and what it does after a migration: nothing to do here.
         keys.take_number(&key("aio-max-batch"))?;
         keys.take_bool(&key("drop-cache"))?;
@@ -391,8 +392,15 @@ impl OptionReader {
         // No node refers to another here, and only verbs that write open files for writing.
         keys.take_text(&key("node-name"))?;
         keys.take_bool(&key("auto-read-only"))?;
-        let discard = keys.take_choice(&key("discard"), &["ignore", "off", "unmap", "on"])?;
-        if let Some(1..) = keys.take_choice(&key("detect-zeroes"), &["off", "on", "unmap"])? {
+        let discards = [
+            ("ignore", false),
+            ("off", false),
+            ("unmap", true),
+            ("on", true),
+        ];
+        let discard = keys.take_choice(&key("discard"), &discards)?;
+        let detects = [("off", false), ("on", true), ("unmap", true)];
+        if keys.take_choice(&key("detect-zeroes"), &detects)? == Some(true) {
             let message = format!("option '{}' is not supported", key("detect-zeroes"));
             return Err(Failure::new(message).hint("off is"));
         }
@@ -401,7 +409,7 @@ impl OptionReader {
             no_flush: keys.take_bool(&key("cache.no-flush"))?,
             read_only: keys.take_bool(&key("read-only"))?,
             force_share: keys.take_bool(&key("force-share"))?,
-            discard: discard.map(|place| place >= 2),
+            discard,
         })
     }
 
@@ -414,19 +422,19 @@ impl OptionReader {
             l2_entry_bytes: keys.take_size("l2-cache-entry-size")?,
             refcount_bytes: keys.take_size("refcount-cache-size")?,
         };
-        let policies = open::ALLOCATION_POLICIES;
-        let place = keys.take_choice("allocation", &policies)?;
-        let name = place.and_then(|place| policies.get(place));
-        changes.allocation = name.and_then(|name| AllocationPolicy::from_name(name));
+        changes.allocation = keys.take_choice("allocation", &open::ALLOCATION_POLICIES)?;
         changes.clean_interval_seconds = keys.take_number("cache-clean-interval")?;
         match keys.take("backing") {
             None => {}
             Some(Value::Null) => changes.without_backing = true,
-            Some(Value::Text(text)) if text.is_empty() || text == "null" => {
+            Some(Value::String(text)) if text.is_empty() || text == "null" => {
                 changes.without_backing = true;
             }
             Some(node) => {
-                let message = format!("option 'backing' is {node}, which would be another node");
+                let message = format!(
+                    "option 'backing' is {}, which would be another node",
+                    shown(&node)
+                );
                 return Err(Failure::new(message).hint("null opens the image without its chain"));
             }
         }
@@ -442,7 +450,7 @@ impl OptionReader {
         keys.take_bool("lazy-refcounts")?;
         keys.take_bool("pass-discard-snapshot")?;
         keys.take_bool("pass-discard-other")?;
-        let templates = ["none", "constant", "cached", "all"];
+        let templates = ["none", "constant", "cached", "all"].map(|name| (name, ()));
         keys.take_choice("overlap-check", &templates)?;
         keys.take_choice("overlap-check.template", &templates)?;
         for structure in OVERLAP_STRUCTURES {

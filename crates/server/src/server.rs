@@ -16,7 +16,7 @@ use gaur_reactor::Stop;
 use parking_lot::{Condvar, Mutex};
 
 use crate::control::server::{self as control, ControlServer};
-use crate::exporter::{Export, ExportFacts, Exporter, Limits, NbdSettings, NewExport};
+use crate::exporter::{Export, Exporter, Limits, NbdSettings, NewExport};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::notice::say;
@@ -157,24 +157,9 @@ impl Server {
         }
     }
 
-    /// Has an NBD export answer to the empty name too.
-    pub fn set_default(&self, export: &str) {
-        self.exporter.set_default(export);
-    }
-
-    /// The exports that are there, oldest first.
-    pub fn exports(&self) -> Vec<Arc<Export>> {
-        self.exporter.exports()
-    }
-
-    /// What there is to say about each export.
-    pub fn facts(&self) -> Vec<ExportFacts> {
-        self.exporter.all_facts()
-    }
-
-    /// Where clients find an NBD export of that name, if NBD is served.
-    pub fn nbd_uri(&self, export: &str) -> Option<String> {
-        self.exporter.nbd_uri(export)
+    /// Its exports.
+    pub fn exporter(&self) -> &Arc<Exporter> {
+        &self.exporter
     }
 
     /// Tells it to stop, from any thread.
@@ -265,7 +250,7 @@ impl Ending {
     fn names(&self) -> String {
         let exports = self.exporter.exports();
         match exports.as_slice() {
-            [one] => format!("export {:?} is", one.name()),
+            [one] => format!("export {:?} is", one.name),
             others => format!("{} exports are", others.len()),
         }
     }

@@ -26,16 +26,7 @@ pub struct SnapshotInfo {
     pub id: String,
     /// Bytes of machine state.
     pub vm_state_size: u64,
-}
-
-/// The same with what qemu-img does not tell.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct SnapshotDetail {
-    /// What qemu-img tells.
-    #[serde(flatten)]
-    pub info: SnapshotInfo,
-    /// Bytes of the disk it keeps, where that was recorded.
+    /// Bytes of the disk it keeps, where that was recorded and is asked for; qemu-img does not tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_size: Option<u64>,
 }
@@ -52,16 +43,15 @@ impl SnapshotInfo {
             vm_clock_sec: snapshot.vm_clock_nsec / NANOSECONDS,
             id: String::from_utf8_lossy(&snapshot.id).into_owned(),
             vm_state_size: snapshot.vm_state_size,
+            disk_size: snapshot.disk_size,
         }
     }
-}
 
-impl SnapshotDetail {
-    /// From an entry of the table.
-    pub fn new(snapshot: &Snapshot) -> SnapshotDetail {
-        SnapshotDetail {
-            info: SnapshotInfo::new(snapshot),
-            disk_size: snapshot.disk_size,
+    /// The same without what qemu-img does not tell.
+    pub fn of_qemu(self) -> SnapshotInfo {
+        SnapshotInfo {
+            disk_size: None,
+            ..self
         }
     }
 }
@@ -80,20 +70,18 @@ mod tests {
             vm_clock_sec: 3 * 3600 + 62,
             id: "12".into(),
             vm_state_size: 1107,
+            disk_size: Some(1 << 30),
         }
     }
 
     #[test]
     fn details_are_one_object_that_reads_back() {
-        let detail = SnapshotDetail {
-            info: snapshot(),
-            disk_size: Some(1 << 30),
-        };
+        let detail = snapshot();
         let value = serde_json::to_value(&detail).expect("plain data");
         assert_eq!(value["disk-size"], 1 << 30);
         assert_eq!(value["vm-state-size"], 1107);
         assert!(value.get("icount").is_none());
-        let back: SnapshotDetail = serde_json::from_value(value).expect("the same");
+        let back: SnapshotInfo = serde_json::from_value(value).expect("the same");
         assert_eq!(back, detail);
     }
 }

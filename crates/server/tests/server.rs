@@ -43,7 +43,7 @@ fn server_tells_its_exports_and_ends_in_order() {
     };
     let again = server.add(new.clone()).and_then(|_| server.add(new));
     assert!(again.is_err(), "the name is taken");
-    let facts = server.facts();
+    let facts = server.exporter().all_facts();
     assert_eq!(facts.len(), 1);
     assert_eq!(
         (facts[0].kind.as_str(), facts[0].virtual_size),

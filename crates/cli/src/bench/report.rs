@@ -3,7 +3,8 @@
 use std::io::Write;
 
 use gaur_engine::{CacheStatistics, Image};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use serde_json::json;
 
 use super::load::Workload;
 use super::thread::ThreadStatistics;
@@ -28,8 +29,10 @@ pub struct Report {
     flushes: u64,
     open_us: f64,
     resident_bytes: u64,
-    l2_cache: Option<Cache>,
-    refcount_cache: Option<Cache>,
+    #[serde(serialize_with = "cache")]
+    l2_cache: Option<CacheStatistics>,
+    #[serde(serialize_with = "cache")]
+    refcount_cache: Option<CacheStatistics>,
 }
 
 #[derive(Debug, Serialize)]
@@ -44,32 +47,20 @@ struct Latency {
     max: f64,
 }
 
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct Cache {
-    hits: u64,
-    misses: u64,
-    budget_bytes: u64,
-    held_bytes: u64,
-    covered_bytes: u64,
-    slices: u64,
-    run_slices: u64,
-    runs: u64,
-}
-
-impl From<CacheStatistics> for Cache {
-    fn from(found: CacheStatistics) -> Cache {
-        Cache {
-            hits: found.hits,
-            misses: found.misses,
-            budget_bytes: found.budget_bytes,
-            held_bytes: found.held_bytes,
-            covered_bytes: found.covered_bytes,
-            slices: found.slices,
-            run_slices: found.run_slices,
-            runs: found.runs,
-        }
-    }
+fn cache<S: Serializer>(found: &Option<CacheStatistics>, serializer: S) -> Result<S::Ok, S::Error> {
+    let fields = found.as_ref().map(|found| {
+        json!({
+            "hits": found.hits,
+            "misses": found.misses,
+            "budget-bytes": found.budget_bytes,
+            "held-bytes": found.held_bytes,
+            "covered-bytes": found.covered_bytes,
+            "slices": found.slices,
+            "run-slices": found.run_slices,
+            "runs": found.runs,
+        })
+    });
+    fields.serialize(serializer)
 }
 
 /// Adds up what the threads did, of which there is at least one.
@@ -123,8 +114,8 @@ impl Report {
             flushes: tally.flushes,
             open_us,
             resident_bytes: resident_bytes(),
-            l2_cache: top.and_then(|layer| layer.l2_cache()).map(Cache::from),
-            refcount_cache: image.refcount_cache().map(Cache::from),
+            l2_cache: top.and_then(|layer| layer.l2_cache()),
+            refcount_cache: image.refcount_cache(),
         }
     }
 
@@ -152,33 +143,31 @@ impl Report {
         )?;
         for (name, cache) in [("l2", &self.l2_cache), ("refcount", &self.refcount_cache)] {
             if let Some(cache) = cache {
-                cache.print(name, out)?;
+                print_cache(cache, name, out)?;
             }
         }
         Ok(())
     }
 }
 
-impl Cache {
-    fn print(&self, name: &str, out: &mut dyn Write) -> Result<(), Failure> {
-        let lookups = self.hits + self.misses;
-        let percent = 100.0 * self.hits as f64 / lookups.max(1) as f64;
+fn print_cache(cache: &CacheStatistics, name: &str, out: &mut dyn Write) -> Result<(), Failure> {
+    let lookups = cache.hits + cache.misses;
+    let percent = 100.0 * cache.hits as f64 / lookups.max(1) as f64;
+    writeln!(
+        out,
+        "{name} cache: {lookups} lookups, {percent:.1}% hits; {} of at most {} held, for {} of tables",
+        human(cache.held_bytes),
+        human(cache.budget_bytes),
+        human(cache.covered_bytes)
+    )?;
+    if cache.run_slices > 0 {
         writeln!(
             out,
-            "{name} cache: {lookups} lookups, {percent:.1}% hits; {} of at most {} held, for {} of tables",
-            human(self.held_bytes),
-            human(self.budget_bytes),
-            human(self.covered_bytes)
+            "{name} cache: {} of {} slices packed, into {} runs",
+            cache.run_slices, cache.slices, cache.runs
         )?;
-        if self.run_slices > 0 {
-            writeln!(
-                out,
-                "{name} cache: {} of {} slices packed, into {} runs",
-                self.run_slices, self.slices, self.runs
-            )?;
-        }
-        Ok(())
     }
+    Ok(())
 }
 
 /// Memory of this process that is in RAM, 0 where the system does not say.

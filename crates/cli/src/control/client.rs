@@ -4,10 +4,11 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gaur_reactor::Address;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::frames::{HEAD_BYTES, Head};
@@ -60,17 +61,21 @@ impl Client {
     }
 
     /// Sends a command and waits for its result.
-    pub fn call(mut self, command: Command, progress: &mut Progress) -> Result<Value, Failure> {
+    pub fn call<T: DeserializeOwned>(
+        mut self,
+        command: Command,
+        progress: &mut Progress,
+    ) -> Result<T, Failure> {
         if command.can_be_given_up() {
             self.obey_signals()?;
         }
         self.ask(command)?;
         let result = self.result(progress);
-        match result {
-            Ok(_) => progress.finish(),
-            Err(_) => progress.stop(),
-        }
-        result
+        progress.end(&result);
+        serde_json::from_value(result?).map_err(|error| {
+            let message = format!("the server's answer is not understood: {error}");
+            Failure::about(self.name, message)
+        })
     }
 
     /// Sends a command.
@@ -162,7 +167,7 @@ impl Client {
     /// Why nothing comes from the server, or nothing can be sent.
     fn failed(&self, error: &std::io::Error) -> Failure {
         match is_late(error) {
-            true if self.asked.at().is_some() => {
+            true if self.asked.get().is_some() => {
                 let message = "interrupted, and the server does not answer";
                 let failure = Failure::about(&self.name, message).code(EXIT_INTERRUPTED);
                 failure.hint("it may still do what it was asked to")
@@ -178,7 +183,7 @@ impl Client {
         let stream = self.stream.try_clone().map_err(failed)?;
         let asked = self.asked.clone();
         interrupt::on_signal(move || {
-            asked.now();
+            asked.get_or_init(Instant::now);
             // The server takes it for our leaving, but can still answer.
             let _ = stream.shutdown(Shutdown::Write);
         })
@@ -223,7 +228,7 @@ impl Client {
                 }
             };
             while rest > 0 {
-                if self.asked.at().is_some() {
+                if self.asked.get().is_some() {
                     return Err(Failure::interrupted());
                 }
                 let len = rest.min(buffer.len());

@@ -7,20 +7,20 @@ use gaur_server::server::Server;
 
 use crate::exporter::Export;
 use crate::failure::Failure;
-use crate::fronts::Kind;
+use crate::fronts::FrontConfig;
 use crate::notice::say;
 use crate::size::human;
 
 /// Prints where the exports are: the place of each on a line of its own, then what to do with it.
 pub fn announce(args: &Args, server: &Server, out: &mut dyn Write) -> Result<(), Failure> {
-    let exports = server.exports();
+    let exports = server.exporter().exports();
     for export in &exports {
-        writeln!(out, "{}", export.place())?;
+        writeln!(out, "{}", export.place)?;
     }
     match exports.first() {
         Some(first) => advise(first, out)?,
         None => {
-            if let Some(uri) = server.nbd_uri("NAME") {
+            if let Some(uri) = server.exporter().nbd_uri("NAME") {
                 writeln!(
                     out,
                     "# nothing is exported yet; NBD exports will be at {uri}"
@@ -41,13 +41,13 @@ pub fn announce(args: &Args, server: &Server, out: &mut dyn Write) -> Result<(),
 
 /// What to do with an export.
 fn advise(export: &Export, out: &mut dyn Write) -> Result<(), Failure> {
-    let served = export.served();
+    let served = &export.served;
     let (name, size) = (served.name(), human(served.size_bytes()));
-    let place = export.place();
+    let place = &export.place;
     let quoted = format!("'{place}'");
-    let read_only = served.read_only();
-    match export.kind() {
-        Kind::Nbd => {
+    let read_only = served.read_only;
+    match &export.config {
+        FrontConfig::Nbd {} => {
             writeln!(out, "# {name}, {size}; connect with one of these:")?;
             writeln!(out, "nbdinfo {quoted}")?;
             let read_only = if read_only { ",readonly=on" } else { "" };
@@ -56,7 +56,7 @@ fn advise(export: &Export, out: &mut dyn Write) -> Result<(), Failure> {
                 "qemu-system-x86_64 -m 1G -drive 'file={place},format=raw,if=virtio{read_only}'"
             )?;
         }
-        Kind::VhostUser => {
+        FrontConfig::VhostUser(_) => {
             writeln!(out, "# {name}, {size}; connect with:")?;
             writeln!(
                 out,
@@ -64,7 +64,7 @@ fn advise(export: &Export, out: &mut dyn Write) -> Result<(), Failure> {
                  -machine memory-backend=m -chardev socket,id=c,path={place} -device vhost-user-blk-pci,chardev=c"
             )?;
         }
-        Kind::Ublk | Kind::Vduse | Kind::Fuse => writeln!(out, "# {name}, {size}")?,
+        _ => writeln!(out, "# {name}, {size}")?,
     }
     Ok(())
 }

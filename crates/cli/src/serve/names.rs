@@ -111,7 +111,7 @@ pub fn exports(
         for front in fronts {
             let name = match count {
                 1 => given.clone(),
-                _ => format!("{given}-{}", front.kind().name()),
+                _ => format!("{given}-{}", front.name()),
             };
             exports.push(export(name, spec, front));
         }

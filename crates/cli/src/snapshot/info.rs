@@ -8,7 +8,7 @@ use super::target::{Target, TargetArgs};
 use crate::failure::Failure;
 use crate::json;
 use crate::open::Output;
-use crate::snapshot_report::{self, SnapshotDetail};
+use crate::snapshot_report::{self, SnapshotInfo};
 
 /// Show what a snapshot is
 #[derive(Debug, clap::Args)]
@@ -46,7 +46,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
 }
 
 /// The one with this id, else the first with this name.
-pub fn find<'a>(all: &'a [SnapshotDetail], which: &str) -> Option<&'a SnapshotDetail> {
-    let by_id = all.iter().find(|one| one.info.id == which);
-    by_id.or_else(|| all.iter().find(|one| one.info.name == which))
+pub fn find<'a>(all: &'a [SnapshotInfo], which: &str) -> Option<&'a SnapshotInfo> {
+    let by_id = all.iter().find(|one| one.id == which);
+    by_id.or_else(|| all.iter().find(|one| one.name == which))
 }

@@ -13,7 +13,7 @@ use crate::image_spec::ImageSpec;
 use crate::json;
 use crate::open::Output;
 use crate::progress::Progress;
-use crate::snapshot_report::{self, SnapshotDetail, SnapshotInfo};
+use crate::snapshot_report::{self, SnapshotInfo};
 use crate::snapshot_table;
 
 /// List the snapshots of an image
@@ -47,7 +47,7 @@ pub fn print(
     out: &mut dyn Write,
 ) -> Result<u8, Failure> {
     let details = details(target, force_share)?;
-    let list: Vec<SnapshotInfo> = details.into_iter().map(|detail| detail.info).collect();
+    let list: Vec<SnapshotInfo> = details.into_iter().map(SnapshotInfo::of_qemu).collect();
     match output {
         Output::Json => json::write(out, &list)?,
         Output::Human => snapshot_report::print_table(&list, out)?,
@@ -56,26 +56,21 @@ pub fn print(
 }
 
 /// What is known of each snapshot of the target, oldest first.
-pub fn details(target: &Target, force_share: bool) -> Result<Vec<SnapshotDetail>, Failure> {
+pub fn details(target: &Target, force_share: bool) -> Result<Vec<SnapshotInfo>, Failure> {
     match target {
         Target::Image(spec) => read(spec, force_share).map_err(target::explain_lock),
         Target::Server(server) => {
-            let client = Client::connect(server)?;
-            let answer = client.call(Command::List {}, &mut Progress::Quiet)?;
-            serde_json::from_value(answer).map_err(|error| {
-                let message = format!("the server's answer is not understood: {error}");
-                Failure::about(server.socket.display().to_string(), message)
-            })
+            Client::connect(server)?.call(Command::List {}, &mut Progress::Quiet)
         }
     }
 }
 
 /// Only the table is read, so that images whose data cannot be read here can be looked at, too.
-fn read(spec: &ImageSpec, force_share: bool) -> Result<Vec<SnapshotDetail>, Failure> {
+fn read(spec: &ImageSpec, force_share: bool) -> Result<Vec<SnapshotInfo>, Failure> {
     let file = spec.open_file(&target::reading(force_share))?;
     if spec.format_of(&file)? == Format::Raw {
         return Ok(Vec::new());
     }
     let snapshots = snapshot_table::read(&file, &file.header()?)?;
-    Ok(snapshots.iter().map(SnapshotDetail::new).collect())
+    Ok(snapshots.iter().map(SnapshotInfo::new).collect())
 }

@@ -66,24 +66,6 @@ impl From<NewSnapshot> for NewEntry {
     }
 }
 
-/// A snapshot that is there, by its id, else its name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Which {
-    /// Its id or name.
-    pub snapshot: String,
-}
-
-/// A snapshot and its new name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Renaming {
-    /// Its id or name.
-    pub snapshot: String,
-    /// The new name.
-    pub name: String,
-}
-
 /// Another size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -142,19 +124,36 @@ pub enum Command {
     /// The snapshots of an image.
     List {},
     /// One snapshot.
-    Info(Which),
+    Info {
+        /// Its id or name.
+        snapshot: String,
+    },
     /// Make a snapshot of the disk.
     Create(NewEntry),
     /// Set the disk back to a snapshot.
-    Apply(Which),
+    Apply {
+        /// Its id or name.
+        snapshot: String,
+    },
     /// Delete a snapshot.
-    Delete(Which),
+    Delete {
+        /// Its id or name.
+        snapshot: String,
+    },
     /// Rename a snapshot.
-    Rename(Renaming),
+    Rename {
+        /// Its id or name.
+        snapshot: String,
+        /// The new name.
+        name: String,
+    },
     /// Make a snapshot with the state of a machine, which the client sends.
     Save(NewEntry),
     /// Send the client the state that a snapshot has.
-    Extract(Which),
+    Extract {
+        /// Its id or name.
+        snapshot: String,
+    },
     /// Add an export.
     ExportAdd(Box<AddExport>),
     /// The exports.
@@ -171,8 +170,8 @@ impl Command {
         matches!(
             self,
             Command::Create(_)
-                | Command::Delete(_)
-                | Command::Rename(_)
+                | Command::Delete { .. }
+                | Command::Rename { .. }
                 | Command::Save(_)
                 | Command::ExportResize(_)
         )
@@ -183,9 +182,9 @@ impl From<Operation> for Command {
     fn from(operation: Operation) -> Command {
         match operation {
             Operation::Create(new) => Command::Create(new.into()),
-            Operation::Apply { snapshot } => Command::Apply(Which { snapshot }),
-            Operation::Delete { snapshot } => Command::Delete(Which { snapshot }),
-            Operation::Rename { snapshot, name } => Command::Rename(Renaming { snapshot, name }),
+            Operation::Apply { snapshot } => Command::Apply { snapshot },
+            Operation::Delete { snapshot } => Command::Delete { snapshot },
+            Operation::Rename { snapshot, name } => Command::Rename { snapshot, name },
         }
     }
 }
@@ -358,23 +357,29 @@ mod tests {
 
     #[test]
     fn every_command_is_one_line_that_reads_back() {
-        let which = || Which {
-            snapshot: "1".to_owned(),
-        };
-        let renaming = Renaming {
-            snapshot: "1".to_owned(),
-            name: "two".to_owned(),
-        };
+        let snapshot = || "1".to_owned();
+        let name = "two".to_owned();
         let all = [
             Command::Ping {},
             Command::List {},
-            Command::Info(which()),
+            Command::Info {
+                snapshot: snapshot(),
+            },
             Command::Create(new()),
-            Command::Apply(which()),
-            Command::Delete(which()),
-            Command::Rename(renaming),
+            Command::Apply {
+                snapshot: snapshot(),
+            },
+            Command::Delete {
+                snapshot: snapshot(),
+            },
+            Command::Rename {
+                snapshot: snapshot(),
+                name,
+            },
             Command::Save(new()),
-            Command::Extract(which()),
+            Command::Extract {
+                snapshot: snapshot(),
+            },
             Command::ExportAdd(Box::new(AddExport {
                 file: "/images/disk.qcow2".to_owned(),
                 description: String::new(),

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use gaur_engine::{ErrorKind, Job, Queue, find_snapshot};
+use gaur_engine::{ErrorKind, Job, Queue, Snapshot, find_snapshot};
 use gaur_reactor::{Either, ReactorFile, Stop, Stream, race, sleep, spawn, timeout};
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ use super::server::Context;
 use super::state;
 use crate::exporter::{CommandUse, Export};
 use crate::failure::Failure;
-use crate::snapshot_facts::SnapshotDetail;
+use crate::snapshot_facts::SnapshotInfo;
 use crate::snapshot_operation::Operation;
 
 /// Time between two lines of progress.
@@ -28,15 +28,6 @@ const LIFE_INTERVAL: Duration = Duration::from_millis(500);
 /// A client that does not take an answer for so long is gone.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// What follows a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// Another one.
-    Command,
-    /// Nothing: the client is gone, or does not know where it is in the stream.
-    Close,
-}
-
 /// A client.
 pub struct Session {
     pub context: Rc<Context>,
@@ -44,7 +35,7 @@ pub struct Session {
     pub inbound: Inbound,
 }
 
-/// The client does not take answers any more.
+/// The client is gone, or does not know where it is in the stream.
 pub struct Gone;
 
 /// Serves a client to its end.
@@ -54,24 +45,24 @@ pub async fn serve(context: Rc<Context>, stream: Stream) {
         stream,
         inbound: Inbound::default(),
     };
-    while session.next().await == Next::Command {}
+    while session.next().await.is_ok() {}
 }
 
 impl Session {
-    async fn next(&mut self) -> Next {
+    async fn next(&mut self) -> Result<(), Gone> {
         let context = Rc::clone(&self.context);
         let over = race(context.closing.stopped(), context.cancel.stopped());
         let line = match race(over, self.inbound.line(&self.stream)).await {
-            Either::Left(_) => return Next::Close,
+            Either::Left(_) => return Err(Gone),
             Either::Right(line) => line,
         };
         let line = match line {
             Ok(line) => line,
             Err(NoLine::TooLong) => {
-                self.fail(&Failure::new("the line is too long")).await;
-                return Next::Close;
+                self.fail(&Failure::new("the line is too long")).await?;
+                return Err(Gone);
             }
-            Err(NoLine::Closed | NoLine::Failed(_)) => return Next::Close,
+            Err(NoLine::Closed | NoLine::Failed(_)) => return Err(Gone),
         };
         match Request::parse(&line) {
             Ok(request) => self.execute(&context, request).await,
@@ -82,7 +73,7 @@ impl Session {
         }
     }
 
-    async fn execute(&mut self, context: &Context, request: Request) -> Next {
+    async fn execute(&mut self, context: &Context, request: Request) -> Result<(), Gone> {
         let Request { export, command } = request;
         let command = match self.about_exports(context, export.clone(), command).await {
             Ok(next) => return next,
@@ -97,33 +88,38 @@ impl Session {
             Command::Ping {}
             | Command::ExportAdd(_)
             | Command::ExportList {}
-            | Command::ExportRemove(_) => Next::Command,
+            | Command::ExportRemove(_) => Ok(()),
             Command::ExportResize(resizing) => self.resize(context, used, resizing).await,
             Command::List {} => {
-                let list = self.list(controlled).await;
-                self.conclude(list.map(|list| json!(list))).await
+                let list = queue(controlled).snapshots().await;
+                let list = list.map_err(|error| failed(controlled, &error));
+                let told = |list: Vec<Snapshot>| {
+                    json!(list.iter().map(SnapshotInfo::new).collect::<Vec<_>>())
+                };
+                self.conclude(list.map(told)).await
             }
-            Command::Info(which) => {
-                let detail = self.info(controlled, &which.snapshot).await;
-                self.conclude(detail.map(|detail| json!(detail))).await
+            Command::Info { snapshot } => {
+                let found = queue(controlled).snapshots().await;
+                let found = found.and_then(|all| find_snapshot(&all, &snapshot).cloned());
+                let found = found.map_err(|error| failed(controlled, &error));
+                self.conclude(found.map(|found| json!(SnapshotInfo::new(&found))))
+                    .await
             }
-            Command::Apply(_) => self.fail(&refuse_apply(controlled)).await,
+            Command::Apply { .. } => self.fail(&refuse_apply(controlled)).await,
             Command::Create(new) => {
                 let operation = Operation::Create(new.snapshot(now()));
                 self.change(controlled, operation).await
             }
-            Command::Delete(which) => {
-                let snapshot = which.snapshot;
+            Command::Delete { snapshot } => {
                 self.change(controlled, Operation::Delete { snapshot })
                     .await
             }
-            Command::Rename(renaming) => {
-                let (snapshot, name) = (renaming.snapshot, renaming.name);
+            Command::Rename { snapshot, name } => {
                 self.change(controlled, Operation::Rename { snapshot, name })
                     .await
             }
             Command::Save(new) => state::save(self, controlled, new.snapshot(now())).await,
-            Command::Extract(which) => state::extract(self, controlled, &which.snapshot).await,
+            Command::Extract { snapshot } => state::extract(self, controlled, &snapshot).await,
         }
     }
 
@@ -133,7 +129,7 @@ impl Session {
         context: &Context,
         export: Option<String>,
         command: Command,
-    ) -> Result<Next, Command> {
+    ) -> Result<Result<(), Gone>, Command> {
         let exporter = &context.exporter;
         let outcome = match command {
             Command::Ping {} => Ok(greeting(context)),
@@ -154,20 +150,7 @@ impl Session {
         Ok(self.conclude(outcome).await)
     }
 
-    async fn list(&self, controlled: &CommandUse) -> Result<Vec<SnapshotDetail>, Failure> {
-        let snapshots = queue(controlled).snapshots().await;
-        let snapshots = snapshots.map_err(|error| failed(controlled, &error))?;
-        Ok(snapshots.iter().map(SnapshotDetail::new).collect())
-    }
-
-    async fn info(&self, controlled: &CommandUse, which: &str) -> Result<SnapshotDetail, Failure> {
-        let snapshots = queue(controlled).snapshots().await;
-        let snapshots = snapshots.map_err(|error| failed(controlled, &error))?;
-        let found = find_snapshot(&snapshots, which).map_err(|error| failed(controlled, &error))?;
-        Ok(SnapshotDetail::new(found))
-    }
-
-    async fn change(&self, controlled: &CommandUse, operation: Operation) -> Next {
+    async fn change(&self, controlled: &CommandUse, operation: Operation) -> Result<(), Gone> {
         let job = Arc::new(Job::default());
         let (queue, theirs) = (queue(controlled), Arc::clone(&job));
         let name = controlled.shared().name().to_owned();
@@ -176,7 +159,7 @@ impl Session {
             done.map_err(|error| Failure::image(&name, &error))
         });
         let done = self.follow(task, &job, controlled.ending()).await;
-        self.conclude(done.map(|snapshot| json!(SnapshotDetail::new(&snapshot))))
+        self.conclude(done.map(|snapshot| json!(SnapshotInfo::new(&snapshot))))
             .await
     }
 
@@ -185,7 +168,7 @@ impl Session {
         context: &Context,
         used: (Arc<Export>, CommandUse),
         resizing: Resizing,
-    ) -> Next {
+    ) -> Result<(), Gone> {
         let job = Arc::new(Job::default());
         let ending = used.1.ending().clone();
         let task = exports::resize(&context.exporter, used, resizing, &job);
@@ -242,27 +225,16 @@ impl Session {
     }
 
     /// Sends the last answer to a command.
-    pub async fn conclude(&self, outcome: Result<Value, Failure>) -> Next {
+    pub async fn conclude(&self, outcome: Result<Value, Failure>) -> Result<(), Gone> {
         match outcome {
-            Ok(result) => self.succeed(result).await,
+            Ok(result) => self.answer(&Answer::Result { result }).await,
             Err(failure) => self.fail(&failure).await,
         }
     }
 
-    async fn succeed(&self, result: Value) -> Next {
-        self.last(&Answer::Result { result }).await
-    }
-
     /// Tells why a command failed.
-    pub async fn fail(&self, failure: &Failure) -> Next {
-        self.last(&Answer::failure(failure)).await
-    }
-
-    async fn last(&self, answer: &Answer) -> Next {
-        match self.answer(answer).await {
-            Ok(()) => Next::Command,
-            Err(Gone) => Next::Close,
-        }
+    pub async fn fail(&self, failure: &Failure) -> Result<(), Gone> {
+        self.answer(&Answer::failure(failure)).await
     }
 
     /// Sends a line.

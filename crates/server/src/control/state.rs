@@ -11,9 +11,9 @@ use serde_json::json;
 use super::frames::{HEAD_BYTES, Head};
 use super::line::Inbound;
 use super::protocol::{Answer, Event};
-use super::session::{self, Gone, Next, Session};
+use super::session::{self, Gone, Session};
 use crate::exporter::CommandUse;
-use crate::snapshot_facts::SnapshotDetail;
+use crate::snapshot_facts::SnapshotInfo;
 use crate::state_pipe::{Piece, Receiver, Sender, pipe};
 use crate::vm_state;
 
@@ -30,7 +30,11 @@ enum Fed {
 }
 
 /// Makes a snapshot with the state that the client sends.
-pub async fn save(session: &mut Session, controlled: &CommandUse, new: NewSnapshot) -> Next {
+pub async fn save(
+    session: &mut Session,
+    controlled: &CommandUse,
+    new: NewSnapshot,
+) -> Result<(), Gone> {
     let queue = session::queue(controlled);
     let name = controlled.shared().name().to_owned();
     if let Err(failure) = vm_state::check_new(&queue, &name, &new).await {
@@ -61,25 +65,23 @@ pub async fn save(session: &mut Session, controlled: &CommandUse, new: NewSnapsh
     let (outcome, next) = match fed {
         Either::Left(Fed::Complete) => (
             session.follow(task, &job, controlled.ending()).await,
-            Next::Command,
+            Ok(()),
         ),
         Either::Left(Fed::Aborted) => {
             give_up();
-            (session.report(task, &job).await, Next::Command)
+            (session.report(task, &job).await, Ok(()))
         }
         // The rest of the stream would be taken for commands.
-        Either::Left(Fed::Unwanted) => (task.await, Next::Close),
-        Either::Right(Either::Left(outcome)) => (outcome, Next::Close),
+        Either::Left(Fed::Unwanted) => (task.await, Err(Gone)),
+        Either::Right(Either::Left(outcome)) => (outcome, Err(Gone)),
         Either::Left(Fed::Gone) | Either::Right(Either::Right(())) => {
             give_up();
-            (session.report(task, &job).await, Next::Close)
+            (session.report(task, &job).await, Err(Gone))
         }
     };
-    let outcome = outcome.map(|snapshot| json!(SnapshotDetail::new(&snapshot)));
-    match session.conclude(outcome).await {
-        Next::Command => next,
-        Next::Close => Next::Close,
-    }
+    let outcome = outcome.map(|snapshot| json!(SnapshotInfo::new(&snapshot)));
+    session.conclude(outcome).await?;
+    next
 }
 
 /// Passes the client's frames on.
@@ -132,7 +134,11 @@ fn send(sender: &Sender, mut piece: Piece, len: usize) {
 }
 
 /// Sends the client the state of a snapshot.
-pub async fn extract(session: &mut Session, controlled: &CommandUse, which: &str) -> Next {
+pub async fn extract(
+    session: &mut Session,
+    controlled: &CommandUse,
+    which: &str,
+) -> Result<(), Gone> {
     let queue = session::queue(controlled);
     let name = controlled.shared().name().to_owned();
     let snapshot = match vm_state::find(&queue, &name, which).await {
@@ -140,9 +146,9 @@ pub async fn extract(session: &mut Session, controlled: &CommandUse, which: &str
         Err(failure) => return session.fail(&failure).await,
     };
     let size = snapshot.vm_state_size;
-    if let Err(Gone) = session.answer(&Answer::Event(Event::State { size })).await {
-        return Next::Close;
-    }
+    session
+        .answer(&Answer::Event(Event::State { size }))
+        .await?;
     let (sender, receiver, _) = pipe();
     let which = which.to_owned();
     let task = spawn(async move { vm_state::extract(&queue, &name, &which, sender).await });
@@ -153,13 +159,13 @@ pub async fn extract(session: &mut Session, controlled: &CommandUse, which: &str
     let head = match (&passed, &outcome) {
         (Either::Left(Ok(())), Ok(())) => Head::End,
         (Either::Left(Ok(())), Err(_)) => Head::Abort,
-        _ => return Next::Close,
+        _ => return Err(Gone),
     };
     let sent = timeout(session::ANSWER_LIMIT, session.stream.send(&head.encode())).await;
     if !matches!(sent, Some(Ok(()))) {
-        return Next::Close;
+        return Err(Gone);
     }
-    let result = json!(SnapshotDetail::new(&snapshot));
+    let result = json!(SnapshotInfo::new(&snapshot));
     session.conclude(outcome.map(|()| result)).await
 }
 

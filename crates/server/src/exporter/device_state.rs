@@ -10,7 +10,7 @@ use gaur_export::ublk::Added;
 use super::{AddExport, NewExport};
 use crate::export_name;
 use crate::failure::Failure;
-use crate::fronts::{FrontConfig, Kind};
+use crate::fronts::FrontConfig;
 use crate::kept::Kept;
 use crate::notice::say;
 use crate::shared_image::refuses_log;
@@ -22,10 +22,7 @@ use crate::ublk_state::{self as state, State};
 /// changed since. Of the others [`Kept`] knows who was there all the time.
 pub fn with_log(mut new: NewExport) -> NewExport {
     let front = &new.front;
-    if front.kind() == Kind::Nbd
-        || new.image.handover.is_some()
-        || !new.image.writes_file(&new.spec)
-    {
+    if front.is_nbd() || new.image.handover.is_some() || !new.image.writes_file(&new.spec) {
         return new;
     }
     if let FrontConfig::Ublk(config) = front

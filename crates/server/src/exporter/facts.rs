@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Export, Exporter, ImageOptions, NewExport};
 use crate::failure::Failure;
-use crate::fronts::{FrontConfig, Kind};
+use crate::fronts::FrontConfig;
 use crate::image_spec::ImageSpec;
 use crate::json;
 
@@ -43,19 +43,17 @@ impl Exporter {
 
     /// What there is to say about an export.
     pub fn facts(&self, export: &Export) -> ExportFacts {
-        let clients = match export.kind() {
-            Kind::Nbd => self.nbd_clients(export.name()),
-            _ => None,
-        };
+        let of_nbd = export.config.is_nbd();
+        let clients = of_nbd.then(|| self.nbd_clients(&export.name)).flatten();
         ExportFacts {
-            name: export.name().to_owned(),
-            kind: export.kind().name().to_owned(),
-            place: export.place().to_owned(),
-            file: export.served().name().to_owned(),
-            virtual_size: export.served().size_bytes(),
-            read_only: export.served().read_only(),
+            name: export.name.clone(),
+            kind: export.config.name().to_owned(),
+            place: export.place.clone(),
+            file: export.served.name().to_owned(),
+            virtual_size: export.served.size_bytes(),
+            read_only: export.served.read_only,
             clients,
-            trouble: export.served().trouble(),
+            trouble: export.served.health.trouble(),
         }
     }
 }
@@ -95,13 +93,13 @@ impl AddExport {
             Some(Value::String(text)) => Ok(Some(text)),
             Some(_) => Err(format!("\"{key}\" is not text")),
         };
-        let kind = text("type")?.unwrap_or_else(|| Kind::Nbd.name().to_owned());
+        let kind = text("type")?.unwrap_or_else(|| "nbd".to_owned());
         let file = text("file")?.filter(|file| !file.is_empty());
         let description = text("description")?.unwrap_or_default();
-        let kind = Kind::from_name(&kind).ok_or_else(|| {
-            let known = Kind::ALL.map(Kind::name).join(", ");
-            format!("type {kind:?} is unknown, there are {known}")
-        })?;
+        if !FrontConfig::NAMES.contains(&&*kind) {
+            let known = FrontConfig::NAMES.join(", ");
+            return Err(format!("type {kind:?} is unknown, there are {known}"));
+        }
         let image: Map<String, Value> = IMAGE_KEYS
             .iter()
             .filter_map(|key| Some(((*key).to_owned(), fields.remove(*key)?)))
@@ -111,7 +109,7 @@ impl AddExport {
             file: file.ok_or("\"file\" is missing")?,
             description,
             image: image?,
-            front: json::read_variant(kind.name(), fields)?,
+            front: json::read_variant(&kind, fields)?,
         })
     }
 
@@ -122,7 +120,7 @@ impl AddExport {
             Failure::new(message).hint("a link by another name will do")
         };
         let mut fields = Map::new();
-        fields.insert("type".to_owned(), json!(self.front.kind().name()));
+        fields.insert("type".to_owned(), json!(self.front.name()));
         fields.insert("file".to_owned(), json!(self.file));
         if !self.description.is_empty() {
             fields.insert("description".to_owned(), json!(self.description));

@@ -95,7 +95,7 @@ impl Exporter {
         let export = nbd::Export {
             name: new.name.clone(),
             description: new.description.clone(),
-            read_only: served.read_only(),
+            read_only: served.read_only,
         };
         let device = {
             let served = Arc::clone(served);

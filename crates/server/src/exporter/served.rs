@@ -19,22 +19,18 @@ pub type Disk = CachedDevice<Queue<ReactorFile>>;
 pub struct Served {
     pub(super) image: Arc<OpenImage>,
     pub(super) policy: Policy,
-    pub(super) read_only: bool,
+    /// Whether clients may not write.
+    pub read_only: bool,
     pub(super) health: Arc<Health>,
-    #[allow(dead_code, reason = "for front ends")]
-    pub(super) log: Option<Log>,
+    /// Where lines about clients go.
+    pub log: Option<Log>,
     /// The resizing that clients ask for; given up when the export ends.
-    pub(super) resizing: Job,
-    pub(super) added: Option<ublk::Added>,
+    pub resizing: Job,
+    /// Who is to know the number of a new ublk device.
+    pub added: Option<ublk::Added>,
 }
 
-#[allow(dead_code, reason = "for front ends")]
 impl Served {
-    /// What fails, for people.
-    pub fn trouble(&self) -> Option<String> {
-        self.health.trouble()
-    }
-
     /// The path of the image.
     pub fn name(&self) -> &str {
         self.shared().name()
@@ -56,30 +52,10 @@ impl Served {
         top.is_some_and(|layer| layer.format() == Format::Raw)
     }
 
-    /// Whether clients may not write.
-    pub fn read_only(&self) -> bool {
-        self.read_only
-    }
-
-    /// Where lines about clients go.
-    pub fn log(&self) -> Option<Log> {
-        self.log.clone()
-    }
-
-    /// Who is to know the number of a new ublk device.
-    pub fn added(&self) -> Option<ublk::Added> {
-        self.added.clone()
-    }
-
-    /// The resizing that a client asks for.
-    pub fn resizing(&self) -> &Job {
-        &self.resizing
-    }
-
     /// A queue of the image for the calling thread, which runs a reactor.
     pub fn device(&self) -> Disk {
         let queue = self.shared().queue(ReactorFile::new);
         gaur_reactor::keep_trimmed(queue.trimmer());
-        CachedDevice::new(queue, self.policy).watched(&self.health)
+        CachedDevice::new(queue, self.policy, Some(Arc::clone(&self.health)))
     }
 }

@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gaur_export::{Front, fuse};
+use gaur_export::{Front, ServeError, fuse};
 use serde::{Deserialize, Serialize};
 
 use crate::exporter::Served;
-use crate::failure::Failure;
 
 /// Threads that a file gets at most; it has no more than there are processors.
 const THREADS_MAX: u16 = 4;
@@ -26,20 +25,16 @@ pub struct Config {
 }
 
 /// Starts to export `image`.
-pub fn start(config: &Config, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+pub fn start(config: &Config, image: Arc<Served>) -> Result<Box<dyn Front>, ServeError> {
     let mut options = fuse::Options::new(&config.path);
     options.threads = super::threads_for(THREADS_MAX);
-    options.read_only = image.read_only();
-    options.log = image.log();
+    options.read_only = image.read_only;
+    options.log = image.log.clone();
     if config.growable {
         let image = Arc::clone(&image);
         options.resize = Some(Arc::new(move |size_bytes| resize(&image, size_bytes)));
     }
-    let name = image.name().to_owned();
-    match fuse::start(options, move |_| Ok(image.device())) {
-        Ok(server) => Ok(Box::new(server)),
-        Err(error) => Err(Failure::about(&name, error.to_string())),
-    }
+    Ok(Box::new(fuse::start(options, move |_| Ok(image.device()))?))
 }
 
 /// Makes the image so long, rounded up to what its format can have. Like any file it loses what lies
@@ -56,6 +51,6 @@ fn resize(image: &Served, size_bytes: u64) -> Result<(), String> {
         return Err("a raw image does not shrink while it is served".to_owned());
     }
     let guest = image.shared().guest();
-    let resized = guest.resize(size_bytes, shrinks, image.resizing());
+    let resized = guest.resize(size_bytes, shrinks, &image.resizing);
     resized.map_err(|error| error.to_string())
 }

@@ -3,12 +3,11 @@
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use gaur_export::Front;
 use gaur_export::ublk::{self, Options};
+use gaur_export::{Front, ServeError};
 use serde::{Deserialize, Serialize};
 
 use crate::exporter::Served;
-use crate::failure::Failure;
 
 /// Whether the kernel's pages go to the image's file without a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,18 +57,13 @@ pub struct Config {
 }
 
 /// Starts to export `image`.
-pub fn start(config: &Config, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+pub fn start(config: &Config, image: Arc<Served>) -> Result<Box<dyn Front>, ServeError> {
     let options = options(config, &image);
-    let name = image.name().to_owned();
     let devices = move |_| Ok(image.device());
-    let server = match config.id.filter(|_| config.recover) {
-        Some(id) => ublk::recover(id, options, devices),
-        None => ublk::start(options, devices),
-    };
-    match server {
-        Ok(server) => Ok(Box::new(server)),
-        Err(error) => Err(Failure::about(&name, error.to_string())),
-    }
+    Ok(Box::new(match config.id.filter(|_| config.recover) {
+        Some(id) => ublk::recover(id, options, devices)?,
+        None => ublk::start(options, devices)?,
+    }))
 }
 
 fn options(config: &Config, image: &Served) -> Options {
@@ -88,8 +82,8 @@ fn options(config: &Config, image: &Served) -> Options {
         ZeroCopy::Off => ublk::ZeroCopy::Off,
     };
     options.direct = image.shared().is_direct();
-    options.read_only = image.read_only();
-    options.log = image.log();
-    options.added = image.added();
+    options.read_only = image.read_only;
+    options.log = image.log.clone();
+    options.added = image.added.clone();
     options
 }

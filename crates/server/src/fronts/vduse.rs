@@ -3,11 +3,10 @@
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use gaur_export::{Front, vduse};
+use gaur_export::{Front, ServeError, vduse};
 use serde::{Deserialize, Serialize};
 
 use crate::exporter::Served;
-use crate::failure::Failure;
 
 /// Queues that a device gets by itself at most; it has no more than there are processors.
 const QUEUES_MAX: u16 = 4;
@@ -24,19 +23,17 @@ pub struct Config {
 }
 
 /// Starts to export `image`.
-pub fn start(config: &Config, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+pub fn start(config: &Config, image: Arc<Served>) -> Result<Box<dyn Front>, ServeError> {
     let mut options = vduse::Options::new(&config.device);
     options.queues = match config.queues {
         Some(queues) => queues.get(),
         None => super::threads_for(QUEUES_MAX) as u16,
     };
     options.threads = super::threads_for(options.queues);
-    options.read_only = image.read_only();
-    options.log = image.log();
-    let name = image.name().to_owned();
-    let server = vduse::start(options, move |_| Ok(image.device()));
-    match server {
-        Ok(server) => Ok(Box::new(server)),
-        Err(error) => Err(Failure::about(&name, error.to_string())),
-    }
+    options.read_only = image.read_only;
+    options.log = image.log.clone();
+    Ok(Box::new(vduse::start(
+        options,
+        move |_| Ok(image.device()),
+    )?))
 }

@@ -4,11 +4,10 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gaur_export::{Front, vhost_user};
+use gaur_export::{Front, ServeError, vhost_user};
 use serde::{Deserialize, Serialize};
 
 use crate::exporter::Served;
-use crate::failure::Failure;
 use crate::kept;
 
 /// What a vhost-user device is told.
@@ -23,21 +22,18 @@ pub struct Config {
 }
 
 /// Starts to export `image`.
-pub fn start(config: &Config, image: Arc<Served>) -> Result<Box<dyn Front>, Failure> {
+pub fn start(config: &Config, image: Arc<Served>) -> Result<Box<dyn Front>, ServeError> {
     let mut options = vhost_user::Options::new(&config.socket);
     if let Some(queues) = config.queues {
         options.queues = queues.get();
     }
     options.threads = super::threads_for(options.queues);
-    options.read_only = image.read_only();
-    options.log = image.log();
+    options.read_only = image.read_only;
+    options.log = image.log.clone();
     if !options.read_only {
         options.inflight_file = kept::in_flight(&config.socket).ok();
     }
-    let name = image.name().to_owned();
-    let server = vhost_user::start(options, move |_| Ok(image.device()));
-    match server {
-        Ok(server) => Ok(Box::new(server)),
-        Err(error) => Err(Failure::about(&name, error.to_string())),
-    }
+    Ok(Box::new(vhost_user::start(options, move |_| {
+        Ok(image.device())
+    })?))
 }

@@ -1,9 +1,10 @@
 //! Long operations on an image that this process has opened. They run on a reactor of their own, show
 //! progress, and are cancelled in order when the user presses ctrl-C.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use gaur_engine::Queue;
+use gaur_engine::{Job, Queue};
 use gaur_reactor::{Config, Driver, Either, Reactor, ReactorFile, race, sleep, uring};
 
 use crate::failure::Failure;
@@ -23,6 +24,19 @@ pub struct Watch<M, C> {
     pub meter: M,
     /// Asks for its end.
     pub cancel: C,
+}
+
+/// Watches a job.
+pub fn watch(
+    job: &Arc<Job>,
+    progress: Progress,
+) -> Watch<impl Fn() -> (u64, u64), impl FnOnce() + Send + 'static> {
+    let (meter, cancel) = (Arc::clone(job), Arc::clone(job));
+    Watch {
+        progress,
+        meter: move || meter.progress_bytes(),
+        cancel: move || cancel.cancel(),
+    }
 }
 
 /// Does `work` on a queue of the image, and cancels it when a signal asks for that.
@@ -62,10 +76,7 @@ where
             Either::Right(never) => Ok(never),
         }
     });
-    match outcome {
-        Ok(_) => progress.finish(),
-        Err(_) => progress.stop(),
-    }
+    progress.end(&outcome);
     outcome
 }
 
