@@ -179,22 +179,7 @@ impl Config {
         let profile = draw_profile(direct, random);
         let mishaps = draw_mishaps(random);
         let largest = (4 * shape.cluster_bytes()).min(guest_bytes) / unit_bytes;
-        let image = PreparedOptions {
-            shape,
-            guest_bytes,
-            backing: None,
-            snapshots,
-            filled_per_mille: random.pick(&[0, 0, 100, 500, 900]),
-            compressed_per_mille: random.pick(&[0, 0, 200, 600]),
-            spare_l1_entries: draw_spare_l1(shape, random, tables),
-            mapped_beyond: tables.chance(300),
-            bitmaps: draw_bitmaps(shape, tables),
-            spare_refcount_clusters: draw_spare_refcounts(shape, tables),
-            lazy_refcounts: random.chance(200),
-            crowded: random.chance(300),
-            leaks: random.chance(100),
-            allocation: space.pick(&[None, None, Some(1), Some(2), Some(77)]),
-        };
+        let image = draw_image(shape, (guest_bytes, snapshots), random, space, tables);
         let config = Config {
             seed,
             unit_bytes,
@@ -346,6 +331,31 @@ impl Config {
             },
             ..self
         }
+    }
+}
+
+fn draw_image(
+    shape: Shape,
+    (guest_bytes, snapshots): (u64, u32),
+    random: &mut Random,
+    space: &mut Random,
+    tables: &mut Random,
+) -> PreparedOptions {
+    PreparedOptions {
+        shape,
+        guest_bytes,
+        backing: None,
+        snapshots,
+        filled_per_mille: random.pick(&[0, 0, 100, 500, 900]),
+        compressed_per_mille: random.pick(&[0, 0, 200, 600]),
+        spare_l1_entries: draw_spare_l1(shape, random, tables),
+        mapped_beyond: tables.chance(300),
+        bitmaps: draw_bitmaps(shape, tables),
+        spare_refcount_clusters: draw_spare_refcounts(shape, tables),
+        lazy_refcounts: random.chance(200),
+        crowded: random.chance(300),
+        leaks: random.chance(100),
+        allocation: space.pick(&[None, None, Some(1), Some(2), Some(77)]),
     }
 }
 

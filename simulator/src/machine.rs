@@ -47,11 +47,12 @@ impl Machine {
                 continue;
             };
             let wanted = PreparedOptions {
+                shape,
                 guest_bytes: layer.bytes,
                 backing,
                 filled_per_mille: 500,
                 compressed_per_mille: config.image.compressed_per_mille,
-                ..PreparedOptions::new(shape)
+                ..PreparedOptions::default()
             };
             let prepared = prepare(&wanted, script, next_value, random);
             below = judge::resolve(&prepared.active, &below);

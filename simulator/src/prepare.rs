@@ -13,7 +13,7 @@ use crate::content::{Value, ValueEncoding, ZERO};
 use crate::shape::{COMPRESSED, COPIED, OFFSET_MASK, Shape, ZERO_FLAG};
 
 /// What is wanted.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct PreparedOptions {
     /// The shape.
     pub shape: Shape,
@@ -44,28 +44,6 @@ pub struct PreparedOptions {
     pub leaks: bool,
     /// The header says that this is the policy for space.
     pub allocation: Option<u8>,
-}
-
-impl PreparedOptions {
-    /// An empty disk of no bytes.
-    pub fn new(shape: Shape) -> PreparedOptions {
-        PreparedOptions {
-            shape,
-            guest_bytes: 0,
-            backing: None,
-            snapshots: 0,
-            filled_per_mille: 0,
-            compressed_per_mille: 0,
-            spare_l1_entries: 0,
-            mapped_beyond: false,
-            bitmaps: None,
-            spare_refcount_clusters: 0,
-            lazy_refcounts: false,
-            crowded: false,
-            leaks: false,
-            allocation: None,
-        }
-    }
 }
 
 /// What a unit of a prepared disk holds: a value of its own, or whatever lies below.
