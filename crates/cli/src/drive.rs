@@ -16,45 +16,21 @@ use crate::shared_image::SharedImage;
 /// Time between two looks at how far it is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How an operation is watched, and how it is given up.
-pub struct Watch<M, C> {
-    /// Where its progress goes.
-    pub progress: Progress,
-    /// How much is done, and of how much.
-    pub meter: M,
-    /// Asks for its end.
-    pub cancel: C,
-}
-
-/// Watches a job.
-pub fn watch(
-    job: &Arc<Job>,
-    progress: Progress,
-) -> Watch<impl Fn() -> (u64, u64), impl FnOnce() + Send + 'static> {
+/// How far a job is, and a way to cancel it, for [`drive`].
+pub fn watch(job: &Arc<Job>) -> (impl Fn() -> (u64, u64), impl FnOnce() + Send + 'static) {
     let (meter, cancel) = (Arc::clone(job), Arc::clone(job));
-    Watch {
-        progress,
-        meter: move || meter.progress_bytes(),
-        cancel: move || cancel.cancel(),
-    }
+    (move || meter.progress_bytes(), move || cancel.cancel())
 }
 
-/// Does `work` on a queue of the image, and cancels it when a signal asks for that.
-pub fn drive<T, M, C>(
+/// Does `work` on a queue of the image, shows how far it is, and has `cancel` end it when a signal asks for
+/// that.
+pub fn drive<T>(
     image: &SharedImage,
     host: HostKind,
-    watch: Watch<M, C>,
+    mut progress: Progress,
+    (meter, cancel): (impl Fn() -> (u64, u64), impl FnOnce() + Send + 'static),
     work: impl AsyncFnOnce(&Queue<ReactorFile>) -> Result<T, Failure>,
-) -> Result<T, Failure>
-where
-    M: Fn() -> (u64, u64),
-    C: FnOnce() + Send + 'static,
-{
-    let Watch {
-        mut progress,
-        meter,
-        cancel,
-    } = watch;
+) -> Result<T, Failure> {
     let config = Config {
         driver: driver(host)?,
         ..Config::default()

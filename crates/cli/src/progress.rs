@@ -121,24 +121,21 @@ impl Progress {
         match self {
             Progress::Quiet => {}
             Progress::Bar(bar) => bar.finish_and_clear(),
-            Progress::Lines(_) => end_line(),
+            Progress::Lines(_) => _ = writeln!(std::io::stdout()),
         }
         *self = Progress::Quiet;
     }
 }
 
 impl Lines {
-    fn percent(&self) -> f64 {
-        match self.total_bytes {
+    fn show(&self) {
+        let percent = match self.total_bytes {
             0 => 100.0,
             total => self.done_bytes as f64 * 100.0 / total as f64,
-        }
-    }
-
-    fn show(&self) {
+        };
         let mut out = std::io::stdout();
         // A reader that went away must not stop the work.
-        let _ = write!(out, "    ({:.2}/100%)\r", self.percent());
+        let _ = write!(out, "    ({percent:.2}/100%)\r");
         let _ = out.flush();
     }
 }
@@ -147,8 +144,4 @@ fn lay_out(bar: &ProgressBar, layout: &str) {
     if let Ok(style) = ProgressStyle::with_template(layout) {
         bar.set_style(style);
     }
-}
-
-fn end_line() {
-    let _ = writeln!(std::io::stdout());
 }

@@ -82,16 +82,24 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     }
     out.flush()?;
     let job = Arc::new(Job::default());
-    let watch = watch(&job, Progress::new(None, args.progress, args.quiet, false));
-    let resized = drive(&image, HostKind::Auto, watch, async |queue| {
-        let resized = queue.resize(new, args.shrink, &job).await;
-        resized.map_err(|error| match error.kind() {
+    let progress = Progress::new(None, args.progress, args.quiet, false);
+    let resized = drive(
+        &image,
+        HostKind::Auto,
+        progress,
+        watch(&job),
+        async |queue| {
+            let resized = queue.resize(new, args.shrink, &job).await;
+            resized.map_err(|error| {
+                match error.kind() {
             ErrorKind::Cancelled if new < old => Failure::cancelled(spec.path()).message(
                 "cancelled; the size is unchanged, but what lies beyond the new one may be lost",
             ),
             _ => Failure::image(spec.path(), &error),
-        })
-    });
+        }
+            })
+        },
+    );
     resized.and(image.close())?;
     if !args.quiet {
         writeln!(out, "Image resized.")?;

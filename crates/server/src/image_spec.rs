@@ -162,7 +162,7 @@ impl ImageSpec {
 
     /// Says how to insist when the image was taken for one of a format that is not supported.
     fn advise(&self, failure: Failure) -> Failure {
-        match failure.engine_kind() {
+        match failure.kind {
             Some(ErrorKind::ForeignFormat) => {
                 failure.hint(format!("{} takes its bytes as they are", self.raw_words()))
             }
@@ -291,16 +291,6 @@ impl ImageSpec {
     }
 }
 
-/// What [`OptionReader::node`] finds at one level.
-#[derive(Clone, Copy)]
-struct NodeOptions {
-    direct: Option<bool>,
-    no_flush: Option<bool>,
-    read_only: Option<bool>,
-    force_share: Option<bool>,
-    discard: Option<bool>,
-}
-
 /// Takes the options that are known.
 struct OptionReader {
     keys: KeyValues,
@@ -330,7 +320,7 @@ impl OptionReader {
         let path = self.protocol(below, &mut changes)?;
         let file = self.node(below)?;
         let top = match below {
-            "" => file,
+            "" => file.clone(),
             _ => self.node("")?,
         };
         if format != Some(Format::Raw) {
@@ -386,7 +376,7 @@ impl OptionReader {
     }
 
     /// The options that every level has.
-    fn node(&mut self, level: &str) -> Result<NodeOptions, Failure> {
+    fn node(&mut self, level: &str) -> Result<Overrides, Failure> {
         let keys = &mut self.keys;
         let key = |name: &str| format!("{level}{name}");
         // No node refers to another here, and only verbs that write open files for writing.
@@ -404,12 +394,13 @@ impl OptionReader {
             let message = format!("option '{}' is not supported", key("detect-zeroes"));
             return Err(Failure::new(message).hint("off is"));
         }
-        Ok(NodeOptions {
+        Ok(Overrides {
             direct: keys.take_bool(&key("cache.direct"))?,
             no_flush: keys.take_bool(&key("cache.no-flush"))?,
             read_only: keys.take_bool(&key("read-only"))?,
             force_share: keys.take_bool(&key("force-share"))?,
             discard,
+            ..Overrides::default()
         })
     }
 
@@ -475,7 +466,7 @@ const OVERLAP_STRUCTURES: [&str; 9] = [
 
 impl Overrides {
     /// A file is opened as its own options say, and where they do not, as those of the image.
-    fn merge(&mut self, top: &NodeOptions, file: &NodeOptions) {
+    fn merge(&mut self, top: &Overrides, file: &Overrides) {
         let either = |one: Option<bool>, two: Option<bool>| match (one, two) {
             (Some(one), Some(two)) => Some(one || two),
             (one, two) => one.or(two),

@@ -63,8 +63,7 @@ fn directory() -> PathBuf {
 
 /// A name of a file for a socket, another one for each.
 fn vhost_name(socket: &Path) -> Result<String, Failure> {
-    let shown = socket.display().to_string();
-    let whole = std::path::absolute(socket).map_err(|error| Failure::io(&shown, &error))?;
+    let whole = std::path::absolute(socket).map_err(|error| Failure::io(socket, &error))?;
     let text = whole.to_string_lossy();
     let name = text.replace('%', "%25").replace('/', "%2f");
     Ok(format!("vhost-user-{name}"))

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use gaur_engine::ErrorKind as EngineError;
 use gaur_reactor::Address;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use serde::de::DeserializeOwned;
@@ -143,14 +144,12 @@ impl Client {
                 error: Reason { kind, message },
             }) => {
                 let failure = Failure::new(message);
-                let cancelled = kind == "cancelled";
-                let failure = match kind_of(&kind) {
+                Err(match kind_of(&kind) {
+                    Some(kind @ EngineError::Cancelled) => {
+                        failure.kind(kind).code(EXIT_INTERRUPTED)
+                    }
                     Some(kind) => failure.kind(kind),
                     None => failure,
-                };
-                Err(match cancelled {
-                    true => failure.code(EXIT_INTERRUPTED),
-                    false => failure,
                 })
             }
             Some(answer) => Ok(answer),

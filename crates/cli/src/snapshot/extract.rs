@@ -11,7 +11,7 @@ use gaur_reactor::block_on;
 use super::target::{self, ChangeArgs, Server, Target, TargetArgs};
 use crate::control::client::Client;
 use crate::control::protocol::{Answer, Command, Event};
-use crate::drive::{Watch, drive};
+use crate::drive::drive;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::progress::Progress;
@@ -137,12 +137,8 @@ fn extract_here(
     let writer = std::thread::spawn(move || drain(receiver, sink));
     let size = Cell::new(0);
     let pipe = handle.clone();
-    let watch = Watch {
-        progress,
-        meter: || (handle.sent_bytes(), size.get()),
-        cancel: move || pipe.cancel(),
-    };
-    let read = drive(&image, args.act.host, watch, async |queue| {
+    let watch = (|| (handle.sent_bytes(), size.get()), move || pipe.cancel());
+    let read = drive(&image, args.act.host, progress, watch, async |queue| {
         let snapshot = vm_state::find(queue, spec.path(), which).await?;
         size.set(snapshot.vm_state_size);
         vm_state::extract(queue, spec.path(), which, sender).await

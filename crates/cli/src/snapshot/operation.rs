@@ -26,13 +26,12 @@ pub fn perform(
     match target {
         Target::Server(server) => {
             let client = Client::connect(server)?;
-            let _: Value = client.call(Command::from(operation), &mut progress)?;
+            let _: Value = client.call(Command::Change(operation), &mut progress)?;
         }
         Target::Image(spec) => {
             let image = args.open(spec)?;
             let job = Arc::new(Job::default());
-            let watch = watch(&job, progress);
-            let done = drive(&image, args.host, watch, async |queue| {
+            let done = drive(&image, args.host, progress, watch(&job), async |queue| {
                 let done = operation.run(queue, &job).await;
                 done.map_err(|error| Failure::image(spec.path(), &error))
             });

@@ -17,7 +17,7 @@ use super::target::{ChangeArgs, Server, Target, TargetArgs};
 use crate::control::client::{Client, Frames};
 use crate::control::frames::Head;
 use crate::control::protocol::{Answer, Command, Event};
-use crate::drive::{Watch, drive};
+use crate::drive::drive;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::progress::Progress;
@@ -116,15 +116,12 @@ fn save_here(
     std::thread::spawn(move || pump(source, sender, &reader));
     let job = Arc::new(Job::default());
     let (asked, pipe) = (Arc::clone(&job), handle.clone());
-    let watch = Watch {
-        progress,
-        meter: || (handle.sent_bytes(), len),
-        cancel: move || {
-            pipe.cancel();
-            asked.cancel();
-        },
+    let cancel = move || {
+        pipe.cancel();
+        asked.cancel();
     };
-    let saved = drive(&image, act.host, watch, async |queue| {
+    let watch = (|| (handle.sent_bytes(), len), cancel);
+    let saved = drive(&image, act.host, progress, watch, async |queue| {
         vm_state::check_new(queue, spec.path(), new).await?;
         vm_state::save(queue, spec.path(), new, receiver, &job).await
     });

@@ -26,11 +26,6 @@ pub async fn add(
     .await
 }
 
-/// Lists exports.
-pub fn list(exporter: &Exporter) -> Value {
-    json!(exporter.all_facts())
-}
-
 /// Ends an export.
 pub async fn remove(
     exporter: &Arc<Exporter>,

@@ -128,25 +128,9 @@ pub enum Command {
         /// Its id or name.
         snapshot: String,
     },
-    /// Make a snapshot of the disk.
-    Create(NewEntry),
-    /// Set the disk back to a snapshot.
-    Apply {
-        /// Its id or name.
-        snapshot: String,
-    },
-    /// Delete a snapshot.
-    Delete {
-        /// Its id or name.
-        snapshot: String,
-    },
-    /// Rename a snapshot.
-    Rename {
-        /// Its id or name.
-        snapshot: String,
-        /// The new name.
-        name: String,
-    },
+    /// Change the snapshots of an image in one step.
+    #[serde(skip)]
+    Change(Operation),
     /// Make a snapshot with the state of a machine, which the client sends.
     Save(NewEntry),
     /// Send the client the state that a snapshot has.
@@ -169,23 +153,8 @@ impl Command {
     pub fn can_be_given_up(&self) -> bool {
         matches!(
             self,
-            Command::Create(_)
-                | Command::Delete { .. }
-                | Command::Rename { .. }
-                | Command::Save(_)
-                | Command::ExportResize(_)
+            Command::Change(_) | Command::Save(_) | Command::ExportResize(_)
         )
-    }
-}
-
-impl From<Operation> for Command {
-    fn from(operation: Operation) -> Command {
-        match operation {
-            Operation::Create(new) => Command::Create(new.into()),
-            Operation::Apply { snapshot } => Command::Apply { snapshot },
-            Operation::Delete { snapshot } => Command::Delete { snapshot },
-            Operation::Rename { snapshot, name } => Command::Rename { snapshot, name },
-        }
     }
 }
 
@@ -215,7 +184,11 @@ impl Request {
             Some(Value::String(export)) => Some(export),
             Some(_) => return Err("\"export\" is not text".to_owned()),
         };
-        let command = json::read_variant(&name, rest).map_err(|error| {
+        let command = match Operation::NAMES.contains(&&*name) {
+            true => json::read_variant(&name, rest).map(Command::Change),
+            false => json::read_variant(&name, rest),
+        };
+        let command = command.map_err(|error| {
             match error.starts_with(&format!("{name}: unknown variant `{name}`")) {
                 true => format!("command {name:?} is unknown"),
                 false => error,
@@ -226,7 +199,11 @@ impl Request {
 
     /// The line, with its end. One that JSON cannot say is refused by the server.
     pub fn line(&self) -> Vec<u8> {
-        let (name, fields) = json::variant(&self.command).unwrap_or_default();
+        let said = match &self.command {
+            Command::Change(operation) => json::variant(operation),
+            command => json::variant(command),
+        };
+        let (name, fields) = said.unwrap_or_default();
         let mut line = Map::new();
         line.insert("command".to_owned(), json!(name));
         if let Some(export) = &self.export {
@@ -287,7 +264,7 @@ pub struct Reason {
 impl Answer {
     /// The failure of a command.
     pub fn failure(failure: &Failure) -> Answer {
-        let kind = failure.engine_kind().map_or("other", kind_name);
+        let kind = failure.kind.map_or("other", kind_name);
         Answer::Error {
             error: Reason {
                 kind: kind.to_owned(),
@@ -365,17 +342,17 @@ mod tests {
             Command::Info {
                 snapshot: snapshot(),
             },
-            Command::Create(new()),
-            Command::Apply {
+            Command::Change(Operation::Create(new())),
+            Command::Change(Operation::Apply {
                 snapshot: snapshot(),
-            },
-            Command::Delete {
+            }),
+            Command::Change(Operation::Delete {
                 snapshot: snapshot(),
-            },
-            Command::Rename {
+            }),
+            Command::Change(Operation::Rename {
                 snapshot: snapshot(),
                 name,
-            },
+            }),
             Command::Save(new()),
             Command::Extract {
                 snapshot: snapshot(),
@@ -453,7 +430,8 @@ mod tests {
     #[test]
     fn a_snapshot_without_a_date_is_made_now() {
         let line = br#"{"command":"create","name":"x"}"#;
-        let Command::Create(new) = Request::parse(line).expect("a command").command else {
+        let command = Request::parse(line).expect("a command").command;
+        let Command::Change(Operation::Create(new)) = command else {
             panic!("a snapshot is made");
         };
         let new = new.snapshot((5, 6));

@@ -5,21 +5,21 @@ use std::future::pending;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use gaur_engine::{ErrorKind, Job, Queue, Snapshot, find_snapshot};
 use gaur_reactor::{Either, ReactorFile, Stop, Stream, race, sleep, spawn, timeout};
 use serde_json::{Value, json};
 
 use super::exports;
-use super::line::{Inbound, NoLine};
+use super::line::Inbound;
 use super::protocol::{Answer, Command, Event, Request, Resizing, VERSION};
 use super::server::Context;
 use super::state;
 use crate::exporter::{CommandUse, Export};
 use crate::failure::Failure;
 use crate::snapshot_facts::SnapshotInfo;
-use crate::snapshot_operation::Operation;
+use crate::snapshot_operation::{Operation, now};
 
 /// Time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
@@ -54,15 +54,11 @@ impl Session {
         let over = race(context.closing.stopped(), context.cancel.stopped());
         let line = match race(over, self.inbound.line(&self.stream)).await {
             Either::Left(_) => return Err(Gone),
-            Either::Right(line) => line,
+            Either::Right(line) => line?,
         };
-        let line = match line {
-            Ok(line) => line,
-            Err(NoLine::TooLong) => {
-                self.fail(&Failure::new("the line is too long")).await?;
-                return Err(Gone);
-            }
-            Err(NoLine::Closed | NoLine::Failed(_)) => return Err(Gone),
+        let Some(line) = line else {
+            self.fail(&Failure::new("the line is too long")).await?;
+            return Err(Gone);
         };
         match Request::parse(&line) {
             Ok(request) => self.execute(&context, request).await,
@@ -105,19 +101,8 @@ impl Session {
                 self.conclude(found.map(|found| json!(SnapshotInfo::new(&found))))
                     .await
             }
-            Command::Apply { .. } => self.fail(&refuse_apply(controlled)).await,
-            Command::Create(new) => {
-                let operation = Operation::Create(new.snapshot(now()));
-                self.change(controlled, operation).await
-            }
-            Command::Delete { snapshot } => {
-                self.change(controlled, Operation::Delete { snapshot })
-                    .await
-            }
-            Command::Rename { snapshot, name } => {
-                self.change(controlled, Operation::Rename { snapshot, name })
-                    .await
-            }
+            Command::Change(Operation::Apply { .. }) => self.fail(&refuse_apply(controlled)).await,
+            Command::Change(operation) => self.change(controlled, operation).await,
             Command::Save(new) => state::save(self, controlled, new.snapshot(now())).await,
             Command::Extract { snapshot } => state::extract(self, controlled, &snapshot).await,
         }
@@ -133,7 +118,7 @@ impl Session {
         let exporter = &context.exporter;
         let outcome = match command {
             Command::Ping {} => Ok(greeting(context)),
-            Command::ExportList {} => Ok(exports::list(exporter)),
+            Command::ExportList {} => Ok(json!(exporter.all_facts())),
             Command::ExportAdd(add) => {
                 let added = exports::add(exporter, export, *add);
                 self.report(added, &Job::default()).await
@@ -252,12 +237,11 @@ pub async fn given_up(context: &Context, ending: &Stop) {
 }
 
 fn greeting(context: &Context) -> Value {
-    let exports = exports::list(&context.exporter);
     json!({
         "program": "gaur",
         "version": env!("CARGO_PKG_VERSION"),
         "protocol": VERSION,
-        "exports": exports,
+        "exports": context.exporter.all_facts(),
     })
 }
 
@@ -275,12 +259,4 @@ pub fn queue(controlled: &CommandUse) -> Queue<ReactorFile> {
 /// The failure of an operation on an image.
 pub fn failed(controlled: &CommandUse, error: &gaur_engine::ImageError) -> Failure {
     Failure::image(controlled.shared().name(), error)
-}
-
-/// A clock that shows a time beyond what the format can have is taken for the last it can.
-fn now() -> (u32, u32) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.unwrap_or_default();
-    let seconds = u32::try_from(now.as_secs()).unwrap_or(u32::MAX);
-    (seconds, now.subsec_nanos())
 }

@@ -89,9 +89,8 @@ async fn feed(stream: &Stream, inbound: &mut Inbound, sender: Sender) -> Fed {
     let mut piece: Option<(Piece, usize)> = None;
     loop {
         let mut head = [0; HEAD_BYTES];
-        match inbound.exact(stream, &mut head).await {
-            Ok(true) => {}
-            Ok(false) | Err(_) => return Fed::Gone,
+        if let Err(Gone) = inbound.exact(stream, &mut head).await {
+            return Fed::Gone;
         }
         let mut rest = match Head::decode(head) {
             Head::Abort => return Fed::Aborted,
@@ -115,9 +114,8 @@ async fn feed(stream: &Stream, inbound: &mut Inbound, sender: Sender) -> Fed {
             let room = current.len() - filled;
             let part = rest.min(room);
             let into = current.get_mut(filled..filled + part);
-            match inbound.exact(stream, into.unwrap_or_default()).await {
-                Ok(true) => {}
-                Ok(false) | Err(_) => return Fed::Gone,
+            if let Err(Gone) = inbound.exact(stream, into.unwrap_or_default()).await {
+                return Fed::Gone;
             }
             rest -= part;
             match part == room {
