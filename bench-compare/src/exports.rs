@@ -22,26 +22,34 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::arguments::Common;
 use crate::machine;
 use record::Record;
 
 /// How the benchmark of exports is run.
 #[derive(clap::Args, Clone)]
+#[command(args_override_self = true)]
 pub struct ExportsArguments {
+    #[command(flatten)]
+    common: Common,
     /// Contestants to measure, by name [default: all]
     #[arg(long, value_delimiter = ',')]
     who: Vec<String>,
-    /// Images to measure on: full, empty [default: both]
-    #[arg(long, value_delimiter = ',')]
+    /// Images to measure on
+    #[arg(long, value_delimiter = ',', default_value = "full,empty")]
     images: Vec<String>,
-    /// Loads to measure: randread, randwrite, mix, read, write [default: all]
-    #[arg(long, value_delimiter = ',')]
+    /// Loads to measure
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "randread,randwrite,mix,read,write"
+    )]
     loads: Vec<String>,
-    /// Requests in flight [default: 1 and 64]
-    #[arg(long, value_delimiter = ',')]
+    /// Requests in flight
+    #[arg(long, value_delimiter = ',', default_value = "1,64")]
     depths: Vec<u32>,
-    /// Jobs at once [default: 1 and 2]
-    #[arg(long, value_delimiter = ',')]
+    /// Jobs at once
+    #[arg(long, value_delimiter = ',', default_value = "1,2")]
     jobs: Vec<u32>,
     /// Where the images are
     #[arg(long, value_enum, default_value = "xfs")]
@@ -59,9 +67,6 @@ pub struct ExportsArguments {
     /// a system call of the guest then wakes another of the machine's processors
     #[arg(long, default_value_t = 1)]
     cpus: usize,
-    /// The gaur binary [default: built in release mode]
-    #[arg(long)]
-    gaur: Option<PathBuf>,
     /// An older gaur binary, measured beside: what a change did to the speed
     #[arg(long)]
     before: Option<PathBuf>,
@@ -71,15 +76,9 @@ pub struct ExportsArguments {
     /// Folder on the host that the guest shares
     #[arg(long, default_value_os_t = machine::build_folder().join("bench-exports"))]
     dir: PathBuf,
-    /// The machine-readable record
-    #[arg(long)]
-    json: Option<PathBuf>,
     /// Do not measure, make the pages from the record
     #[arg(long, requires = "json")]
     report: bool,
-    /// The page whose section between markers is written
-    #[arg(long)]
-    markdown: Option<PathBuf>,
     /// Folder for plots
     #[arg(long)]
     plots: Option<PathBuf>,
@@ -93,38 +92,25 @@ pub fn run(arguments: &ExportsArguments) -> Result<()> {
     if arguments.inside {
         return inside::run(arguments);
     }
-    let record = match (&arguments.json, arguments.report) {
-        (Some(path), true) => read_record(path)?,
-        _ => measure(arguments)?,
+    let record = match arguments.report {
+        true => arguments.common.earlier_record()?,
+        false => measure(arguments)?,
     };
-    if let Some(path) = &arguments.json {
-        std::fs::write(path, serde_json::to_string_pretty(&record)? + "\n")?;
-    }
+    arguments.common.write_record(&record)?;
     if let Some(folder) = &arguments.plots {
         std::fs::create_dir_all(folder)?;
         plot::draw_all(&record, folder)?;
     }
     let section = report::section(&record);
-    match &arguments.markdown {
-        Some(path) => crate::markdown::update(path, "exports", &section),
-        None => {
-            println!("{section}");
-            Ok(())
-        }
+    if arguments.common.markdown.is_none() {
+        println!("{section}");
     }
-}
-
-fn read_record(path: &Path) -> Result<Record> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
-    serde_json::from_str(&text).with_context(|| format!("{}", path.display()))
+    arguments.common.write_section("exports", &section)
 }
 
 fn measure(arguments: &ExportsArguments) -> Result<Record> {
     peers::check(arguments.rublk.as_deref())?;
-    let gaur = match &arguments.gaur {
-        Some(path) => path.clone(),
-        None => machine::build_gaur()?,
-    };
+    let gaur = arguments.common.gaur()?;
     let rublk = peers::rublk(arguments.rublk.as_deref())?;
     std::fs::create_dir_all(&arguments.dir)?;
     let dir = arguments.dir.canonicalize()?;
@@ -139,42 +125,23 @@ fn measure(arguments: &ExportsArguments) -> Result<Record> {
     for folder in programs.iter().flatten().filter_map(|path| path.parent()) {
         command.arg("--see").arg(folder);
     }
-    command
-        .arg("--")
-        .arg(std::env::current_exe()?)
-        .arg("exports");
+    command.arg("--").arg(std::env::current_exe()?);
+    // The same arguments; those that follow replace some of them.
+    command.args(std::env::args_os().skip(1));
     command.arg("--inside").arg("--dir").arg(&dir);
     command.arg("--gaur").arg(gaur).arg("--rublk").arg(rublk);
     if let Some(before) = before {
         command.arg("--before").arg(before);
     }
-    for (option, values) in [
-        ("--who", &arguments.who),
-        ("--images", &arguments.images),
-        ("--loads", &arguments.loads),
-        ("--depths", &numbers(&arguments.depths)),
-        ("--jobs", &numbers(&arguments.jobs)),
-        ("--store", &vec![arguments.store.name().to_owned()]),
-        ("--seconds", &vec![arguments.seconds.to_string()]),
-        ("--rounds", &vec![arguments.rounds.to_string()]),
-        ("--size-mib", &vec![arguments.size_mib.to_string()]),
-    ] {
-        if !values.is_empty() {
-            command.arg(option).arg(values.join(","));
-        }
-    }
     let status = command.status().context("cannot start the guest")?;
-    let mut record = read_record(&result).context("the guest left no record")?;
+    let text = std::fs::read_to_string(&result).context("the guest left no record")?;
+    let mut record: Record = serde_json::from_str(&text)?;
     if !status.success() {
         bail!("the guest ended with {status}");
     }
     // The tree's state and the host's processor are not to be seen in the guest.
     record.host = machine::Machine::here();
     Ok(record)
-}
-
-fn numbers(values: &[u32]) -> Vec<String> {
-    values.iter().map(u32::to_string).collect()
 }
 
 /// The command that runs another in a guest, without that other. `GAUR_BENCH_GUEST` replaces it.
