@@ -10,7 +10,7 @@ use gaur_block::{Errno, File, FileId, FileLimits};
 use gaur_format::feature::{Autoclear, Compatible};
 use gaur_format::geometry::{Geometry, Version};
 use gaur_format::header::{CompressionType, Header};
-use gaur_format::{AllocationPolicy, limit, refcount};
+use gaur_format::{AllocationPolicy, limit};
 
 use crate::bitmaps::LostBitmaps;
 use crate::cache_options::{CacheOptions, CacheSizes};
@@ -409,21 +409,13 @@ fn assemble_layer(
 
 fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes) -> Writer {
     let geometry = maps.geometry;
-    let table = part
-        .refcount_table
-        .iter()
-        .map(|raw| match refcount::decode_table_entry(*raw, &geometry) {
-            Ok(Some(offset)) => offset.0,
-            _ => 0,
-        })
-        .collect();
     let place = (
         header.refcount_table_offset.0,
         u64::from(header.refcount_table_clusters),
     );
     let alloc = Alloc::new(
         geometry,
-        table,
+        part.refcount_table.clone(),
         place,
         sizes.refcount_bytes,
         part.file_len_bytes,
@@ -485,10 +477,8 @@ fn metadata_clusters(
     for snapshot in &part.snapshots {
         add(snapshot.l1_table_offset.0, u64::from(snapshot.l1_size) * 8);
     }
-    for raw in &part.refcount_table {
-        if let Ok(Some(block)) = refcount::decode_table_entry(*raw, geometry) {
-            add(block.0, 1);
-        }
+    for block in part.refcount_table.iter().filter(|block| **block != 0) {
+        add(*block, 1);
     }
     for raw in &part.l1 {
         if let Ok(Some(table)) = gaur_format::l1::decode(*raw, geometry) {

@@ -49,7 +49,8 @@ pub(crate) struct LayerParts {
     pub(crate) header: Option<Header>,
     /// Entries of the active L1 table as they stand.
     pub(crate) l1: Vec<u64>,
-    /// Entries of the refcount table; only when the layer is to be written.
+    /// Entries of the refcount table, all sound: host offsets of blocks, 0 for none. Only when the layer is
+    /// to be written.
     pub(crate) refcount_table: Vec<u64>,
     /// Only when the layer is to be written.
     pub(crate) snapshots: Vec<Snapshot>,
@@ -139,17 +140,17 @@ impl<'a, F: File> LayerReader<'a, F> {
         let header = self.header().await?;
         check_supported(&header, purpose.writable)?;
         let geometry = header.geometry();
-        let disk = match purpose.snapshot {
-            None => Disk::of_today(&header),
+        let (size_bytes, l1_offset, l1_size) = match purpose.snapshot {
+            None => (header.size_bytes, header.l1_table_offset, header.l1_size),
             Some(which) => {
                 let (snapshots, _) = self.snapshots(&header, &geometry).await?;
-                Disk::kept(&header, find_snapshot(&snapshots, which)?)?
+                kept_disk(&header, find_snapshot(&snapshots, which)?)?
             }
         };
-        parts.size_bytes = disk.size_bytes;
-        let l1_bytes = u64::from(disk.l1_size) * 8;
+        parts.size_bytes = size_bytes;
+        let l1_bytes = u64::from(l1_size) * 8;
         parts.l1 = self
-            .table("l1 table", disk.l1_table_offset, l1_bytes, table_budget)
+            .table("l1 table", l1_offset, l1_bytes, table_budget)
             .await?;
         self.check_l2_tables(&parts.l1, &geometry)?;
         if purpose.writable {
@@ -372,42 +373,22 @@ impl<'a, F: File> LayerReader<'a, F> {
     }
 }
 
-/// A disk in an image: that of today, or one that a snapshot keeps.
-struct Disk {
-    size_bytes: u64,
-    l1_table_offset: HostOffset,
-    l1_size: u32,
-}
-
-impl Disk {
-    fn of_today(header: &Header) -> Disk {
-        Disk {
-            size_bytes: header.size_bytes,
-            l1_table_offset: header.l1_table_offset,
-            l1_size: header.l1_size,
+/// The disk that a snapshot keeps: size, place and entries of its L1 table. Snapshots from before they had
+/// a size of their own show that of today: what their L1 tables lack was not there.
+fn kept_disk(header: &Header, snapshot: &Snapshot) -> Result<(u64, HostOffset, u32), ImageError> {
+    if let Some(size_bytes) = snapshot.disk_size {
+        let needed = header.geometry().l1_entries_for(size_bytes);
+        if u64::from(snapshot.l1_size) < needed {
+            let text = format!(
+                "snapshot {:?} is damaged: its l1 table has {} entries, its disk needs {needed}",
+                String::from_utf8_lossy(&snapshot.name),
+                snapshot.l1_size
+            );
+            return Err(ImageError::new(ErrorKind::Corrupt, text));
         }
     }
-
-    /// Snapshots from before they had a size of their own show that of today: what their L1 tables lack
-    /// was not there.
-    fn kept(header: &Header, snapshot: &Snapshot) -> Result<Disk, ImageError> {
-        if let Some(size_bytes) = snapshot.disk_size {
-            let needed = header.geometry().l1_entries_for(size_bytes);
-            if u64::from(snapshot.l1_size) < needed {
-                let text = format!(
-                    "snapshot {:?} is damaged: its l1 table has {} entries, its disk needs {needed}",
-                    String::from_utf8_lossy(&snapshot.name),
-                    snapshot.l1_size
-                );
-                return Err(ImageError::new(ErrorKind::Corrupt, text));
-            }
-        }
-        Ok(Disk {
-            size_bytes: snapshot.disk_size.unwrap_or(header.size_bytes),
-            l1_table_offset: snapshot.l1_table_offset,
-            l1_size: snapshot.l1_size,
-        })
-    }
+    let size_bytes = snapshot.disk_size.unwrap_or(header.size_bytes);
+    Ok((size_bytes, snapshot.l1_table_offset, snapshot.l1_size))
 }
 
 /// Refuses by name what this engine would misread or damage.
