@@ -8,7 +8,7 @@
 
 use std::path::PathBuf;
 
-use gaur_block::{File, FileId, FileLimits, Target};
+use gaur_block::{File, FileLimits, Target};
 use gaur_format::feature::Incompatible;
 use gaur_format::header::{CryptMethod, Header};
 use gaur_format::probe::{self, ImageFormat};
@@ -18,6 +18,7 @@ use gaur_format::{Geometry, HostOffset, l1, limit, refcount};
 use crate::align;
 use crate::bitmaps::LostBitmaps;
 use crate::error::{ErrorKind, ImageError};
+use crate::image::Layer;
 use crate::options::Format;
 use crate::pool::Pool;
 use crate::snapshot::find_snapshot;
@@ -37,16 +38,10 @@ pub async fn probe<F: File>(file: &F) -> Result<ImageFormat, ImageError> {
 
 /// One image of a chain, as read when it was opened.
 pub(crate) struct LayerParts {
-    /// The path it was opened by.
-    pub(crate) path: PathBuf,
-    pub(crate) format: Format,
-    pub(crate) id: Option<FileId>,
-    /// Guest size in bytes.
-    pub(crate) size_bytes: u64,
+    /// As the image keeps it, still without its mapping.
+    pub(crate) layer: Layer,
     pub(crate) file_len_bytes: u64,
     pub(crate) limits: FileLimits,
-    /// `None` for a raw layer.
-    pub(crate) header: Option<Header>,
     /// Entries of the active L1 table as they stand.
     pub(crate) l1: Vec<u64>,
     /// Entries of the refcount table, all sound: host offsets of blocks, 0 for none. Only when the layer is
@@ -106,14 +101,17 @@ impl<'a, F: File> LayerReader<'a, F> {
             None => self.guess(purpose.writable).await?,
         };
         let mut parts = LayerParts {
-            path,
-            format,
-            id: self.file.id(),
-            // A disk has whole sectors; what the file lacks of the last one reads as zeros.
-            size_bytes: self.len_bytes.next_multiple_of(512),
+            layer: Layer {
+                path,
+                format,
+                id: self.file.id(),
+                // A disk has whole sectors; what the file lacks of the last one reads as zeros.
+                size_bytes: self.len_bytes.next_multiple_of(512),
+                header: None,
+                qcow2: None,
+            },
             file_len_bytes: self.len_bytes,
             limits: self.file.limits(),
-            header: None,
             l1: Vec::new(),
             refcount_table: Vec::new(),
             snapshots: Vec::new(),
@@ -147,7 +145,7 @@ impl<'a, F: File> LayerReader<'a, F> {
                 kept_disk(&header, find_snapshot(&snapshots, which)?)?
             }
         };
-        parts.size_bytes = size_bytes;
+        parts.layer.size_bytes = size_bytes;
         let l1_bytes = u64::from(l1_size) * 8;
         parts.l1 = self
             .table("l1 table", l1_offset, l1_bytes, table_budget)
@@ -164,7 +162,7 @@ impl<'a, F: File> LayerReader<'a, F> {
                 self.snapshots(&header, &geometry).await?;
             parts.lost_bitmaps = self.lost_bitmaps(&header, purpose.drop_bitmaps).await?;
         }
-        parts.header = Some(header);
+        parts.layer.header = Some(header);
         Ok(())
     }
 
