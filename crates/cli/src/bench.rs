@@ -21,7 +21,7 @@ use crate::cache_cleaner::CacheCleaner;
 use crate::cached_device::{CachedDevice, Policy};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
-use crate::image_spec::{Aio, ImageSpec};
+use crate::image_spec::Aio;
 use crate::interrupt;
 use crate::json;
 use crate::open::{CacheMode, Output, SourceArgs, allocation_parser};
@@ -138,7 +138,7 @@ fn parse_byte(text: &str) -> Result<u8, String> {
 
 /// The size of something in memory.
 fn parse_bytes(text: &str, min: u64) -> Result<u64, String> {
-    let size = parse_size(text).map_err(|error| error.to_string())?;
+    let size = parse_size(text)?;
     let size = Some(size).filter(|size| (min..=NUMBER_MAX).contains(size));
     size.ok_or_else(|| format!("must be a size from {min} to {NUMBER_MAX}"))
 }
@@ -191,7 +191,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let asked = Arc::clone(&stop);
     let job = interrupt::job_and(move || asked.store(true, Ordering::Relaxed))?;
-    let outcome = measure(&image, &load, policy(args, &spec), (host, stop));
+    let outcome = measure(&image, &load, Policy::of(args.cache, &spec), (host, stop));
     let outcome = interrupt::check(&job).and(outcome);
     drop(cleaner);
     let report = outcome.map(|tally| Report::new(&load, &tally, image.image(), open_us));
@@ -270,14 +270,6 @@ fn open_options(args: &Args) -> OpenOptions {
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
         ..OpenOptions::default()
-    }
-}
-
-fn policy(args: &Args, spec: &ImageSpec) -> Policy {
-    Policy {
-        writethrough: args.cache.writethrough(),
-        ignore_flush: args.cache == CacheMode::Unsafe || spec.ignores_flushes(),
-        ignore_discard: false,
     }
 }
 

@@ -88,10 +88,10 @@ pub fn run(args: Vec<OsString>) -> u8 {
     };
     // What was printed before the failure belongs before its message.
     let _ = out.flush();
-    if !failure.is_silent() {
+    if !failure.silent {
         notice::say_as(&program, &failure);
     }
-    failure.exit_code()
+    failure.code
 }
 
 /// The name to speak under: `qemu-img` when called so, otherwise `gaur`.

@@ -152,7 +152,7 @@ fn compare_files(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let mut first = ComparedImage::open(&args.file1, args.format, "-f", args)?;
     let mut second = ComparedImage::open(&args.file2, args.second_format, "-F", args)?;
     let total = first.size.max(second.size);
-    let mut progress = Progress::new(total, args.progress, args.quiet);
+    let mut progress = Progress::new(Some(total), args.progress, args.quiet, false);
     let job = interrupt::job()?;
     let outcome = compare(&mut first, &mut second, args.strict, &mut |done| {
         progress.set(done);

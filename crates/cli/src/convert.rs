@@ -324,7 +324,7 @@ fn workers(args: &Args) -> usize {
 }
 
 fn copy_all(args: &Args, copy: &Copy, flush: bool, job: &Job) -> Result<(), Failure> {
-    let mut progress = Progress::new(copy.total_bytes(), args.progress, args.quiet);
+    let mut progress = Progress::new(Some(copy.total_bytes()), args.progress, args.quiet, false);
     let copied = copy.run(job, &mut |done| progress.set(done));
     let guest: Guest = copy.target.guest();
     let flushed = match &copied {
@@ -336,12 +336,7 @@ fn copy_all(args: &Args, copy: &Copy, flush: bool, job: &Job) -> Result<(), Fail
     let closed = guest
         .close()
         .map_err(|error| Failure::image(copy.target.name(), &error));
-    match copied.and(flushed).and(closed) {
-        Ok(()) => progress.finish(),
-        Err(failure) => {
-            progress.stop();
-            return Err(failure);
-        }
-    }
-    Ok(())
+    let done = copied.and(flushed).and(closed);
+    progress.end(&done);
+    done
 }

@@ -222,9 +222,9 @@ fn row(export: &ExportFacts) -> [String; 7] {
 }
 
 fn resize(args: &ResizeArgs, out: &mut dyn Write) -> Result<u8, Failure> {
-    parse_new_size(&args.size).map_err(|error| Failure::new(error.to_string()))?;
+    parse_new_size(&args.size).map_err(Failure::new)?;
     let command = Command::ExportResize(Resizing::to(&args.size, args.shrink));
-    let progress = Progress::growing(args.progress, false, false);
+    let progress = Progress::new(None, args.progress, false, false);
     let name = Some(args.name.clone());
     let facts: ExportFacts = args.server.call(name, command, progress)?;
     args.server.conclude(&facts, out, |facts, out| {

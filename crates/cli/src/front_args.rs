@@ -45,14 +45,6 @@ pub struct FrontArgs {
 }
 
 impl FrontArgs {
-    /// Whether a front end is asked for.
-    pub fn any(&self) -> bool {
-        self.ublk.is_some()
-            || self.vhost_user.is_some()
-            || self.vduse.is_some()
-            || self.fuse.is_some()
-    }
-
     /// What is asked for.
     pub fn configs(&self) -> Result<Vec<FrontConfig>, Failure> {
         let virtio = self.vhost_user.is_some() || self.vduse.is_some();

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
-use crate::info_report::{ChildNode, FormatSpecific, ImageInfo, facts};
+use crate::info_report::{ChildNode, ImageInfo, facts};
 use crate::json;
 use crate::luks;
 use crate::open::{self, Output, SourceArgs};
@@ -127,10 +127,7 @@ impl Inspection {
             "file"
         };
         let mut child = self.raw_info(child, len)?;
-        child.format_specific = Some(FormatSpecific {
-            kind: "file",
-            data: json!({}),
-        });
+        child.format_specific = Some(json!({ "type": "file", "data": {} }));
         info.children.push(ChildNode {
             name: "file",
             info: child,
@@ -171,10 +168,8 @@ impl Inspection {
             .iter()
             .map(|snapshot| SnapshotInfo::new(snapshot).of_qemu())
             .collect();
-        info.format_specific = Some(FormatSpecific {
-            kind: "qcow2",
-            data: self.qcow2_facts(&header)?,
-        });
+        let facts = self.qcow2_facts(&header)?;
+        info.format_specific = Some(json!({ "type": "qcow2", "data": facts }));
         Ok(())
     }
 

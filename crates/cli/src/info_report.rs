@@ -37,7 +37,7 @@ pub struct ImageInfo {
     pub actual_size: u64,
     /// What only this format has.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub format_specific: Option<FormatSpecific>,
+    pub format_specific: Option<Value>,
     /// Where the backing file is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub full_backing_filename: Option<String>,
@@ -58,16 +58,6 @@ pub struct ChildNode {
     pub name: &'static str,
     /// What it is.
     pub info: ImageInfo,
-}
-
-/// Facts of one format.
-#[derive(Debug, Serialize)]
-pub struct FormatSpecific {
-    /// The format.
-    #[serde(rename = "type")]
-    pub kind: &'static str,
-    /// The facts.
-    pub data: Value,
 }
 
 /// An object of those facts that are there.
@@ -102,7 +92,7 @@ impl ImageInfo {
         }
         if let Some(specific) = &self.format_specific {
             writeln!(out, "Format specific information:")?;
-            print_value(&specific.data, 1, out)?;
+            print_value(&specific["data"], 1, out)?;
         }
         for child in &self.children {
             child.print(out)?;

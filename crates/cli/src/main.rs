@@ -16,6 +16,7 @@ mod control;
 mod convert;
 mod copy;
 mod create;
+mod drive;
 mod export;
 mod file_holes;
 mod front_args;

@@ -104,8 +104,7 @@ fn write_all(root: &Command, directory: &Path) -> Result<(), Failure> {
     while let Some(path) = left.pop() {
         let Some(command) = path.last() else { continue };
         let file = directory.join(format!("{}.1", title(command)));
-        std::fs::write(&file, page(&path)?)
-            .map_err(|error| Failure::io(&file.to_string_lossy(), &error))?;
+        std::fs::write(&file, page(&path)?).map_err(|error| Failure::io(&file, &error))?;
         let below = command.get_subcommands();
         left.extend(below.map(|verb| [&path[..], &[verb]].concat()));
     }

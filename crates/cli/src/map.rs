@@ -34,20 +34,13 @@ pub struct Args {
 }
 
 /// A run of guest bytes of one kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct MapEntry {
     start: u64,
     run: MapExtent,
 }
 
 impl MapEntry {
-    fn empty(start: u64) -> MapEntry {
-        MapEntry {
-            start,
-            run: MapExtent::default(),
-        }
-    }
-
     /// Whether `next` goes on where `self` ends, in the guest and in the file, and is alike.
     fn merges_with(&self, next: &MapEntry) -> bool {
         let (here, there) = (&self.run, &next.run);
@@ -74,18 +67,6 @@ struct Printer<'a> {
 }
 
 impl Printer<'_> {
-    fn begin(&mut self) -> Result<(), Failure> {
-        match self.output {
-            Output::Human => writeln!(
-                self.out,
-                "{:<16}{:<16}{:<16}File",
-                "Offset", "Length", "Mapped to"
-            )?,
-            Output::Json => write!(self.out, "[")?,
-        }
-        Ok(())
-    }
-
     /// Prints `entry`. What follows it may be changed so that more of it merges.
     fn entry(&mut self, entry: &MapEntry, next: Option<&mut MapEntry>) -> Result<(), Failure> {
         match self.output {
@@ -100,9 +81,7 @@ impl Printer<'_> {
             }
             Output::Json => {
                 self.json(entry)?;
-                if next.is_some() {
-                    writeln!(self.out, ",")?;
-                }
+                writeln!(self.out, "{}", if next.is_some() { "," } else { "]" })?;
             }
         }
         Ok(())
@@ -155,13 +134,6 @@ impl Printer<'_> {
         write!(self.out, "}}")?;
         Ok(())
     }
-
-    fn end(&mut self) -> Result<(), Failure> {
-        if self.output == Output::Json {
-            writeln!(self.out, "]")?;
-        }
-        Ok(())
-    }
 }
 
 /// As C's `%#x`: zero has no prefix.
@@ -179,8 +151,18 @@ fn print_map(
     end: u64,
     mut extent_at: impl FnMut(u64, u64) -> Result<MapExtent, Failure>,
 ) -> Result<(), Failure> {
-    printer.begin()?;
-    let mut current = MapEntry::empty(start);
+    match printer.output {
+        Output::Human => writeln!(
+            printer.out,
+            "{:<16}{:<16}{:<16}File",
+            "Offset", "Length", "Mapped to"
+        )?,
+        Output::Json => write!(printer.out, "[")?,
+    }
+    let mut current = MapEntry {
+        start,
+        ..MapEntry::default()
+    };
     loop {
         let offset = current.start.saturating_add(current.run.len_bytes);
         if offset >= end {
@@ -200,8 +182,7 @@ fn print_map(
         }
         current = next;
     }
-    printer.entry(&current, None)?;
-    printer.end()
+    printer.entry(&current, None)
 }
 
 /// Prints the map.

@@ -114,7 +114,7 @@ pub fn format_by_name(path: impl AsRef<Path>, switch: &str) -> Result<Format, Fa
         Some(other) => {
             let message = format!("its name says {other}, but only qcow2 and raw can be written");
             let hint = format!("say {switch} qcow2 or {switch} raw, whatever it is called");
-            Err(Failure::about(path.to_string_lossy(), message).hint(hint))
+            Err(Failure::about(path, message).hint(hint))
         }
         None => Ok(Format::Raw),
     }
@@ -219,9 +219,7 @@ impl NewImage {
         plan.lazy_refcounts = options.take_bool("lazy_refcounts")?.unwrap_or(false);
         let compression = options.take_choice("compression_type", &COMPRESSION_TYPES, None)?;
         plan.compression_type = compression.map(|(_, value)| value).unwrap_or_default();
-        let policies = [AllocationPolicy::Compact, AllocationPolicy::Contiguous];
-        let policies = policies.map(|policy| (policy.name(), policy));
-        let allocation = options.take_choice("allocation", &policies, None)?;
+        let allocation = options.take_choice("allocation", &open::ALLOCATION_POLICIES, None)?;
         plan.allocation = allocation.map(|(_, policy)| policy);
         Ok(())
     }
@@ -258,7 +256,7 @@ impl NewImage {
         let options = open::reading(format, false);
         let opened = open::open(&path, &options).map_err(|failure| {
             let failed = self.backing_failed(&failure);
-            match need_size || failed.has_hint() {
+            match need_size || failed.hint.is_some() {
                 true => failed,
                 false => failed.hint("-u makes the image without looking at it"),
             }
@@ -306,7 +304,7 @@ impl NewImage {
             Ok(format) => {
                 fail(message).hint(format!("say -F {format}, which is what it looks like"))
             }
-            Err(failure) if failure.engine_kind() == Some(ForeignFormat) => {
+            Err(failure) if failure.kind == Some(ForeignFormat) => {
                 fail(&format!("{message}: {failure}")).hint("-F raw takes its bytes as they are")
             }
             Err(failure) if self.check_backing => self
@@ -322,7 +320,7 @@ impl NewImage {
         let failed = Failure::about(&self.name, message);
         let backing = self.plan.backing_file.as_deref();
         let from_here = backing.is_some_and(|name| Path::new(OsStr::from_bytes(name)).exists());
-        match failure.engine_kind() {
+        match failure.kind {
             Some(NotFound) if from_here => {
                 failed.hint("a relative name counts from the folder of the new image")
             }
@@ -391,7 +389,7 @@ impl NewImage {
                 .map_err(|error| Failure::image(&self.name, &error)),
             Format::Raw => self.make_raw(&file, job),
         };
-        let made = made.map_err(|failure| match failure.engine_kind() {
+        let made = made.map_err(|failure| match failure.kind {
             Some(Cancelled) => Failure::interrupted().with_subject(&self.name),
             _ => failure,
         });

@@ -1,7 +1,6 @@
 //! Options about opening images that verbs share.
 
-use std::borrow::Cow;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use gaur_engine::Format;
 pub use gaur_server::open::*;
@@ -24,8 +23,8 @@ pub struct SourceArgs {
 
 impl SourceArgs {
     /// The word that names it.
-    pub fn name(&self) -> Cow<'_, str> {
-        self.file.to_string_lossy()
+    pub fn name(&self) -> &OsStr {
+        &self.file
     }
 
     /// The image, not open yet.

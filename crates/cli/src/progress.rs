@@ -1,7 +1,6 @@
 //! Progress of a long operation: a bar on a terminal, qemu-img's lines for a program that reads them.
 
 use std::io::{IsTerminal, Write};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -32,43 +31,30 @@ const LAYOUT: &str =
 const LAYOUT_ENDLESS: &str = "{spinner} {binary_bytes}  {binary_bytes_per_sec}";
 
 impl Progress {
-    /// Of something whose size is not known yet, or never. `pure` standard output belongs to the data
-    /// and has no lines of progress.
-    pub fn growing(wanted: bool, quiet: bool, pure: bool) -> Progress {
-        if quiet {
-            return Progress::Quiet;
-        }
-        if std::io::stderr().is_terminal() && (pure || !wanted || std::io::stdout().is_terminal()) {
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
-            if let Ok(style) = ProgressStyle::with_template(LAYOUT_ENDLESS) {
-                bar.set_style(style);
-            }
-            return Progress::Bar(bar);
-        }
-        match wanted && !pure {
-            // Until the size is known nothing of it is done.
-            true => Progress::lines(1),
-            false => Progress::Quiet,
-        }
-    }
-
-    /// With `wanted` (`-p`) there is always something to see, and a program that reads standard
-    /// output sees lines; without it there is a bar if there is a terminal.
-    pub fn new(total_bytes: u64, wanted: bool, quiet: bool) -> Progress {
-        let lines = wanted && !std::io::stdout().is_terminal();
+    /// Of so many bytes; `None` is not known yet, or never.
+    ///
+    /// With `wanted` (`-p`) there is always something to see, and a program that reads standard output
+    /// sees lines; without it there is a bar if there is a terminal. `pure` standard output belongs to
+    /// the data and has no lines of progress.
+    pub fn new(total_bytes: Option<u64>, wanted: bool, quiet: bool, pure: bool) -> Progress {
+        let lines = wanted && !pure && !std::io::stdout().is_terminal();
         if quiet {
             Progress::Quiet
         } else if !lines && std::io::stderr().is_terminal() {
-            let bar = ProgressBar::with_draw_target(
-                Some(total_bytes),
-                ProgressDrawTarget::stderr_with_hz(10),
+            let target = ProgressDrawTarget::stderr_with_hz(10);
+            let bar = ProgressBar::with_draw_target(total_bytes, target);
+            lay_out(
+                &bar,
+                if total_bytes.is_some() {
+                    LAYOUT
+                } else {
+                    LAYOUT_ENDLESS
+                },
             );
-            if let Ok(style) = ProgressStyle::with_template(LAYOUT) {
-                bar.set_style(style);
-            }
             Progress::Bar(bar)
-        } else if wanted {
-            Progress::lines(total_bytes)
+        } else if wanted && !pure {
+            // Until the size is known nothing of it is done.
+            Progress::lines(total_bytes.unwrap_or(1))
         } else {
             Progress::Quiet
         }
@@ -89,9 +75,7 @@ impl Progress {
         match self {
             Progress::Bar(bar) if total_bytes > 0 && bar.length() != Some(total_bytes) => {
                 bar.set_length(total_bytes);
-                if let Ok(style) = ProgressStyle::with_template(LAYOUT) {
-                    bar.set_style(style);
-                }
+                lay_out(bar, LAYOUT);
             }
             Progress::Lines(_) if total_bytes == 0 => return,
             Progress::Lines(lines) => lines.total_bytes = total_bytes,
@@ -115,30 +99,12 @@ impl Progress {
         }
     }
 
-    /// Does `work` on this thread, while another shows what `meter` says: bytes done, and of how many.
-    pub fn during<T, E>(
-        mut self,
-        meter: impl Fn() -> (u64, u64) + Send,
-        work: impl FnOnce() -> Result<T, E>,
-    ) -> Result<T, E> {
-        let (end, ended) = sync_channel::<()>(0);
-        let progress = &mut self;
-        let outcome = std::thread::scope(move |scope| {
-            scope.spawn(move || {
-                while ended.recv_timeout(LINE_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                    let (done, total) = meter();
-                    progress.update(done, total);
-                }
-            });
-            let outcome = work();
-            drop(end);
-            outcome
-        });
+    /// The work has ended so.
+    pub fn end<T, E>(&mut self, outcome: &Result<T, E>) {
         match outcome {
             Ok(_) => self.finish(),
             Err(_) => self.stop(),
         }
-        outcome
     }
 
     /// All is done.
@@ -155,28 +121,27 @@ impl Progress {
         match self {
             Progress::Quiet => {}
             Progress::Bar(bar) => bar.finish_and_clear(),
-            Progress::Lines(_) => end_line(),
+            Progress::Lines(_) => _ = writeln!(std::io::stdout()),
         }
         *self = Progress::Quiet;
     }
 }
 
 impl Lines {
-    fn percent(&self) -> f64 {
-        match self.total_bytes {
+    fn show(&self) {
+        let percent = match self.total_bytes {
             0 => 100.0,
             total => self.done_bytes as f64 * 100.0 / total as f64,
-        }
-    }
-
-    fn show(&self) {
+        };
         let mut out = std::io::stdout();
         // A reader that went away must not stop the work.
-        let _ = write!(out, "    ({:.2}/100%)\r", self.percent());
+        let _ = write!(out, "    ({percent:.2}/100%)\r");
         let _ = out.flush();
     }
 }
 
-fn end_line() {
-    let _ = writeln!(std::io::stdout());
+fn lay_out(bar: &ProgressBar, layout: &str) {
+    if let Ok(style) = ProgressStyle::with_template(layout) {
+        bar.set_style(style);
+    }
 }

@@ -1,15 +1,17 @@
 //! `gaur resize`: change the guest size of an image.
 
 use std::io::Write;
+use std::sync::Arc;
 
-use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions};
+use gaur_engine::{AllocationPolicy, ErrorKind, Format, Job, OpenOptions};
 
+use crate::drive::{drive, watch};
 use crate::failure::Failure;
-use crate::guest::Guest;
-use crate::interrupt;
+use crate::host_kind::HostKind;
 use crate::notice::say;
 use crate::open::{SourceArgs, allocation_parser};
 use crate::progress::Progress;
+use crate::shared_image::SharedImage;
 use crate::size::{self, NewSize, parse_new_size};
 
 /// Change the size of an image
@@ -66,11 +68,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     };
     let told = spec.format();
     let spec = spec.with_probed_format()?;
-    let opened = spec.open(&options).map_err(|failure| {
+    let image = SharedImage::open(&spec, &options).map_err(|failure| {
         failure
             .hint_if_locked("'gaur export resize' changes one that 'gaur serve --control' has open")
     })?;
-    let old = opened.image.size_bytes();
+    let old = image.size_bytes();
     let probed_raw = told.is_none() && spec.format() == Some(Format::Raw);
     let new = size::checked(spec.path(), old, args.size, args.shrink)?;
     if probed_raw && !args.quiet {
@@ -78,21 +80,27 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         let advice = "taken for a raw image by its content (say -f raw to be sure)";
         say(format!("{}: {advice}", spec.path()));
     }
-    let guest = Guest::new(opened.image.queue(opened.files));
-    let job = interrupt::job()?;
     out.flush()?;
-    let progress = Progress::growing(args.progress, args.quiet, false);
-    let resize = || guest.resize(new, args.shrink, &job);
-    let resized = progress.during(|| job.progress_bytes(), resize);
-    let closed = guest.close();
-    resized.and(closed).map_err(|error| match error.kind() {
-        ErrorKind::Cancelled if new < old => {
-            let message =
-                "cancelled; the size is unchanged, but what lies beyond the new one may be lost";
-            Failure::cancelled(spec.path()).message(message)
+    let job = Arc::new(Job::default());
+    let progress = Progress::new(None, args.progress, args.quiet, false);
+    let resized = drive(
+        &image,
+        HostKind::Auto,
+        progress,
+        watch(&job),
+        async |queue| {
+            let resized = queue.resize(new, args.shrink, &job).await;
+            resized.map_err(|error| {
+                match error.kind() {
+            ErrorKind::Cancelled if new < old => Failure::cancelled(spec.path()).message(
+                "cancelled; the size is unchanged, but what lies beyond the new one may be lost",
+            ),
+            _ => Failure::image(spec.path(), &error),
         }
-        _ => Failure::image(spec.path(), &error),
-    })?;
+            })
+        },
+    );
+    resized.and(image.close())?;
     if !args.quiet {
         writeln!(out, "Image resized.")?;
     }

@@ -170,7 +170,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let server = start(args, exports, nbd, host)?;
     if let Some(path) = &args.pid_file {
         std::fs::write(path, format!("{}\n", std::process::id()))
-            .map_err(|error| Failure::io(&path.display().to_string(), &error))?;
+            .map_err(|error| Failure::io(&path, &error))?;
     }
     let outcome = serve(args, server, out);
     if let Some(path) = &args.pid_file {
@@ -255,7 +255,7 @@ fn start(
         prospect: prospect(args, &exports),
         limits: args.limits(),
         log: args.log(),
-        nbd: listen.map(|listen| (listen, nbd_options(args))),
+        nbd: listen.map(|listen| (listen, nbd_options(args, &exports))),
         control: args.control.clone(),
         // The server of a device ('gaur ublk add') ends with it.
         stays: args.export_json.is_none(),
@@ -340,11 +340,12 @@ fn listen(args: &Args, first: Option<&str>) -> Result<Listen, Failure> {
     socket_path::choose(first.unwrap_or("exports")).map(Listen::Unix)
 }
 
-fn nbd_options(args: &Args) -> nbd::Options {
+fn nbd_options(args: &Args, exports: &[NewExport]) -> nbd::Options {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut options = nbd::Options::new(Vec::new());
     options.shared = args.shared;
-    options.persistent = args.persistent || args.images.is_empty() || args.fronts.any();
+    let others = exports.iter().any(|new| !new.front.is_nbd());
+    options.persistent = args.persistent || args.images.is_empty() || others;
     options.threads = args
         .threads
         .map_or(processors, |count| usize::from(count.get()));

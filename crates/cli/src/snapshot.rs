@@ -13,7 +13,6 @@ mod change;
 mod extract;
 mod info;
 mod list;
-mod local;
 mod metadata;
 mod operation;
 mod save;
@@ -117,7 +116,11 @@ fn run_switches(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         Some(operation) => operation::perform(
             operation,
             &target,
-            &ChangeArgs::plain(args.quiet, args.drop_bitmaps),
+            &ChangeArgs {
+                drop_bitmaps: args.drop_bitmaps,
+                quiet: args.quiet,
+                ..ChangeArgs::default()
+            },
             out,
         ),
         None => list::print(&target, args.force_share, Output::Human, out),
@@ -128,12 +131,13 @@ fn run_switches(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
 fn operation(args: &Args) -> Result<Option<Operation>, Failure> {
     if let Some(name) = &args.create {
         let (date_sec, date_nsec) = metadata::now()?;
-        return Ok(Some(Operation::Create(NewSnapshot {
+        let new = NewSnapshot {
             name: name.clone(),
             date_sec,
             date_nsec,
             ..NewSnapshot::default()
-        })));
+        };
+        return Ok(Some(Operation::Create(new.into())));
     }
     let apply = args.apply.clone();
     let delete = args.delete.clone();
@@ -184,6 +188,7 @@ mod tests {
         let Some(Operation::Create(new)) = asked(&["-c", "monday", "a.qcow2"]) else {
             panic!("a snapshot is made");
         };
+        let new = new.snapshot((0, 0));
         assert_eq!(
             (new.name.as_str(), new.id, new.icount),
             ("monday", None, None)

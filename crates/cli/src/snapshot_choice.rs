@@ -39,47 +39,31 @@ impl SnapshotChoice {
     /// What to open the image with: the text the engine looks for. An exact choice is looked up in
     /// the image, opened as `base` says, and becomes an id.
     pub fn resolve(&self, spec: &ImageSpec, base: &OpenOptions) -> Result<String, Failure> {
-        if let SnapshotChoice::Any(which) = self {
-            return Ok(which.clone());
-        }
+        let (id, name) = match self {
+            SnapshotChoice::Any(which) => return Ok(which.clone()),
+            SnapshotChoice::Exactly { id, name } => (id, name),
+        };
         let file = spec.open_file(base)?;
         let fail = |message: String| Failure::about(spec.path(), message);
         if spec.format_of(&file)? == Format::Raw {
             return Err(fail("a raw image has no internal snapshots".to_owned()));
         }
         let snapshots = snapshot_table::read(&file, &file.header()?)?;
-        let found = snapshots.iter().find(|one| self.fits(one));
-        let found = found.ok_or_else(|| fail(format!("no snapshot has {}", self.describe())))?;
+        let is = |wanted: &Option<String>, value: &[u8]| {
+            let wanted = wanted.as_ref();
+            wanted.is_none_or(|wanted| wanted.as_bytes() == value)
+        };
+        let fits = |one: &&Snapshot| is(id, &one.id) && is(name, &one.name);
+        let found = snapshots.iter().find(fits).ok_or_else(|| {
+            let part = |what: &str, value: &Option<String>| {
+                value.as_ref().map(|value| format!("the {what} {value:?}"))
+            };
+            let parts = [part("id", id), part("name", name)];
+            let parts: Vec<String> = parts.into_iter().flatten().collect();
+            fail(format!("no snapshot has {}", parts.join(" and ")))
+        })?;
         String::from_utf8(found.id.clone())
             .map_err(|_| fail("the snapshot's id is not text".to_owned()))
-    }
-
-    fn fits(&self, snapshot: &Snapshot) -> bool {
-        let is = |wanted: &Option<String>, value: &[u8]| {
-            wanted
-                .as_ref()
-                .is_none_or(|wanted| wanted.as_bytes() == value)
-        };
-        match self {
-            SnapshotChoice::Any(_) => true,
-            SnapshotChoice::Exactly { id, name } => {
-                is(id, &snapshot.id) && is(name, &snapshot.name)
-            }
-        }
-    }
-
-    fn describe(&self) -> String {
-        let part = |what: &str, value: &Option<String>| {
-            value.as_ref().map(|value| format!("the {what} {value:?}"))
-        };
-        match self {
-            SnapshotChoice::Any(which) => format!("the name or id {which:?}"),
-            SnapshotChoice::Exactly { id, name } => {
-                let parts = [part("id", id), part("name", name)];
-                let parts: Vec<String> = parts.into_iter().flatten().collect();
-                parts.join(" and ")
-            }
-        }
     }
 }
 

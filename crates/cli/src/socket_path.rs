@@ -34,8 +34,7 @@ fn choose_in(
         let path = directory.join(format!("{process}.sock"));
         if path.as_os_str().len() > SOCKET_PATH_MAX {
             let message = "the path of a socket in it would be too long";
-            return Err(Failure::about(directory.display().to_string(), message)
-                .hint("choose another with -k"));
+            return Err(Failure::about(&directory, message).hint("choose another with -k"));
         }
         return Ok(path);
     }
@@ -54,23 +53,22 @@ fn file_name(stem: &str) -> String {
 /// Makes the directory, or checks that the one that is there belongs to the user and no other user
 /// can look into it. Another user could have put it there.
 fn make_private(directory: &Path, user: u32) -> Result<(), Failure> {
-    let name = directory.display().to_string();
     match DirBuilder::new().mode(0o700).create(directory) {
         Ok(()) => return Ok(()),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
         Err(error) => {
-            return Err(Failure::io(&name, &error).hint("choose a path for the socket with -k"));
+            return Err(Failure::io(directory, &error).hint("choose a path for the socket with -k"));
         }
     }
     let facts: Metadata = directory
         .symlink_metadata()
-        .map_err(|error| Failure::io(&name, &error))?;
+        .map_err(|error| Failure::io(directory, &error))?;
     let private = facts.permissions().mode() & 0o077 == 0;
     if facts.is_dir() && facts.uid() == user && private {
         return Ok(());
     }
     let message = "is not a directory of this user alone, so no socket is put there";
-    Err(Failure::about(name, message).hint("choose a path with -k"))
+    Err(Failure::about(directory, message).hint("choose a path with -k"))
 }
 
 #[cfg(test)]

@@ -20,10 +20,10 @@ pub fn report(program: &str, args: &[OsString], error: &clap::Error) -> u8 {
                 return 0;
             };
             let failure = Failure::from(error);
-            if !failure.is_silent() {
+            if !failure.silent {
                 notice::say_as(program, &failure);
             }
-            return failure.exit_code();
+            return failure.code;
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = error.print();

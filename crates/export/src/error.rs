@@ -5,7 +5,8 @@ use core::fmt;
 use gaur_block::Errno;
 
 /// One line that says what went wrong and where.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
 pub struct ServeError {
     message: String,
 }
@@ -28,11 +29,3 @@ impl ServeError {
 pub(crate) fn errno_of(error: impl Into<std::io::Error>) -> Errno {
     Errno::from_raw(error.into().raw_os_error().unwrap_or(libc::EIO))
 }
-
-impl fmt::Display for ServeError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.message)
-    }
-}
-
-impl core::error::Error for ServeError {}

@@ -50,7 +50,7 @@ pub(crate) fn raw(address: &Address) -> Result<SocketAddrAny, Errno> {
         Address::Unix(path) => match path.as_os_str().len() {
             // The kernel would choose a name.
             0 => Err(Errno::EINVAL),
-            ..=SOCKET_PATH_MAX => again(|| SocketAddrUnix::new(path.as_path())).map(Into::into),
+            1..=SOCKET_PATH_MAX => again(|| SocketAddrUnix::new(path.as_path())).map(Into::into),
             _ => Err(Errno::from_raw(libc::ENAMETOOLONG)),
         },
     }

@@ -23,18 +23,18 @@ impl Event {
     }
 
     pub(crate) fn raise(&self) {
-        *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.raised.lock() = true;
         self.changed.notify_all();
     }
 
     pub(crate) fn clear(&self) {
-        *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        *self.raised.lock() = false;
     }
 
     /// What the kernel does with a thread that waits until the event is readable.
     #[cfg(test)]
     pub(crate) fn wait(&self) {
-        let mut raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut raised = self.raised.lock();
         while !*raised {
             let woken = self.changed.wait(raised);
             raised = woken.unwrap_or_else(PoisonError::into_inner);

@@ -5,7 +5,7 @@
 //! looks for a sleeper afterwards, so one of the two always sees the other.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use gaur_block::Errno;
 
@@ -53,7 +53,7 @@ impl Inbox {
     /// Leaves a message and wakes the reactor; gives it back when the reactor has ended.
     pub(crate) fn send(&self, message: Message) -> Result<(), Message> {
         {
-            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut queue = self.queue.lock();
             if queue.closed {
                 return Err(message);
             }
@@ -67,7 +67,7 @@ impl Inbox {
 
     /// Moves all messages to `into`, which is empty.
     pub(crate) fn take(&self, into: &mut VecDeque<Message>) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.queue.lock();
         std::mem::swap(&mut queue.messages, into);
     }
 
@@ -75,7 +75,7 @@ impl Inbox {
     pub(crate) fn fall_asleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
         let empty = {
-            let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let queue = self.queue.lock();
             queue.messages.is_empty()
         };
         if !empty {
@@ -91,7 +91,7 @@ impl Inbox {
 
     /// Takes no more messages, unless one is waiting; says whether it is closed now.
     pub(crate) fn close_if_empty(&self) -> bool {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.queue.lock();
         queue.closed |= queue.messages.is_empty();
         queue.closed
     }
@@ -99,7 +99,7 @@ impl Inbox {
     /// Takes no more messages, and drops those that wait.
     pub(crate) fn close(&self) {
         let messages = {
-            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut queue = self.queue.lock();
             queue.closed = true;
             std::mem::take(&mut queue.messages)
         };

@@ -13,6 +13,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use gaur_block::{Access, Errno, OpenError};
 
+use crate::open::refused;
 use crate::syscall;
 
 /// First byte of those that say what is in use.
@@ -122,21 +123,15 @@ fn conflict(access: Access, permission: Permission) -> OpenError {
         "another program is writing to the image"
     };
     let reason = format!("cannot get the \"{}\" lock; {hint}", permission.name);
-    OpenError {
-        errno: Errno::EAGAIN,
-        reason,
-    }
+    refused(Errno::EAGAIN, reason)
 }
 
 fn cannot_lock(errno: Errno) -> OpenError {
     // A write lock of another kind than QEMU's lies in the way.
     if errno == Errno::EAGAIN || errno == Errno::EACCES {
-        let reason = "the file is locked; is another program using the image?".to_owned();
-        return OpenError {
-            errno: Errno::EAGAIN,
-            reason,
-        };
+        let reason = "the file is locked; is another program using the image?";
+        return refused(Errno::EAGAIN, reason);
     }
     let reason = format!("cannot lock the file ({errno}); does its file system support locks?");
-    OpenError { errno, reason }
+    refused(errno, reason)
 }

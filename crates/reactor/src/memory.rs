@@ -12,8 +12,9 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::trim::freed_memory;
@@ -215,7 +216,7 @@ impl Pool {
         class: usize,
         register: impl FnOnce(usize, Chunk),
     ) -> Option<(NonNull<u8>, bool)> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.active = true;
         if let Some(start) = state.free[class].pop() {
             return Some((start, true));
@@ -262,7 +263,7 @@ impl Pool {
     /// last call. They keep their addresses and start anew. `unregister` has the ring forget a chunk;
     /// where it cannot, the chunk stays as it is.
     pub(crate) fn trim(&self, mut unregister: impl FnMut(usize) -> bool) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if std::mem::take(&mut state.active) {
             return;
         }
@@ -294,14 +295,14 @@ impl Pool {
     }
 
     fn give_back(&self, class: usize, start: NonNull<u8>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.free[class].push(start);
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         for Cut { chunk, .. } in state.chunks.drain(..) {
             give_to_system(chunk.start, chunk.len_bytes);
         }

@@ -5,18 +5,18 @@
 //! Only regular files and block devices are opened; the kind is looked at before the file is
 //! touched, because opening a fifo waits for its other end and opening some devices does something.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use gaur_block::{Access, Errno, Extent, FileId, FileLimits, OpenError};
-use rustix::fs::{FileType, OFlags, SeekFrom, Stat};
+use rustix::fs::{self, FileType, OFlags, SeekFrom, Stat};
 
 use crate::lock;
 use crate::memory::{Buffer, PAGE};
-use crate::syscall::{self, DirectAlignment};
+use crate::syscall::{self, DirectAlignment, again};
 
 /// The longest single transfer in bytes: one that a disk works on for a while, and far below what
 /// the kernel moves in one call.
@@ -74,9 +74,8 @@ impl OpenFile {
     /// Whatever `open(2)` says, in words; a directory, fifo, socket or character device; a lock
     /// that another program holds; O_DIRECT where the file system does not have it.
     pub fn open(name: impl AsRef<Path>, access: Access) -> Result<OpenFile, OpenError> {
-        let name = name.as_ref().as_os_str();
-        let path = syscall::path(name.as_bytes()).map_err(|_| nul_in_name())?;
-        let facts = syscall::stat(&path).map_err(|errno| cannot_open(errno, access.write))?;
+        let path = c_path(name.as_ref())?;
+        let facts = again(|| fs::stat(&path)).map_err(|errno| cannot_open(errno, access.write))?;
         kind_of(&facts)?;
         let mode = if access.write {
             OFlags::RDWR
@@ -91,8 +90,7 @@ impl OpenFile {
     /// # Errors
     /// As [`OpenFile::open`], and `EEXIST` when the file is there and may not be emptied.
     pub fn create(name: impl AsRef<Path>, options: CreateFile) -> Result<OpenFile, OpenError> {
-        let name = name.as_ref().as_os_str();
-        let path = syscall::path(name.as_bytes()).map_err(|_| nul_in_name())?;
+        let path = c_path(name.as_ref())?;
         let access = Access {
             write: true,
             direct: options.direct,
@@ -100,15 +98,12 @@ impl OpenFile {
             force_share: false,
         };
         let mut mode = OFlags::RDWR | OFlags::CREATE;
-        match syscall::stat(&path) {
+        match again(|| fs::stat(&path)) {
             Ok(facts) => {
                 let kind = kind_of(&facts)?;
                 if kind == Kind::Regular && !options.truncate_existing {
                     let errno = Errno::from_raw(libc::EEXIST);
-                    return Err(OpenError {
-                        errno,
-                        reason: "the file exists already".to_owned(),
-                    });
+                    return Err(refused(errno, "the file exists already"));
                 }
                 if kind == Kind::BlockDevice {
                     mode = OFlags::RDWR;
@@ -118,10 +113,10 @@ impl OpenFile {
             Err(errno) => return Err(cannot_open(errno, true)),
         }
         let file = OpenFile::open_with(&path, mode, access).map_err(|error| match error.errno {
-            Errno::EACCES if mode.contains(OFlags::EXCL) => OpenError {
-                reason: "permission denied to make a file in its folder".to_owned(),
-                ..error
-            },
+            Errno::EACCES if mode.contains(OFlags::EXCL) => refused(
+                error.errno,
+                "permission denied to make a file in its folder",
+            ),
             _ => error,
         })?;
         if file.shared.kind == Kind::Regular {
@@ -143,7 +138,7 @@ impl OpenFile {
                     errno => cannot_open(errno, access.write),
                 },
             )?;
-        let facts = syscall::fstat(fd.as_fd()).map_err(|errno| cannot_open(errno, access.write))?;
+        let facts = again(|| fs::fstat(&fd)).map_err(|errno| cannot_open(errno, access.write))?;
         let kind = kind_of(&facts)?;
         // A ring answers EAGAIN instead of waiting for a descriptor that says O_NONBLOCK.
         syscall::set_nonblocking(fd.as_fd(), false)
@@ -180,7 +175,7 @@ impl OpenFile {
 
     /// Bytes of disk space that the file takes (`st_blocks`); 0 for a block device.
     pub fn allocated_bytes(&self) -> Result<u64, Errno> {
-        let facts = syscall::fstat(self.as_fd())?;
+        let facts = again(|| fs::fstat(self))?;
         Ok(u64::try_from(facts.st_blocks)
             .unwrap_or(0)
             .saturating_mul(512))
@@ -201,11 +196,16 @@ impl OpenFile {
     pub(crate) fn len(&self) -> Result<u64, Errno> {
         match self.shared.kind {
             Kind::Regular => {
-                let facts = syscall::fstat(self.as_fd())?;
+                let facts = again(|| fs::fstat(self))?;
                 u64::try_from(facts.st_size).map_err(|_| Errno::EIO)
             }
-            Kind::BlockDevice => syscall::seek(self.as_fd(), SeekFrom::End(0)),
+            Kind::BlockDevice => self.seek(SeekFrom::End(0)),
         }
+    }
+
+    /// It moves the position that all users of the open file share, which nothing reads.
+    fn seek(&self, to: SeekFrom) -> Result<u64, Errno> {
+        again(|| fs::seek(self, to))
     }
 
     /// The run of data or hole at `offset_bytes`.
@@ -221,9 +221,9 @@ impl OpenFile {
                 data: data || len == 0,
             }
         };
-        match syscall::seek(self.as_fd(), SeekFrom::Data(offset_bytes)) {
+        match self.seek(SeekFrom::Data(offset_bytes)) {
             Ok(start) if start > offset_bytes => Ok(run(start, false)),
-            Ok(_) => match syscall::seek(self.as_fd(), SeekFrom::Hole(offset_bytes)) {
+            Ok(_) => match self.seek(SeekFrom::Hole(offset_bytes)) {
                 Ok(end) => Ok(run(end, true)),
                 Err(_) => Ok(Extent {
                     len: rest,
@@ -264,7 +264,7 @@ impl Shared {
     fn examine(fd: OwnedFd, kind: Kind, facts: &Stat, access: Access) -> Result<Shared, Errno> {
         let sector_bytes = match kind {
             Kind::Regular => 1,
-            Kind::BlockDevice => syscall::sector_size(fd.as_fd())?,
+            Kind::BlockDevice => again(|| fs::ioctl_blksszget(&fd))?,
         };
         let alignment = match access.direct {
             true => direct_alignment(fd.as_fd(), sector_bytes),
@@ -344,33 +344,32 @@ fn kind_of(facts: &Stat) -> Result<Kind, OpenError> {
         _ => (Errno::EINVAL, "of an unknown kind"),
     };
     let reason = format!("is {what}; an image is a regular file or a block device");
-    Err(OpenError { errno, reason })
+    Err(refused(errno, reason))
 }
 
-fn nul_in_name() -> OpenError {
-    OpenError {
-        errno: Errno::EINVAL,
-        reason: "the name contains a NUL byte".to_owned(),
-    }
+fn c_path(name: &Path) -> Result<CString, OpenError> {
+    let path = CString::new(name.as_os_str().as_bytes());
+    path.map_err(|_| refused(Errno::EINVAL, "the name contains a NUL byte"))
+}
+
+pub(crate) fn refused(errno: Errno, reason: impl Into<String>) -> OpenError {
+    let reason = reason.into();
+    OpenError { errno, reason }
 }
 
 fn no_direct() -> OpenError {
-    let reason = "the file system does not support direct I/O; use a cached mode".to_owned();
-    OpenError {
-        errno: Errno::EINVAL,
-        reason,
-    }
+    let reason = "the file system does not support direct I/O; use a cached mode";
+    refused(Errno::EINVAL, reason)
 }
 
 fn cannot_open(errno: Errno, write: bool) -> OpenError {
-    let reason = match errno {
+    match errno {
         Errno::EACCES | Errno::EPERM if write => {
-            "permission denied for writing; is it read-only?".to_owned()
+            refused(errno, "permission denied for writing; is it read-only?")
         }
-        Errno::EROFS => "the file system is read-only".to_owned(),
-        errno => describe(errno),
-    };
-    OpenError { errno, reason }
+        Errno::EROFS => refused(errno, "the file system is read-only"),
+        errno => refused(errno, describe(errno)),
+    }
 }
 
 /// The system's words for an error, in lower case.

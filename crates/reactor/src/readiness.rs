@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use rustix::event::PollFlags;
+use slab::Slab;
 
 struct Wait {
     fd: RawFd,
@@ -23,7 +24,7 @@ struct Wait {
 const WAITS_AT_START: usize = 64;
 
 struct State {
-    waits: Vec<Option<Wait>>,
+    waits: Slab<Wait>,
     /// The array for `poll`, kept for its memory.
     asked: Vec<libc::pollfd>,
     /// Which wait each element of `asked` is for; the first is the inbox's event.
@@ -33,7 +34,7 @@ struct State {
 impl Default for State {
     fn default() -> State {
         State {
-            waits: Vec::with_capacity(WAITS_AT_START),
+            waits: Slab::with_capacity(WAITS_AT_START),
             asked: Vec::with_capacity(WAITS_AT_START),
             owners: Vec::with_capacity(WAITS_AT_START),
         }
@@ -74,15 +75,13 @@ impl Readiness {
             revents: 0,
         });
         owners.push(usize::MAX);
-        for (index, wait) in waits.iter().enumerate() {
-            if let Some(wait) = wait.as_ref().filter(|wait| !wait.done) {
-                asked.push(libc::pollfd {
-                    fd: wait.fd,
-                    events: wait.events.bits() as libc::c_short,
-                    revents: 0,
-                });
-                owners.push(index);
-            }
+        for (index, wait) in waits.iter().filter(|(_, wait)| !wait.done) {
+            asked.push(libc::pollfd {
+                fd: wait.fd,
+                events: wait.events.bits() as libc::c_short,
+                revents: 0,
+            });
+            owners.push(index);
         }
         let timeout_ms = match timeout {
             None => -1,
@@ -98,7 +97,8 @@ impl Readiness {
             return;
         }
         for (answer, owner) in asked.iter().zip(owners.iter()).skip(1) {
-            if let (true, Some(wait)) = (answer.revents != 0, waits[*owner].as_mut()) {
+            if answer.revents != 0 {
+                let wait = &mut waits[*owner];
                 wait.done = true;
                 // Wakers of tasks put them into a queue and do not come back here.
                 wait.waker.wake_by_ref();
@@ -120,39 +120,23 @@ impl Future for Ready<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let readiness = self.readiness;
-        let mut state = readiness.state.borrow_mut();
-        if let Some(slot) = self.slot {
-            let Some(wait) = state.waits[slot].as_mut() else {
-                return Poll::Ready(());
-            };
-            if wait.done {
-                state.waits[slot] = None;
-                self.slot = None;
-                return Poll::Ready(());
-            }
-            wait.waker.clone_from(context.waker());
+        let waits = &mut readiness.state.borrow_mut().waits;
+        let waker = context.waker();
+        let Some(slot) = self.slot else {
+            self.slot = Some(waits.insert(Wait {
+                fd: self.fd,
+                events: self.events,
+                waker: waker.clone(),
+                done: false,
+            }));
             return Poll::Pending;
-        }
-        let waker = context.waker().clone();
-        let wait = Some(Wait {
-            fd: self.fd,
-            events: self.events,
-            waker,
-            done: false,
-        });
-        let vacant = state.waits.iter().position(Option::is_none);
-        let slot = match vacant {
-            Some(slot) => {
-                state.waits[slot] = wait;
-                slot
-            }
-            None => {
-                state.waits.push(wait);
-                state.waits.len() - 1
-            }
         };
-        drop(state);
-        self.slot = Some(slot);
+        if waits[slot].done {
+            waits.remove(slot);
+            self.slot = None;
+            return Poll::Ready(());
+        }
+        waits[slot].waker.clone_from(waker);
         Poll::Pending
     }
 }
@@ -160,7 +144,7 @@ impl Future for Ready<'_> {
 impl Drop for Ready<'_> {
     fn drop(&mut self) {
         if let Some(slot) = self.slot {
-            self.readiness.state.borrow_mut().waits[slot] = None;
+            self.readiness.state.borrow_mut().waits.remove(slot);
         }
     }
 }

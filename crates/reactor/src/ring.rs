@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use gaur_block::Errno;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use slab::Slab;
 
 use crate::memory::Chunk;
 use crate::syscall;
@@ -51,21 +52,14 @@ const CANCEL: u64 = u64::MAX;
 const EVENT: u64 = u64::MAX - 1;
 
 enum Slot {
-    Vacant,
     Waiting(Option<Waker>),
     Done(i32),
-}
-
-#[derive(Default)]
-struct Slab {
-    slots: Vec<Slot>,
-    vacant: Vec<u32>,
 }
 
 /// A ring.
 pub(crate) struct Ring {
     uring: RefCell<IoUring>,
-    slab: RefCell<Slab>,
+    slab: RefCell<Slab<Slot>>,
     vacant_files: RefCell<Vec<u32>>,
     chunks: RefCell<Vec<Chunk>>,
     has_buffer_table: bool,
@@ -210,18 +204,7 @@ impl Ring {
     /// # Safety
     /// What the entry points to stays valid until [`Ring::take`] returns the slot's result.
     pub(crate) unsafe fn start(&self, entry: squeue::Entry, waker: Waker) -> u32 {
-        let slot = {
-            let mut slab = self.slab.borrow_mut();
-            let slot = slab.vacant.pop().unwrap_or_else(|| {
-                slab.slots.push(Slot::Vacant);
-                // Room for all of them, so that giving one back never allocates.
-                let count = slab.slots.len();
-                slab.vacant.reserve(count);
-                (count - 1) as u32
-            });
-            slab.slots[slot as usize] = Slot::Waiting(Some(waker));
-            slot
-        };
+        let slot = self.slab.borrow_mut().insert(Slot::Waiting(Some(waker))) as u32;
         // SAFETY: the caller's promise.
         unsafe { self.push(&entry.user_data(u64::from(slot))) };
         slot
@@ -231,11 +214,10 @@ impl Ring {
     /// flight, and `waker` will be woken.
     pub(crate) fn take(&self, slot: u32, waker: &Waker) -> Option<i32> {
         let mut slab = self.slab.borrow_mut();
-        match &mut slab.slots[slot as usize] {
+        match &mut slab[slot as usize] {
             Slot::Done(result) => {
                 let result = *result;
-                slab.slots[slot as usize] = Slot::Vacant;
-                slab.vacant.push(slot);
+                slab.remove(slot as usize);
                 Some(result)
             }
             Slot::Waiting(Some(old)) if old.will_wake(waker) => None,
@@ -246,7 +228,6 @@ impl Ring {
                 drop(replaced);
                 None
             }
-            Slot::Vacant => unreachable!("an operation asks for its result once"),
         }
     }
 
@@ -375,10 +356,10 @@ impl Ring {
     fn complete(&self, slot: u64, result: i32) {
         let waker = {
             let mut slab = self.slab.borrow_mut();
-            let slot = &mut slab.slots[slot as usize];
+            let slot = &mut slab[slot as usize];
             match std::mem::replace(slot, Slot::Done(result)) {
                 Slot::Waiting(waker) => waker,
-                _ => unreachable!("an operation completes once"),
+                Slot::Done(_) => unreachable!("an operation completes once"),
             }
         };
         if let Some(waker) = waker {

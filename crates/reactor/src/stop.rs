@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use crate::sync::Mutex;
@@ -29,11 +29,7 @@ impl Stop {
     /// Raises it.
     pub fn stop(&self) {
         let waiting = {
-            let mut waiting = self
-                .shared
-                .waiting
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut waiting = self.shared.waiting.lock();
             self.shared.stopped.store(true, Ordering::SeqCst);
             // The places stay: their owners give them up.
             waiting
@@ -71,10 +67,7 @@ impl Future for Stopped<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let shared = self.shared;
-        let mut waiting = shared
-            .waiting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = shared.waiting.lock();
         if shared.stopped.load(Ordering::SeqCst) {
             return Poll::Ready(());
         }
@@ -95,11 +88,7 @@ impl Future for Stopped<'_> {
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
         if let Some(place) = self.place {
-            let mut waiting = self
-                .shared
-                .waiting
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut waiting = self.shared.waiting.lock();
             waiting[place] = None;
         }
     }

@@ -1,7 +1,7 @@
-//! What threads share state by: locks and atomics, of the standard library, or under `cfg(loom)` those of
-//! the model checker; see `docs/testing.md`.
+//! What threads share state by: locks of `parking_lot` and atomics of the standard library, or under
+//! `cfg(loom)` those of the model checker; see `docs/testing.md`.
 
 #[cfg(loom)]
-pub(crate) use gaur_model::{atomic, loom::sync::Mutex};
+pub(crate) use gaur_model::{Mutex, atomic};
 #[cfg(not(loom))]
-pub(crate) use std::sync::{Mutex, atomic};
+pub(crate) use {parking_lot::Mutex, std::sync::atomic};

@@ -3,12 +3,12 @@
 //! Offsets and lengths are bytes. Nothing here interprets a result beyond success or error; short
 //! transfers are the caller's business (`crate::whole`).
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use gaur_block::{Errno, Segments, SegmentsMut};
-use rustix::fs::{self, AtFlags, FallocateFlags, Mode, OFlags, SeekFrom, Stat, StatxFlags};
+use rustix::fs::{self, AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
 
 use crate::iovecs::iovec_of;
 
@@ -57,16 +57,6 @@ fn offset(offset_bytes: u64) -> Result<libc::off_t, Errno> {
     libc::off_t::try_from(offset_bytes).map_err(|_| Errno::EINVAL)
 }
 
-/// What the path names, links followed.
-pub(crate) fn stat(path: &CStr) -> Result<Stat, Errno> {
-    again(|| fs::stat(path))
-}
-
-/// What the descriptor refers to.
-pub(crate) fn fstat(fd: BorrowedFd<'_>) -> Result<Stat, Errno> {
-    again(|| fs::fstat(fd))
-}
-
 /// The magic number of the file system that holds the file.
 pub(crate) fn filesystem_magic(fd: BorrowedFd<'_>) -> Result<i64, Errno> {
     #[allow(
@@ -93,11 +83,6 @@ pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>, nonblocking: bool) -> Result<(
             false => fs::fcntl_setfl(fd, wanted),
         }
     })
-}
-
-/// A path as the kernel wants it; `EINVAL` when it has a NUL inside.
-pub(crate) fn path(name: &[u8]) -> Result<CString, Errno> {
-    CString::new(name).map_err(|_| Errno::EINVAL)
 }
 
 /// Calls `call` with the list of `memory`, of which at most [`IOV_MAX`] pieces are looked at.
@@ -218,16 +203,6 @@ pub(crate) fn fdatasync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 /// `ftruncate(2)`.
 pub(crate) fn ftruncate(fd: BorrowedFd<'_>, len_bytes: u64) -> Result<(), Errno> {
     again(|| fs::ftruncate(fd, len_bytes))
-}
-
-/// `lseek(2)`. It moves the position that all users of the open file share, which nothing reads.
-pub(crate) fn seek(fd: BorrowedFd<'_>, to: SeekFrom) -> Result<u64, Errno> {
-    again(|| fs::seek(fd, to))
-}
-
-/// The size of a block device's logical sectors in bytes (`BLKSSZGET`).
-pub(crate) fn sector_size(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
-    again(|| fs::ioctl_blksszget(fd))
 }
 
 /// Tells a block device that a range is no longer needed (`BLKDISCARD`).

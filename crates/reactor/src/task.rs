@@ -10,8 +10,10 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::panic::{self, AssertUnwindSafe};
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
+
+use slab::Slab;
 
 use crate::context;
 use crate::inbox::{Inbox, Message};
@@ -90,11 +92,9 @@ struct Slot {
 /// The tasks of a reactor and the queue of those that can go on.
 pub(crate) struct Tasks {
     inbox: Arc<Inbox>,
-    slots: RefCell<Vec<Option<Slot>>>,
-    vacant: RefCell<Vec<usize>>,
+    slots: RefCell<Slab<Slot>>,
     ready: RefCell<VecDeque<Arc<TaskHeader>>>,
     root_ready: Cell<bool>,
-    alive: Cell<usize>,
     /// Who waits until no task is alive.
     drained: RefCell<Option<Waker>>,
 }
@@ -103,35 +103,31 @@ impl Tasks {
     pub(crate) fn new(inbox: Arc<Inbox>) -> Tasks {
         Tasks {
             inbox,
-            slots: RefCell::new(Vec::new()),
-            vacant: RefCell::new(Vec::new()),
+            slots: RefCell::default(),
             ready: RefCell::new(VecDeque::with_capacity(READY_AT_START)),
             root_ready: Cell::new(false),
-            alive: Cell::new(0),
             drained: RefCell::new(None),
         }
     }
 
     /// How many tasks have not ended.
     pub(crate) fn alive(&self) -> usize {
-        self.alive.get()
+        self.slots.borrow().len()
     }
 
     /// Whether no task is alive; otherwise wakes `waker` when that comes true.
     pub(crate) fn poll_drained(&self, waker: &Waker) -> bool {
-        if self.alive.get() > 0 {
+        let drained = self.alive() == 0;
+        if !drained {
             *self.drained.borrow_mut() = Some(waker.clone());
         }
-        self.alive.get() == 0
+        drained
     }
 
-    fn ended(&self, slot: usize) {
-        self.vacant.borrow_mut().push(slot);
-        self.alive.set(self.alive.get() - 1);
-        let waker = if self.alive.get() == 0 {
-            self.drained.borrow_mut().take()
-        } else {
-            None
+    fn ended(&self) {
+        let waker = match self.alive() {
+            0 => self.drained.borrow_mut().take(),
+            _ => None,
         };
         if let Some(waker) = waker {
             waker.wake();
@@ -151,18 +147,16 @@ impl Tasks {
 
     /// Adds a task, which will be polled in the next turn.
     pub(crate) fn spawn(&self, future: BoxedFuture) {
-        let slot = self.vacant.borrow_mut().pop().unwrap_or_else(|| {
+        let waker = {
             let mut slots = self.slots.borrow_mut();
-            slots.push(None);
-            slots.len() - 1
-        });
-        let header = TaskHeader::new(self.inbox.clone(), slot);
-        let waker = header.clone();
-        self.slots.borrow_mut()[slot] = Some(Slot {
-            header,
-            future: Some(future),
-        });
-        self.alive.set(self.alive.get() + 1);
+            let vacant = slots.vacant_entry();
+            let header = TaskHeader::new(self.inbox.clone(), vacant.key());
+            vacant.insert(Slot {
+                header: header.clone(),
+                future: Some(future),
+            });
+            header
+        };
         waker.wake();
     }
 
@@ -198,7 +192,7 @@ impl Tasks {
 
     fn run(&self, header: Arc<TaskHeader>) {
         let future = match self.slots.borrow_mut().get_mut(header.slot) {
-            Some(Some(slot)) if Arc::ptr_eq(&slot.header, &header) => slot.future.take(),
+            Some(slot) if Arc::ptr_eq(&slot.header, &header) => slot.future.take(),
             // A waker outlived its task.
             _ => None,
         };
@@ -208,15 +202,15 @@ impl Tasks {
         let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
         match polled {
             Poll::Pending => {
-                if let Some(slot) = &mut self.slots.borrow_mut()[index] {
+                if let Some(slot) = self.slots.borrow_mut().get_mut(index) {
                     slot.future = Some(future);
                 }
             }
             Poll::Ready(()) => {
                 drop(future);
-                let ended = self.slots.borrow_mut()[index].take();
+                let ended = self.slots.borrow_mut().try_remove(index);
                 drop(ended);
-                self.ended(index);
+                self.ended();
             }
         }
     }
@@ -224,14 +218,12 @@ impl Tasks {
     /// Drops every task. Their operations end first, see `crate::op`.
     pub(crate) fn clear(&self) {
         self.ready.borrow_mut().clear();
-        let count = self.slots.borrow().len();
-        for index in 0..count {
-            let slot = self.slots.borrow_mut()[index].take();
-            if slot.is_some() {
-                drop(slot);
-                self.ended(index);
-            }
+        // What is dropped may spawn more.
+        while self.alive() > 0 {
+            let slots = self.slots.take();
+            drop(slots);
         }
+        self.ended();
     }
 }
 
@@ -259,11 +251,7 @@ impl<T> Future for JoinHandle<T> {
     type Output = T;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let mut outcome = self
-            .joint
-            .outcome
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut outcome = self.joint.outcome.lock();
         match &mut *outcome {
             Outcome::Running(waker) => {
                 *waker = Some(context.waker().clone());
@@ -289,11 +277,7 @@ pub(crate) struct Completer<T> {
 impl<T> Completer<T> {
     fn finish(&self, with: Outcome<T>) {
         let waker = {
-            let mut outcome = self
-                .joint
-                .outcome
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut outcome = self.joint.outcome.lock();
             match &mut *outcome {
                 Outcome::Running(waker) => {
                     let waker = waker.take();

@@ -5,7 +5,9 @@
 //! had no use for since the last call. Nothing of this is on the way of a request.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use crate::context;
 use crate::inbox::{Inbox, Message};
@@ -23,7 +25,7 @@ struct Listed {
 }
 
 pub(crate) fn list(inbox: &Arc<Inbox>) {
-    let mut reactors = REACTORS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut reactors = REACTORS.lock();
     reactors.retain(|listed| listed.inbox.strong_count() > 0);
     reactors.push(Listed {
         inbox: Arc::downgrade(inbox),
@@ -33,7 +35,7 @@ pub(crate) fn list(inbox: &Arc<Inbox>) {
 
 /// Has every reactor of the process give back what its pools had no use for since the last call.
 pub fn trim_memory() {
-    let reactors = REACTORS.lock().unwrap_or_else(PoisonError::into_inner);
+    let reactors = REACTORS.lock();
     for Listed { inbox, asked } in reactors.iter() {
         let Some(inbox) = inbox.upgrade() else {
             continue;

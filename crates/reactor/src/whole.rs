@@ -4,6 +4,8 @@
 //! [`Raw`] is one system call each, done by a ring or by the thread itself; everything that has to
 //! be said about partial transfers, file ends and sectors is said here, once for both.
 
+use std::os::fd::AsFd;
+
 use gaur_block::{Errno, Registered, Segments, SegmentsMut, Source, Target};
 
 use crate::memory::Buffer;
@@ -248,15 +250,10 @@ pub(crate) async fn discard_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Result
     if middle.len == 0 {
         return Ok(());
     }
-    match raw.fallocate(PUNCH, middle.offset, middle.len).await {
-        Err(errno) if is_unsupported(errno) && raw.file().is_block_device() => {
-            syscall::block_discard(
-                std::os::fd::AsFd::as_fd(raw.file()),
-                middle.offset,
-                middle.len,
-            )
+    match fallocate(raw, PUNCH, middle).await {
+        Err(Errno::EOPNOTSUPP) if raw.file().is_block_device() => {
+            syscall::block_discard(raw.file().as_fd(), middle.offset, middle.len)
         }
-        Err(errno) if is_unsupported(errno) => Err(Errno::EOPNOTSUPP),
         result => result,
     }
 }
@@ -268,10 +265,7 @@ pub(crate) async fn allocate_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Resul
     if len == 0 || raw.file().is_block_device() {
         return Ok(());
     }
-    match raw.fallocate(ALLOCATE, offset, len).await {
-        Err(errno) if is_unsupported(errno) => Err(Errno::EOPNOTSUPP),
-        result => result,
-    }
+    fallocate(raw, ALLOCATE, Range { offset, len }).await
 }
 
 pub(crate) async fn set_len<R: Raw>(raw: &R, len_bytes: u64) -> Result<(), Errno> {
@@ -283,35 +277,30 @@ pub(crate) async fn set_len<R: Raw>(raw: &R, len_bytes: u64) -> Result<(), Errno
     raw.ftruncate(len_bytes).await
 }
 
-fn is_unsupported(errno: Errno) -> bool {
-    errno == Errno::EOPNOTSUPP || [libc::ENOSYS, libc::ENODEV, libc::ENOTTY].contains(&errno.raw())
+/// `EOPNOTSUPP` in whichever way the kernel says it.
+async fn fallocate<R: Raw>(raw: &R, mode: libc::c_int, range: Range) -> Result<(), Errno> {
+    let done = raw.fallocate(mode, range.offset, range.len).await;
+    done.map_err(|errno| match errno.raw() {
+        libc::ENOSYS | libc::ENODEV | libc::ENOTTY => Errno::EOPNOTSUPP,
+        _ => errno,
+    })
 }
 
 /// Zeroes a range that lies on sector boundaries.
 async fn zero_range<R: Raw>(raw: &R, range: Range, may_unmap: bool) -> Result<(), Errno> {
-    let Range { offset, len } = range;
-    let (first, second) = if may_unmap {
-        (PUNCH, ZERO)
-    } else {
-        (ZERO, PUNCH)
+    let [first, second] = match may_unmap {
+        true => [PUNCH, ZERO],
+        false => [ZERO, PUNCH],
     };
-    match raw.fallocate(first, offset, len).await {
-        Err(errno) if is_unsupported(errno) => {}
+    match fallocate(raw, first, range).await {
+        Err(Errno::EOPNOTSUPP) if may_unmap || !raw.file().is_block_device() => {}
         result => return result,
     }
-    if !may_unmap && raw.file().is_block_device() {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    match raw.fallocate(second, offset, len).await {
-        Err(errno) if is_unsupported(errno) => return Err(Errno::EOPNOTSUPP),
-        Err(errno) => return Err(errno),
-        Ok(()) if may_unmap => return Ok(()),
-        Ok(()) => {}
-    }
-    // A hole was made where space is to stay: take it again.
-    match raw.fallocate(ALLOCATE, offset, len).await {
-        Err(errno) if is_unsupported(errno) => Err(Errno::EOPNOTSUPP),
-        result => result,
+    fallocate(raw, second, range).await?;
+    match may_unmap {
+        true => Ok(()),
+        // A hole was made where space is to stay: take it again.
+        false => fallocate(raw, ALLOCATE, range).await,
     }
 }
 

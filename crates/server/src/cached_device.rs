@@ -6,6 +6,8 @@ use std::sync::Arc;
 use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status};
 
 use crate::health::{Asked, Health};
+use crate::image_spec::ImageSpec;
+use crate::open::CacheMode;
 
 /// What is done to the requests on their way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +21,15 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// Of an image that is opened in this cache mode.
+    pub fn of(cache: CacheMode, spec: &ImageSpec) -> Policy {
+        Policy {
+            writethrough: cache.writethrough(),
+            ignore_flush: cache == CacheMode::Unsafe || spec.ignores_flushes(),
+            ignore_discard: false,
+        }
+    }
+
     /// The request to pass on; `None` when it is done already.
     fn apply(self, request: Request) -> Option<Request> {
         let durable = |fua: bool| (fua || self.writethrough) && !self.ignore_flush;
@@ -62,17 +73,6 @@ impl<D: Device> CachedDevice<D> {
             health,
         }
     }
-
-    fn note<T>(
-        &self,
-        asked: impl FnOnce() -> Asked,
-        outcome: Result<T, Errno>,
-    ) -> Result<T, Errno> {
-        if let Some(health) = &self.health {
-            health.note(asked, &outcome);
-        }
-        outcome
-    }
 }
 
 impl<D: Device> Device for CachedDevice<D> {
@@ -94,12 +94,18 @@ impl<D: Device> Device for CachedDevice<D> {
             Payload::Write(source) => source.len() as u64,
         };
         let outcome = self.device.submit(request, payload).await;
-        self.note(|| Asked::new(Some(&request), 0, len_bytes), outcome)
+        if let Some(health) = &self.health {
+            health.note(|| Asked::new(Some(&request), 0, len_bytes), &outcome);
+        }
+        outcome
     }
 
     async fn status(&self, offset_bytes: u64, len_bytes: u64) -> Result<Status, Errno> {
         let outcome = self.device.status(offset_bytes, len_bytes).await;
-        self.note(|| Asked::new(None, offset_bytes, len_bytes), outcome)
+        if let Some(health) = &self.health {
+            health.note(|| Asked::new(None, offset_bytes, len_bytes), &outcome);
+        }
+        outcome
     }
 }
 

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 pub fn as_text(file: &OsStr) -> Result<String, Failure> {
     file.to_str().map(str::to_owned).ok_or_else(|| {
         let message = "its path is not valid UTF-8, and it is told to the server in JSON";
-        Failure::about(file.to_string_lossy(), message).hint("a link by another name will do")
+        Failure::about(file, message).hint("a link by another name will do")
     })
 }
 

@@ -8,7 +8,7 @@
 //! Lock order: `Exporter::table` is never held while an image is opened or an export is started.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gaur_engine::{ErrorKind, Job};
 use gaur_export::Front;
@@ -30,7 +30,6 @@ mod device_state;
 mod facts;
 mod image_options;
 mod images;
-mod limits;
 mod nbd;
 mod served;
 
@@ -38,9 +37,17 @@ pub use facts::{AddExport, ExportFacts};
 pub use image_options::{Discard, ImageOptions};
 pub use images::CommandUse;
 use images::Images;
-pub use limits::Limits;
-pub use nbd::NbdSettings;
 pub use served::Served;
+
+/// Limits of an end, whether of a server or of one export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// For clients to take what they have asked for; then NBD clients are cut off. Requests of the other front
+    /// ends are waited for until `close` is over, too.
+    pub drain: Duration,
+    /// For the images to be flushed and closed after that.
+    pub close: Duration,
+}
 
 /// An export that is to be.
 #[derive(Clone, Debug)]
@@ -326,25 +333,18 @@ impl Exporter {
 
     /// Waits for the end of an export.
     fn removed(&self, export: &Export, limit: Duration) -> Result<(), Failure> {
-        let deadline = Instant::now() + limit;
         let mut table = self.table.lock();
-        loop {
-            let mut state = export.state.lock();
-            if let Some(outcome) = state.ended.take() {
-                return outcome;
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                // How it ends is told by the server then.
-                state.awaited = false;
-                let seconds = limit.as_secs();
-                let message = format!("is not flushed and closed after {seconds} s");
-                let failure = Failure::about(export.served.name(), message);
-                return Err(failure.hint("the server goes on with that"));
-            }
-            drop(state);
-            self.changed.wait_for(&mut table, left);
-        }
+        let running = |_: &mut Table| export.state.lock().ended.is_none();
+        self.changed.wait_while_for(&mut table, running, limit);
+        let mut state = export.state.lock();
+        state.ended.take().unwrap_or_else(|| {
+            // How it ends is told by the server then.
+            state.awaited = false;
+            let seconds = limit.as_secs();
+            let message = format!("is not flushed and closed after {seconds} s");
+            let failure = Failure::about(export.served.name(), message);
+            Err(failure.hint("the server goes on with that"))
+        })
     }
 
     /// Changes the size of an export's image, and tells its clients as far as they can be told.
@@ -436,15 +436,12 @@ impl Exporter {
     /// the server `stays` for commands.
     pub fn wait(&self, stays: bool) {
         let has_nbd = self.nbd.lock().is_running();
-        let mut table = self.table.lock();
-        loop {
+        let goes_on = |table: &mut Table| {
             let empty = table.exports.is_empty() && table.starting.is_empty();
             let unused = table.nbd_over || (!has_nbd && !stays && empty);
-            if table.stopping || unused {
-                return;
-            }
-            self.changed.wait(&mut table);
-        }
+            !(table.stopping || unused)
+        };
+        self.changed.wait_while(&mut self.table.lock(), goes_on);
     }
 
     /// Ends every export. `false` when that was given up because of a second [`Exporter::stop`].

@@ -1,5 +1,6 @@
 //! The failure of a verb: one line for the user and an exit code for the script.
 
+use std::ffi::OsStr;
 use std::fmt;
 
 use gaur_block::Errno;
@@ -19,11 +20,14 @@ pub struct Failure {
     /// What it is about, usually a file; nothing when the message says it.
     subject: Option<String>,
     message: String,
-    hint: Option<String>,
-    code: u8,
-    silent: bool,
-    /// What the engine calls it.
-    kind: Option<ErrorKind>,
+    /// Advice.
+    pub hint: Option<String>,
+    /// The code to exit with.
+    pub code: u8,
+    /// Nothing is to be printed.
+    pub silent: bool,
+    /// What the engine calls it, if the failure is the engine's.
+    pub kind: Option<ErrorKind>,
 }
 
 impl Failure {
@@ -48,9 +52,9 @@ impl Failure {
     }
 
     /// A failure about `subject`.
-    pub fn about(subject: impl Into<String>, message: impl Into<String>) -> Failure {
+    pub fn about(subject: impl AsRef<OsStr>, message: impl Into<String>) -> Failure {
         Failure {
-            subject: Some(subject.into()),
+            subject: Some(subject.as_ref().to_string_lossy().into_owned()),
             ..Failure::new(message)
         }
     }
@@ -95,7 +99,7 @@ impl Failure {
     }
 
     /// A failed call of the standard library on `name`.
-    pub fn io(name: &str, error: &std::io::Error) -> Failure {
+    pub fn io(name: impl AsRef<OsStr>, error: &std::io::Error) -> Failure {
         let text = match system_error(error) {
             Some(errno) if errno.name().is_some() => errno.to_string(),
             _ => lower_first(&error.to_string()),
@@ -121,11 +125,6 @@ impl Failure {
         self
     }
 
-    /// Whether there is advice.
-    pub fn has_hint(&self) -> bool {
-        self.hint.is_some()
-    }
-
     /// The same failure with advice if the image is locked by another program.
     pub fn hint_if_locked(self, hint: &str) -> Failure {
         match self.kind {
@@ -145,25 +144,10 @@ impl Failure {
         self
     }
 
-    /// What the engine calls it, if the failure is the engine's.
-    pub fn engine_kind(&self) -> Option<ErrorKind> {
-        self.kind
-    }
-
     /// The same failure with another exit code.
     pub fn code(mut self, code: u8) -> Failure {
         self.code = code;
         self
-    }
-
-    /// Whether nothing is to be printed.
-    pub fn is_silent(&self) -> bool {
-        self.silent
-    }
-
-    /// The code to exit with.
-    pub fn exit_code(&self) -> u8 {
-        self.code
     }
 }
 
@@ -240,6 +224,6 @@ mod tests {
             Failure::io("x", &error).to_string(),
             "x: no such file or directory"
         );
-        assert_eq!(Failure::io("x", &error).exit_code(), EXIT_FAILURE);
+        assert_eq!(Failure::io("x", &error).code, EXIT_FAILURE);
     }
 }

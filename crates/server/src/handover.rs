@@ -32,17 +32,15 @@ impl Handover {
     /// is changed then.
     pub fn open(path: &Path, image: impl AsRef<Path>) -> Result<Handover, Failure> {
         let image = image.as_ref();
-        let shown = path.display().to_string();
         let count = HandoverLog::<SharedWords>::words_for(CAPACITY);
         let words = SharedWords::open(path, count).map_err(|error| match error.kind() {
             std::io::ErrorKind::WouldBlock => {
-                Failure::about(&shown, "another server uses it").kind(ErrorKind::Locked)
+                Failure::about(path, "another server uses it").kind(ErrorKind::Locked)
             }
             std::io::ErrorKind::InvalidData => unusable(path, LogError::Foreign),
-            _ => Failure::io(&shown, &error),
+            _ => Failure::io(path, &error),
         })?;
-        let found = std::fs::metadata(image)
-            .map_err(|error| Failure::io(&image.to_string_lossy(), &error))?;
+        let found = std::fs::metadata(image).map_err(|error| Failure::io(&image, &error))?;
         let owner = LogOwner {
             boot: boot(),
             file: [found.dev(), found.ino()],
@@ -140,7 +138,7 @@ fn unusable(path: &Path, error: LogError) -> Failure {
             "serve that image with it, or remove it to give that up".to_owned(),
         ),
     };
-    let failure = Failure::about(path.display().to_string(), text);
+    let failure = Failure::about(&path, text);
     failure.kind(ErrorKind::Corrupt).hint(hint)
 }
 

@@ -4,10 +4,11 @@ use crate::failure::Failure;
 use crate::notice::say;
 
 /// The ways to reach files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum HostKind {
     /// io_uring where it is allowed
+    #[default]
     Auto,
     /// io_uring
     Uring,

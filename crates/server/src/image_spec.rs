@@ -14,7 +14,7 @@ use gaur_reactor::BlockingFile;
 use crate::failure::Failure;
 use crate::handover;
 use crate::image_file::ImageFile;
-use crate::key_values::{JSON_PREFIX, KeyValues, Value};
+use crate::key_values::{JSON_PREFIX, KeyValues, Value, shown};
 use crate::notice::say;
 use crate::open;
 
@@ -162,7 +162,7 @@ impl ImageSpec {
 
     /// Says how to insist when the image was taken for one of a format that is not supported.
     fn advise(&self, failure: Failure) -> Failure {
-        match failure.engine_kind() {
+        match failure.kind {
             Some(ErrorKind::ForeignFormat) => {
                 failure.hint(format!("{} takes its bytes as they are", self.raw_words()))
             }
@@ -291,16 +291,6 @@ impl ImageSpec {
     }
 }
 
-/// What [`OptionReader::node`] finds at one level.
-#[derive(Clone, Copy)]
-struct NodeOptions {
-    direct: Option<bool>,
-    no_flush: Option<bool>,
-    read_only: Option<bool>,
-    force_share: Option<bool>,
-    discard: Option<bool>,
-}
-
 /// Takes the options that are known.
 struct OptionReader {
     keys: KeyValues,
@@ -330,7 +320,7 @@ impl OptionReader {
         let path = self.protocol(below, &mut changes)?;
         let file = self.node(below)?;
         let top = match below {
-            "" => file,
+            "" => file.clone(),
             _ => self.node("")?,
         };
         if format != Some(Format::Raw) {
@@ -362,16 +352,17 @@ impl OptionReader {
         let key = |name: &str| format!("{below}{name}");
         if !below.is_empty() {
             if let Some(node) = keys.take("file") {
-                let message = format!("option 'file' is {node}, which would be another node");
+                let message = format!(
+                    "option 'file' is {}, which would be another node",
+                    shown(&node)
+                );
                 return Err(Failure::new(message).hint("name a file with file.filename"));
             }
-            keys.take_choice(&key("driver"), &["file", "host_device"])?;
+            keys.take_choice(&key("driver"), &[("file", ()), ("host_device", ())])?;
         }
-        let names = AIO.map(|(name, _)| name);
-        let aio = keys.take_choice(&key("aio"), &names)?;
-        changes.aio = aio.and_then(|place| AIO.get(place)).map(|(_, aio)| *aio);
-        let locking = keys.take_choice(&key("locking"), &["auto", "on", "off"])?;
-        changes.lock = locking.map(|place| place < 2);
+        changes.aio = keys.take_choice(&key("aio"), &AIO)?;
+        let locking = [("auto", true), ("on", true), ("off", false)];
+        changes.lock = keys.take_choice(&key("locking"), &locking)?;
         // How QEMU fills its queues and what it does after a migration: nothing to do here.
         keys.take_number(&key("aio-max-batch"))?;
         keys.take_bool(&key("drop-cache"))?;
@@ -385,23 +376,31 @@ impl OptionReader {
     }
 
     /// The options that every level has.
-    fn node(&mut self, level: &str) -> Result<NodeOptions, Failure> {
+    fn node(&mut self, level: &str) -> Result<Overrides, Failure> {
         let keys = &mut self.keys;
         let key = |name: &str| format!("{level}{name}");
         // No node refers to another here, and only verbs that write open files for writing.
         keys.take_text(&key("node-name"))?;
         keys.take_bool(&key("auto-read-only"))?;
-        let discard = keys.take_choice(&key("discard"), &["ignore", "off", "unmap", "on"])?;
-        if let Some(1..) = keys.take_choice(&key("detect-zeroes"), &["off", "on", "unmap"])? {
+        let discards = [
+            ("ignore", false),
+            ("off", false),
+            ("unmap", true),
+            ("on", true),
+        ];
+        let discard = keys.take_choice(&key("discard"), &discards)?;
+        let detects = [("off", false), ("on", true), ("unmap", true)];
+        if keys.take_choice(&key("detect-zeroes"), &detects)? == Some(true) {
             let message = format!("option '{}' is not supported", key("detect-zeroes"));
             return Err(Failure::new(message).hint("off is"));
         }
-        Ok(NodeOptions {
+        Ok(Overrides {
             direct: keys.take_bool(&key("cache.direct"))?,
             no_flush: keys.take_bool(&key("cache.no-flush"))?,
             read_only: keys.take_bool(&key("read-only"))?,
             force_share: keys.take_bool(&key("force-share"))?,
-            discard: discard.map(|place| place >= 2),
+            discard,
+            ..Overrides::default()
         })
     }
 
@@ -414,19 +413,19 @@ impl OptionReader {
             l2_entry_bytes: keys.take_size("l2-cache-entry-size")?,
             refcount_bytes: keys.take_size("refcount-cache-size")?,
         };
-        let policies = open::ALLOCATION_POLICIES;
-        let place = keys.take_choice("allocation", &policies)?;
-        let name = place.and_then(|place| policies.get(place));
-        changes.allocation = name.and_then(|name| AllocationPolicy::from_name(name));
+        changes.allocation = keys.take_choice("allocation", &open::ALLOCATION_POLICIES)?;
         changes.clean_interval_seconds = keys.take_number("cache-clean-interval")?;
         match keys.take("backing") {
             None => {}
             Some(Value::Null) => changes.without_backing = true,
-            Some(Value::Text(text)) if text.is_empty() || text == "null" => {
+            Some(Value::String(text)) if text.is_empty() || text == "null" => {
                 changes.without_backing = true;
             }
             Some(node) => {
-                let message = format!("option 'backing' is {node}, which would be another node");
+                let message = format!(
+                    "option 'backing' is {}, which would be another node",
+                    shown(&node)
+                );
                 return Err(Failure::new(message).hint("null opens the image without its chain"));
             }
         }
@@ -442,7 +441,7 @@ impl OptionReader {
         keys.take_bool("lazy-refcounts")?;
         keys.take_bool("pass-discard-snapshot")?;
         keys.take_bool("pass-discard-other")?;
-        let templates = ["none", "constant", "cached", "all"];
+        let templates = ["none", "constant", "cached", "all"].map(|name| (name, ()));
         keys.take_choice("overlap-check", &templates)?;
         keys.take_choice("overlap-check.template", &templates)?;
         for structure in OVERLAP_STRUCTURES {
@@ -467,7 +466,7 @@ const OVERLAP_STRUCTURES: [&str; 9] = [
 
 impl Overrides {
     /// A file is opened as its own options say, and where they do not, as those of the image.
-    fn merge(&mut self, top: &NodeOptions, file: &NodeOptions) {
+    fn merge(&mut self, top: &Overrides, file: &Overrides) {
         let either = |one: Option<bool>, two: Option<bool>| match (one, two) {
             (Some(one), Some(two)) => Some(one || two),
             (one, two) => one.or(two),

@@ -21,42 +21,33 @@ use crate::ublk_state as state;
 pub struct Kept {
     /// Its file.
     pub log: PathBuf,
-    user: User,
-}
-
-/// Who uses the disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum User {
-    /// A machine that has a lock on this file.
-    Machine(PathBuf),
-    /// A device of this machine, by name.
-    Device(String),
+    /// Where who uses the disk is.
+    front: FrontConfig,
 }
 
 impl Kept {
     /// The log for an export through `front`, if that is one that can go on.
     pub fn for_front(front: &FrontConfig) -> Result<Option<Kept>, Failure> {
-        let (name, user) = match front {
-            FrontConfig::VhostUser(config) => {
-                let user = User::Machine(in_flight(&config.socket)?);
-                (vhost_name(&config.socket)?, user)
-            }
-            FrontConfig::Vduse(config) => {
-                let user = User::Device(config.device.clone());
-                (format!("vduse-{}", config.device), user)
-            }
+        let name = match front {
+            FrontConfig::VhostUser(config) => vhost_name(&config.socket)?,
+            FrontConfig::Vduse(config) => format!("vduse-{}", config.device),
             FrontConfig::Nbd {} | FrontConfig::Ublk(_) | FrontConfig::Fuse(_) => return Ok(None),
         };
         state::make(&directory())?;
         let log = directory().join(format!("{name}.log"));
-        Ok(Some(Kept { log, user }))
+        let front = front.clone();
+        Ok(Some(Kept { log, front }))
     }
 
     /// Whether who used the disk before still does. Servers before this one have ended.
     pub fn is_used(&self) -> bool {
-        match &self.user {
-            User::Machine(file) => vhost_user::is_held(file),
-            User::Device(name) => vduse::is_disk(name),
+        match &self.front {
+            // The machine has a lock on this file.
+            FrontConfig::VhostUser(config) => {
+                in_flight(&config.socket).is_ok_and(|file| vhost_user::is_held(&file))
+            }
+            FrontConfig::Vduse(config) => vduse::is_disk(&config.device),
+            _ => false,
         }
     }
 }
@@ -72,8 +63,7 @@ fn directory() -> PathBuf {
 
 /// A name of a file for a socket, another one for each.
 fn vhost_name(socket: &Path) -> Result<String, Failure> {
-    let shown = socket.display().to_string();
-    let whole = std::path::absolute(socket).map_err(|error| Failure::io(&shown, &error))?;
+    let whole = std::path::absolute(socket).map_err(|error| Failure::io(socket, &error))?;
     let text = whole.to_string_lossy();
     let name = text.replace('%', "%25").replace('/', "%2f");
     Ok(format!("vhost-user-{name}"))

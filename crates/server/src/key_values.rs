@@ -6,41 +6,14 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
+pub use serde_json::Value;
 
 use crate::failure::Failure;
-use crate::options::OptionList;
+use crate::options::{OptionList, on_or_off};
 use crate::size::parse_size;
 
 /// What stands before options in JSON.
 pub const JSON_PREFIX: &str = "json:";
-
-/// A value as it was given.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(untagged)]
-pub enum Value {
-    /// Of an option string, or a JSON string.
-    Text(String),
-    /// JSON's `true` or `false`.
-    Bool(bool),
-    /// A JSON number that is a whole one and not negative.
-    Number(u64),
-    /// Any other JSON number, which no option takes.
-    OtherNumber(f64),
-    /// JSON's `null`.
-    Null,
-}
-
-impl fmt::Display for Value {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Value::Text(text) => write!(out, "'{text}'"),
-            Value::Bool(bool) => write!(out, "{bool}"),
-            Value::Number(number) => write!(out, "{number}"),
-            Value::OtherNumber(number) => write!(out, "{number}"),
-            Value::Null => out.write_str("null"),
-        }
-    }
-}
 
 /// Options by dotted key, until they are taken out.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -63,7 +36,7 @@ impl KeyValues {
         let list = list.map_err(|failure| failure.hint("a comma in a value is written twice"))?;
         let items = list
             .into_items()
-            .map(|(key, value)| (key, Value::Text(value)));
+            .map(|(key, value)| (key, Value::String(value)));
         Ok(KeyValues(items.collect()))
     }
 
@@ -87,13 +60,6 @@ impl KeyValues {
             match tree {
                 JsonTree::Leaf(_) if self.has(&key) => {
                     return Err(Failure::new(format!("option '{key}' is given twice")));
-                }
-                // Whole numbers up to here are exact in a float.
-                JsonTree::Leaf(Value::OtherNumber(number))
-                    if number.fract() == 0.0
-                        && (0.0..=9_007_199_254_740_992.0).contains(&number) =>
-                {
-                    self.0.push((key, Value::Number(number as u64)));
                 }
                 JsonTree::Leaf(value) => self.0.push((key, value)),
                 JsonTree::Object(members) => self.flatten(&format!("{key}."), members)?,
@@ -130,78 +96,89 @@ impl KeyValues {
         value
     }
 
+    /// Takes what `read` makes of a value; the error says what is `allowed`.
+    fn take_as<T>(
+        &mut self,
+        key: &str,
+        allowed: &str,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Option<T>, Failure> {
+        let Some(value) = self.take(key) else {
+            return Ok(None);
+        };
+        let wrong = || {
+            let shown = shown(&value);
+            Failure::new(format!("option '{key}' is {shown}, it must be {allowed}"))
+        };
+        read(&value).map(Some).ok_or_else(wrong)
+    }
+
     /// Takes a text.
     pub fn take_text(&mut self, key: &str) -> Result<Option<String>, Failure> {
-        match self.take(key) {
-            None => Ok(None),
-            Some(Value::Text(text)) => Ok(Some(text)),
-            Some(other) => Err(wrong(key, &other, "a text")),
-        }
+        self.take_as(key, "a text", |value| value.as_str().map(str::to_owned))
     }
 
     /// Takes what is on or off.
     pub fn take_bool(&mut self, key: &str) -> Result<Option<bool>, Failure> {
-        let Some(value) = self.take(key) else {
-            return Ok(None);
-        };
-        let bool = match &value {
-            Value::Bool(bool) => Some(*bool),
-            Value::Text(text) => match text.as_str() {
-                "on" | "yes" | "true" | "y" => Some(true),
-                "off" | "no" | "false" | "n" => Some(false),
-                _ => None,
-            },
-            _ => None,
-        };
-        bool.map(Some)
-            .ok_or_else(|| wrong(key, &value, "on or off"))
+        self.take_as(key, "on or off", |value| match value {
+            Value::String(text) => on_or_off(text),
+            value => value.as_bool(),
+        })
     }
 
     /// Takes a number of bytes: a number, or a text with a suffix.
     pub fn take_size(&mut self, key: &str) -> Result<Option<u64>, Failure> {
-        match self.take(key) {
-            None => Ok(None),
-            Some(Value::Number(number)) => Ok(Some(number)),
-            Some(Value::Text(text)) => match parse_size(&text) {
-                Ok(size) => Ok(Some(size)),
-                Err(error) => Err(Failure::new(format!("option '{key}': {error}"))),
-            },
-            Some(other) => Err(wrong(key, &other, "a size")),
-        }
+        let size = self.take_as(key, "a size", |value| match value {
+            Value::String(text) => Some(parse_size(text)),
+            value => whole(value).map(Ok),
+        })?;
+        size.transpose()
+            .map_err(|error| Failure::new(format!("option '{key}': {error}")))
     }
 
     /// Takes a whole number.
     pub fn take_number(&mut self, key: &str) -> Result<Option<u32>, Failure> {
-        let Some(value) = self.take(key) else {
-            return Ok(None);
-        };
-        let number = match &value {
-            Value::Number(number) => u32::try_from(*number).ok(),
-            Value::Text(text) => text.parse().ok(),
-            _ => None,
-        };
-        let allowed = "a whole number below 2^32";
-        number.map(Some).ok_or_else(|| wrong(key, &value, allowed))
+        self.take_as(key, "a whole number below 2^32", |value| match value {
+            Value::String(text) => text.parse().ok(),
+            value => u32::try_from(whole(value)?).ok(),
+        })
     }
 
-    /// Takes one of a few words and returns its place in `words`.
-    pub fn take_choice(&mut self, key: &str, words: &[&str]) -> Result<Option<usize>, Failure> {
-        let Some(value) = self.take(key) else {
-            return Ok(None);
-        };
-        let place = match &value {
-            Value::Text(text) => words.iter().position(|word| word == text),
-            _ => None,
-        };
-        let allowed = || format!("one of {}", words.join(", "));
-        place
-            .map(Some)
-            .ok_or_else(|| wrong(key, &value, &allowed()))
+    /// Takes one of a few words, and returns what it stands for.
+    pub fn take_choice<T: Copy>(
+        &mut self,
+        key: &str,
+        words: &[(&str, T)],
+    ) -> Result<Option<T>, Failure> {
+        let names: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        self.take_as(key, &format!("one of {}", names.join(", ")), |value| {
+            let found = words.iter().find(|(word, _)| value == word);
+            found.map(|(_, meaning)| *meaning)
+        })
     }
 }
 
-fn wrong(key: &str, value: &Value, allowed: &str) -> Failure {
-    Failure::new(format!("option '{key}' is {value}, it must be {allowed}"))
+/// A value as it was given.
+pub fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("'{text}'"),
+        value => value.to_string(),
+    }
+}
+
+/// A whole number that is not negative.
+fn whole(value: &Value) -> Option<u64> {
+    // Up to here they are exact in a float.
+    let exact = |number: &f64| (0.0..=9_007_199_254_740_992.0).contains(number);
+    let float = || {
+        value
+            .as_f64()
+            .filter(exact)
+            .filter(|number| number.fract() == 0.0)
+    };
+    value
+        .as_u64()
+        .or_else(|| float().map(|number| number as u64))
 }
 
 fn invalid(reason: impl fmt::Display) -> Failure {
@@ -212,9 +189,9 @@ fn invalid(reason: impl fmt::Display) -> Failure {
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum JsonTree {
-    Leaf(Value),
     List(Vec<JsonTree>),
     Object(#[serde(deserialize_with = "members")] Vec<(String, JsonTree)>),
+    Leaf(Value),
 }
 
 fn members<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(String, JsonTree)>, D::Error> {
@@ -243,7 +220,7 @@ mod tests {
     }
 
     fn text(value: &str) -> Value {
-        Value::Text(value.to_owned())
+        Value::String(value.to_owned())
     }
 
     #[test]
@@ -320,7 +297,7 @@ mod tests {
                 .expect_err("not a number")
                 .to_string(),
             found
-                .take_choice("c", &["fast", "faster"])
+                .take_choice("c", &[("fast", 1), ("faster", 2)])
                 .expect_err("not among them")
                 .to_string(),
         ];

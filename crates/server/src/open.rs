@@ -21,14 +21,17 @@ pub fn format_parser() -> impl TypedValueParser<Value = Format> {
 /// Reads the name of a policy for space.
 #[cfg(feature = "clap")]
 pub fn allocation_parser() -> impl TypedValueParser<Value = AllocationPolicy> {
-    PossibleValuesParser::new(ALLOCATION_POLICIES)
+    PossibleValuesParser::new(ALLOCATION_POLICIES.map(|(name, _)| name))
         .map(|name| AllocationPolicy::from_name(&name).unwrap_or_default())
 }
 
-/// Names of the policies for space.
-pub const ALLOCATION_POLICIES: [&str; 2] = [
-    AllocationPolicy::Compact.name(),
-    AllocationPolicy::Contiguous.name(),
+/// The policies for space, by name.
+pub const ALLOCATION_POLICIES: [(&str, AllocationPolicy); 2] = [
+    (AllocationPolicy::Compact.name(), AllocationPolicy::Compact),
+    (
+        AllocationPolicy::Contiguous.name(),
+        AllocationPolicy::Contiguous,
+    ),
 ];
 
 /// How the host's cache is used.

@@ -54,11 +54,8 @@ impl OptionList {
         let Some(value) = self.take(key) else {
             return Ok(None);
         };
-        match value.as_str() {
-            "on" | "yes" | "true" | "y" => Ok(Some(true)),
-            "off" | "no" | "false" | "n" => Ok(Some(false)),
-            _ => Err(wrong_value(key, &value, "on, off")),
-        }
+        let wrong = || wrong_value(key, &value, "on, off");
+        on_or_off(&value).map(Some).ok_or_else(wrong)
     }
 
     /// Takes an option that has one of a few values, and what that stands for. The error lists those that
@@ -118,6 +115,15 @@ impl OptionList {
     /// The keys of the options that were not taken.
     pub fn rest(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(key, _)| key.as_str())
+    }
+}
+
+/// What a word says of an option that is on or off.
+pub fn on_or_off(word: &str) -> Option<bool> {
+    match word {
+        "on" | "yes" | "true" | "y" => Some(true),
+        "off" | "no" | "false" | "n" => Some(false),
+        _ => None,
     }
 }
 

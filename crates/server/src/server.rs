@@ -7,20 +7,20 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use gaur_engine::ErrorKind;
 use gaur_export::Log;
 use gaur_export::nbd::{self, Listen, Listener};
 use gaur_reactor::Stop;
 use parking_lot::{Condvar, Mutex};
 
 use crate::control::server::{self as control, ControlServer};
-use crate::exporter::{Export, Exporter, Limits, NbdSettings, NewExport};
+use crate::exporter::{Export, Exporter, Limits, NewExport};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::notice::say;
 use crate::pin::{Pin, Prospect};
+use crate::shared_image::patiently;
 use crate::trimmer;
 
 /// How a server is set up.
@@ -65,7 +65,7 @@ const LOCKS_LINGER: Duration = Duration::from_secs(20);
 /// A server with its sockets open.
 pub struct Server {
     exporter: Arc<Exporter>,
-    nbd: Option<NbdSettings>,
+    nbd: Option<(Listener, nbd::Options)>,
     control: Option<gaur_reactor::Listener>,
     limits: Limits,
     stays: bool,
@@ -118,7 +118,7 @@ impl Server {
             let listener = Listener::bind(&listen);
             let listener = listener.map_err(|error| Failure::new(error.to_string()))?;
             exporter.announce_nbd(listener.uris());
-            settings = Some(NbdSettings { listener, options });
+            settings = Some((listener, options));
         }
         let ending = Ending {
             exporter: Arc::clone(&exporter),
@@ -143,18 +143,7 @@ impl Server {
 
     /// The same after a server that is gone: waits for its locks.
     pub fn take_over(&self, new: &NewExport) -> Result<Arc<Export>, Failure> {
-        let deadline = Instant::now() + LOCKS_LINGER;
-        loop {
-            match self.add(new.clone()) {
-                Err(failure)
-                    if failure.engine_kind() == Some(ErrorKind::Locked)
-                        && Instant::now() < deadline =>
-                {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                added => return added,
-            }
-        }
+        patiently(LOCKS_LINGER, || self.add(new.clone()))
     }
 
     /// Its exports.
@@ -180,8 +169,8 @@ impl Server {
         let start =
             |socket| ControlServer::start(socket, Arc::clone(&exporter), ending.commands.clone());
         let control = self.control.map(start).transpose()?;
-        if let Some(settings) = self.nbd {
-            exporter.start_nbd(settings)?;
+        if let Some((listener, options)) = self.nbd {
+            exporter.start_nbd(listener, options)?;
         }
         exporter.wait(control.is_some() && self.stays);
         let theirs = Arc::clone(&ending);

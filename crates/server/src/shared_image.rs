@@ -25,7 +25,10 @@ const PATIENCE_UNTOLD: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Opens something, and waits for its lock if it has to.
-fn patiently<T>(patience: Duration, open: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
+pub(crate) fn patiently<T>(
+    patience: Duration,
+    open: impl Fn() -> Result<T, Failure>,
+) -> Result<T, Failure> {
     let start = Instant::now();
     loop {
         match open() {
@@ -115,7 +118,7 @@ impl SharedImage {
             Ok(handover) => SharedImage::open_after(spec, base, handover, || kept.is_used()),
             // Its server may be on its way out, and what it leaves will count.
             Err(locked) if locked.is_locked() => Err(SharedImage::explain(spec, base, locked)),
-            Err(damaged) if damaged.engine_kind() == Some(ErrorKind::Corrupt) => {
+            Err(damaged) if damaged.kind == Some(ErrorKind::Corrupt) => {
                 // It is ours to remove where no user counts on it.
                 match !kept.is_used() && std::fs::remove_file(&kept.log).is_ok() {
                     true => SharedImage::open_with_kept(spec, base, kept),

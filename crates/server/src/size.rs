@@ -2,8 +2,6 @@
 //!
 //! What is accepted and how it is rounded is what qemu-img does, so that scripts can switch.
 
-use std::fmt;
-
 use gaur_engine::ErrorKind;
 
 use crate::failure::Failure;
@@ -11,28 +9,9 @@ use crate::failure::Failure;
 /// The largest size an image may have, in bytes: offsets are signed in the tools of this format.
 pub const SIZE_MAX: u64 = i64::MAX as u64;
 
-/// Why a text is not a size.
-#[derive(Debug, PartialEq, Eq)]
-pub struct SizeError {
-    text: String,
-    too_large: bool,
+fn not_a_size(text: &str) -> String {
+    format!("'{text}' is not a size: expected bytes, or a number with one of k M G T P E")
 }
-
-impl fmt::Display for SizeError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.too_large {
-            write!(out, "size '{}' is larger than {SIZE_MAX} bytes", self.text)
-        } else {
-            write!(
-                out,
-                "'{}' is not a size: expected bytes, or a number with one of k M G T P E",
-                self.text
-            )
-        }
-    }
-}
-
-impl std::error::Error for SizeError {}
 
 /// Bytes per unit of a suffix letter.
 fn unit(letter: char) -> Option<u64> {
@@ -52,10 +31,10 @@ fn unit(letter: char) -> Option<u64> {
 /// Reads a size in bytes: decimal with an optional fraction and an optional suffix (b k M G T P E,
 /// powers of 1024, either case), or hexadecimal with `0x` and no suffix. Space and a plus before it
 /// do not matter. At most [`SIZE_MAX`].
-pub fn parse_size(text: &str) -> Result<u64, SizeError> {
-    let wrong = |too_large| SizeError {
-        text: text.to_owned(),
-        too_large,
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let wrong = |too_large| match too_large {
+        true => format!("size '{text}' is larger than {SIZE_MAX} bytes"),
+        false => not_a_size(text),
     };
     let number = text.trim_ascii_start();
     let number = number.strip_prefix('+').unwrap_or(number);
@@ -113,14 +92,11 @@ pub enum NewSize {
 }
 
 /// Reads `SIZE`, `+SIZE` or `-SIZE`.
-pub fn parse_new_size(text: &str) -> Result<NewSize, SizeError> {
+pub fn parse_new_size(text: &str) -> Result<NewSize, String> {
     // A change has one sign, and its number follows at once.
     let change = |size: &str| match size.starts_with(['+', '-', ' ', '\t']) || size.is_empty() {
         false => parse_size(size),
-        true => Err(SizeError {
-            text: text.to_owned(),
-            too_large: false,
-        }),
+        true => Err(not_a_size(text)),
     };
     if let Some(more) = text.strip_prefix('+') {
         change(more).map(NewSize::More)
@@ -225,7 +201,7 @@ mod tests {
             "0x", "0x1g", "1k5", "1..5k", "0x1.8", "inf", "nan", "١",
         ] {
             assert_eq!(
-                parse_size(text).map_err(|error| error.too_large),
+                parse_size(text).map_err(|error| error.contains("larger")),
                 Err(false),
                 "{text}"
             );
@@ -237,7 +213,7 @@ mod tests {
             "0xffffffffffffffffffffffffffffffffffffffff",
         ] {
             assert_eq!(
-                parse_size(text).map_err(|error| error.too_large),
+                parse_size(text).map_err(|error| error.contains("larger")),
                 Err(true),
                 "{text}"
             );

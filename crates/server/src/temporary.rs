@@ -42,8 +42,7 @@ pub fn open(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure
     };
     let directory = tempfile::Builder::new().prefix("gaur-").tempdir();
     let directory = directory.map_err(|error| {
-        let place = std::env::temp_dir().display().to_string();
-        Failure::io(&place, &error).hint("TMPDIR says where temporary files go")
+        Failure::io(std::env::temp_dir(), &error).hint("TMPDIR says where temporary files go")
     })?;
     let overlay = directory.path().join("temporary.qcow2");
     make(&overlay, &plan)?;

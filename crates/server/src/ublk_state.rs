@@ -50,7 +50,7 @@ pub fn base() -> PathBuf {
 impl State {
     /// Writes it: all of it, or nothing.
     pub fn write(&self, directory: &Path) -> Result<(), Failure> {
-        let failed = |error: std::io::Error| Failure::io(&directory.display().to_string(), &error);
+        let failed = |error: std::io::Error| Failure::io(&directory, &error);
         make(directory)?;
         let mut file = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
         serde_json::to_writer(&mut file, self).map_err(|error| failed(error.into()))?;
@@ -62,14 +62,13 @@ impl State {
     /// What is known of a device, if anything is.
     pub fn read(directory: &Path, device: u32) -> Result<Option<State>, Failure> {
         let path = path(directory, device);
-        let name = path.display().to_string();
         let text = match std::fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Failure::io(&name, &error)),
+            Err(error) => return Err(Failure::io(&path, &error)),
         };
         let state = serde_json::from_slice::<State>(&text);
-        let state = state.map_err(|error| Failure::about(name, format!("is damaged: {error}")))?;
+        let state = state.map_err(|error| Failure::about(&path, format!("is damaged: {error}")))?;
         Ok(Some(state))
     }
 
@@ -112,18 +111,16 @@ fn is_alive(stat: &str) -> bool {
 
 /// Makes the directory. What servers leave there is believed, so another user's is refused.
 pub fn make(directory: &Path) -> Result<(), Failure> {
-    let shown = directory.display().to_string();
     let made = DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(directory);
-    made.map_err(|error| Failure::io(&shown, &error))?;
+    made.map_err(|error| Failure::io(directory, &error))?;
     let user = rustix::process::geteuid();
     for level in directory.ancestors().take(2) {
         let facts = std::fs::symlink_metadata(level);
-        let facts = facts.map_err(|error| Failure::io(&shown, &error))?;
+        let facts = facts.map_err(|error| Failure::io(directory, &error))?;
         if facts.uid() != user.as_raw() || facts.mode() & 0o022 != 0 || !facts.is_dir() {
-            let level = level.display().to_string();
             return Err(Failure::about(
                 level,
                 "others may change what is kept there",

@@ -4,8 +4,9 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use gaur_engine::ErrorKind as EngineError;
 use gaur_reactor::Address;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use serde::de::DeserializeOwned;
@@ -71,10 +72,7 @@ impl Client {
         }
         self.ask(command)?;
         let result = self.result(progress);
-        match result {
-            Ok(_) => progress.finish(),
-            Err(_) => progress.stop(),
-        }
+        progress.end(&result);
         serde_json::from_value(result?).map_err(|error| {
             let message = format!("the server's answer is not understood: {error}");
             Failure::about(self.name, message)
@@ -146,14 +144,12 @@ impl Client {
                 error: Reason { kind, message },
             }) => {
                 let failure = Failure::new(message);
-                let cancelled = kind == "cancelled";
-                let failure = match kind_of(&kind) {
+                Err(match kind_of(&kind) {
+                    Some(kind @ EngineError::Cancelled) => {
+                        failure.kind(kind).code(EXIT_INTERRUPTED)
+                    }
                     Some(kind) => failure.kind(kind),
                     None => failure,
-                };
-                Err(match cancelled {
-                    true => failure.code(EXIT_INTERRUPTED),
-                    false => failure,
                 })
             }
             Some(answer) => Ok(answer),
@@ -170,7 +166,7 @@ impl Client {
     /// Why nothing comes from the server, or nothing can be sent.
     fn failed(&self, error: &std::io::Error) -> Failure {
         match is_late(error) {
-            true if self.asked.at().is_some() => {
+            true if self.asked.get().is_some() => {
                 let message = "interrupted, and the server does not answer";
                 let failure = Failure::about(&self.name, message).code(EXIT_INTERRUPTED);
                 failure.hint("it may still do what it was asked to")
@@ -186,7 +182,7 @@ impl Client {
         let stream = self.stream.try_clone().map_err(failed)?;
         let asked = self.asked.clone();
         interrupt::on_signal(move || {
-            asked.now();
+            asked.get_or_init(Instant::now);
             // The server takes it for our leaving, but can still answer.
             let _ = stream.shutdown(Shutdown::Write);
         })
@@ -231,7 +227,7 @@ impl Client {
                 }
             };
             while rest > 0 {
-                if self.asked.at().is_some() {
+                if self.asked.get().is_some() {
                     return Err(Failure::interrupted());
                 }
                 let len = rest.min(buffer.len());

@@ -3,7 +3,7 @@
 
 use std::io::{ErrorKind, Read, Result};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Time between two looks at the clock.
@@ -11,22 +11,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a server may be silent that a signal has asked to give up.
 const GIVE_UP_LIMIT: Duration = Duration::from_secs(5);
 
-/// When a signal has asked for the end.
-#[derive(Clone, Debug, Default)]
-pub struct Asked(Arc<Mutex<Option<Instant>>>);
-
-impl Asked {
-    /// Now.
-    pub fn now(&self) {
-        let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.get_or_insert_with(Instant::now);
-    }
-
-    /// When, if one has.
-    pub fn at(&self) -> Option<Instant> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+/// When a signal has asked for the end, if one has.
+pub type Asked = Arc<OnceLock<Instant>>;
 
 /// A stream whose reads fail with [`ErrorKind::TimedOut`] when nothing comes.
 pub struct Incoming {
@@ -51,8 +37,12 @@ impl Incoming {
     }
 
     fn is_over(&self, start: Instant) -> bool {
-        let given_up = self.asked.at().is_some_and(|at| {
-            let since = if self.speaks_later { at } else { at.max(start) };
+        let given_up = self.asked.get().is_some_and(|at| {
+            let since = if self.speaks_later {
+                *at
+            } else {
+                start.max(*at)
+            };
             since.elapsed() >= GIVE_UP_LIMIT
         });
         given_up || (!self.speaks_later && start.elapsed() >= self.limit)

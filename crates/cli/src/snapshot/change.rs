@@ -60,7 +60,7 @@ impl CreateArgs {
     pub fn run(&self, out: &mut dyn Write) -> Result<u8, Failure> {
         let (target, [name]) = self.target.split(&self.words, ["the name"])?;
         let new = self.metadata.snapshot(&name)?;
-        operation::perform(Operation::Create(new), &target, &self.act, out)
+        operation::perform(Operation::Create(new.into()), &target, &self.act, out)
     }
 }
 

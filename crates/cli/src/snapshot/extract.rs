@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use gaur_reactor::block_on;
 
-use super::local::{self, Watch};
 use super::target::{self, ChangeArgs, Server, Target, TargetArgs};
 use crate::control::client::Client;
-use crate::control::protocol::{Answer, Command, Event, Which};
+use crate::control::protocol::{Answer, Command, Event};
+use crate::drive::drive;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::progress::Progress;
@@ -47,7 +47,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         return Err(failure.hint("--to FILE writes it to a file"));
     }
     let pure = args.to == Path::new("-");
-    let progress = Progress::growing(args.act.progress, args.act.quiet, pure);
+    let progress = Progress::new(None, args.act.progress, args.act.quiet, pure);
     match &target {
         Target::Image(spec) => extract_here(spec, args, &which, progress)?,
         Target::Server(server) => extract_there(server, args, which, progress)?,
@@ -137,12 +137,8 @@ fn extract_here(
     let writer = std::thread::spawn(move || drain(receiver, sink));
     let size = Cell::new(0);
     let pipe = handle.clone();
-    let watch = Watch {
-        progress,
-        meter: || (handle.sent_bytes(), size.get()),
-        cancel: move || pipe.cancel(),
-    };
-    let read = local::drive(&image, args.act.host, watch, async |queue| {
+    let watch = (|| (handle.sent_bytes(), size.get()), move || pipe.cancel());
+    let read = drive(&image, args.act.host, progress, watch, async |queue| {
         let snapshot = vm_state::find(queue, spec.path(), which).await?;
         size.set(snapshot.vm_state_size);
         vm_state::extract(queue, spec.path(), which, sender).await
@@ -178,7 +174,7 @@ fn extract_there(
 ) -> Result<(), Failure> {
     let mut client = Client::connect(server)?;
     client.obey_signals()?;
-    client.ask(Command::Extract(Which { snapshot: which }))?;
+    client.ask(Command::Extract { snapshot: which })?;
     let Answer::Event(Event::State { size }) = client.answer()? else {
         return Err(client.nonsense());
     };
@@ -191,14 +187,11 @@ fn extract_there(
         sink.put(bytes)
     });
     let received = received.and_then(|()| client.result(&mut Progress::Quiet));
+    progress.end(&received);
     match received {
-        Ok(_) => progress.finish(),
-        Err(failure) => {
-            progress.stop();
-            return Err(sink.incomplete(failure));
-        }
+        Ok(_) => sink.finish(),
+        Err(failure) => Err(sink.incomplete(failure)),
     }
-    sink.finish()
 }
 
 #[cfg(test)]

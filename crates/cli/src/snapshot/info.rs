@@ -35,7 +35,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         let message = format!("no snapshot has the name or id {which:?}");
         match &target {
             Target::Image(spec) => Failure::about(spec.path(), message),
-            Target::Server(server) => Failure::about(server.socket.display().to_string(), message),
+            Target::Server(server) => Failure::about(&server.socket, message),
         }
     })?;
     match args.output {

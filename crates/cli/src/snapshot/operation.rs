@@ -7,10 +7,10 @@ use gaur_engine::Job;
 pub use gaur_server::snapshot_operation::Operation;
 use serde_json::Value;
 
-use super::local::{self, Watch};
 use super::target::{ChangeArgs, Target};
 use crate::control::client::Client;
 use crate::control::protocol::Command;
+use crate::drive::{drive, watch};
 use crate::failure::Failure;
 use crate::progress::Progress;
 
@@ -21,25 +21,17 @@ pub fn perform(
     args: &ChangeArgs,
     out: &mut dyn Write,
 ) -> Result<u8, Failure> {
-    let mut progress = Progress::growing(args.progress, args.quiet, false);
+    let mut progress = Progress::new(None, args.progress, args.quiet, false);
     out.flush()?;
     match target {
         Target::Server(server) => {
             let client = Client::connect(server)?;
-            let _: Value = client.call(Command::from(operation), &mut progress)?;
+            let _: Value = client.call(Command::Change(operation), &mut progress)?;
         }
         Target::Image(spec) => {
             let image = args.open(spec)?;
             let job = Arc::new(Job::default());
-            let watch = Watch {
-                progress,
-                meter: || job.progress_bytes(),
-                cancel: {
-                    let job = Arc::clone(&job);
-                    move || job.cancel()
-                },
-            };
-            let done = local::drive(&image, args.host, watch, async |queue| {
+            let done = drive(&image, args.host, progress, watch(&job), async |queue| {
                 let done = operation.run(queue, &job).await;
                 done.map_err(|error| Failure::image(spec.path(), &error))
             });

@@ -5,18 +5,19 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{self, channel};
 
 use gaur_engine::{Job, NewSnapshot};
 use gaur_reactor::block_on;
 
-use super::local::{self, Watch};
 use super::metadata::MetadataArgs;
 use super::target::{ChangeArgs, Server, Target, TargetArgs};
 use crate::control::client::{Client, Frames};
 use crate::control::frames::Head;
 use crate::control::protocol::{Answer, Command, Event};
+use crate::drive::drive;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::progress::Progress;
@@ -47,7 +48,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let new = args.metadata.snapshot(&name)?;
     let source = Source::open(&args.state)?;
     out.flush()?;
-    let progress = Progress::growing(args.act.progress, args.act.quiet, false);
+    let progress = Progress::new(None, args.act.progress, args.act.quiet, false);
     match &target {
         Target::Image(spec) => save_here(spec, &args.act, &new, source, progress)?,
         Target::Server(server) => save_there(server, new, source, progress)?,
@@ -90,21 +91,13 @@ impl Source {
             len: 0,
         })
     }
-}
 
-/// The failure of a thread that reads.
-#[derive(Clone, Default)]
-struct ReadError(Arc<Mutex<Option<Failure>>>);
-
-impl ReadError {
-    fn put(&self, failure: Failure) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
-    }
-
-    /// The reason for the failure of the whole: this one, if there is one.
-    fn explain(&self, failure: Failure) -> Failure {
-        let own = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        own.unwrap_or(failure)
+    /// Reads until a piece is full or there is no more.
+    fn fill(&mut self, piece: &mut Vec<u8>) -> Result<usize, Failure> {
+        piece.clear();
+        let mut part = self.input.by_ref().take(PIECE_BYTES as u64);
+        let filled = part.read_to_end(piece);
+        filled.map_err(|error| Failure::io(&self.name, &error))
     }
 }
 
@@ -118,35 +111,30 @@ fn save_here(
     let image = act.open(spec)?;
     let (sender, receiver, handle) = pipe();
     let len = source.len;
-    let trouble = ReadError::default();
-    let reader = trouble.clone();
+    let (reader, trouble) = channel();
     // Not joined: when the save has failed, this thread may still be waiting for standard input.
     std::thread::spawn(move || pump(source, sender, &reader));
     let job = Arc::new(Job::default());
     let (asked, pipe) = (Arc::clone(&job), handle.clone());
-    let watch = Watch {
-        progress,
-        meter: || (handle.sent_bytes(), len),
-        cancel: move || {
-            pipe.cancel();
-            asked.cancel();
-        },
+    let cancel = move || {
+        pipe.cancel();
+        asked.cancel();
     };
-    let saved = local::drive(&image, act.host, watch, async |queue| {
+    let watch = (|| (handle.sent_bytes(), len), cancel);
+    let saved = drive(&image, act.host, progress, watch, async |queue| {
         vm_state::check_new(queue, spec.path(), new).await?;
         vm_state::save(queue, spec.path(), new, receiver, &job).await
     });
     let closed = image.close();
-    let saved = saved.map_err(|failure| trouble.explain(failure));
+    let saved = saved.map_err(|failure| trouble.try_recv().unwrap_or(failure));
     saved.and(closed)
 }
 
 /// Reads the state into a pipe, until its end or that of the pipe.
-fn pump(mut source: Source, sender: Sender, trouble: &ReadError) {
+fn pump(mut source: Source, sender: Sender, trouble: &mpsc::Sender<Failure>) {
     while let Ok(mut piece) = block_on(sender.piece()) {
-        match fill(&mut source.input, &mut piece) {
+        match source.fill(&mut piece) {
             Ok(filled) => {
-                piece.truncate(filled);
                 if filled > 0 {
                     sender.send(piece);
                 }
@@ -155,23 +143,12 @@ fn pump(mut source: Source, sender: Sender, trouble: &ReadError) {
                 }
             }
             // Told before the pipe breaks, which makes the other side look.
-            Err(error) => return trouble.put(Failure::io(&source.name, &error)),
+            Err(failure) => {
+                let _ = trouble.send(failure);
+                return;
+            }
         }
     }
-}
-
-/// Reads until `memory` is full or there is no more.
-fn fill(input: &mut dyn Read, memory: &mut [u8]) -> io::Result<usize> {
-    let mut filled = 0;
-    while let Some(rest) = memory.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-        match input.read(rest) {
-            Ok(0) => break,
-            Ok(count) => filled += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(filled)
 }
 
 fn save_there(
@@ -187,37 +164,34 @@ fn save_there(
         return Err(client.nonsense());
     }
     let frames = client.frames()?;
-    let (trouble, sent) = (ReadError::default(), Arc::new(AtomicU64::new(0)));
-    let (reader, len) = (trouble.clone(), source.len);
+    let ((reader, trouble), sent) = (channel(), Arc::new(AtomicU64::new(0)));
+    let len = source.len;
     let counter = Arc::clone(&sent);
     // Not joined, as above: the server may fail first.
     std::thread::spawn(move || push(source, frames, &reader, &counter));
     let result = client.result_of_stream(&mut progress, || (sent.load(Ordering::Relaxed), len));
-    match result {
-        Ok(_) => progress.finish(),
-        Err(_) => progress.stop(),
-    }
-    result.map(drop).map_err(|failure| trouble.explain(failure))
+    progress.end(&result);
+    let explain = |failure| trouble.try_recv().unwrap_or(failure);
+    result.map(drop).map_err(explain)
 }
 
 /// Reads the state and sends it, until its end or that of the connection.
-fn push(mut source: Source, mut frames: Frames, trouble: &ReadError, sent: &AtomicU64) {
-    let mut buffer = vec![0; PIECE_BYTES];
+fn push(mut source: Source, mut frames: Frames, trouble: &mpsc::Sender<Failure>, sent: &AtomicU64) {
+    let mut buffer = Vec::new();
     loop {
-        let filled = match fill(&mut source.input, &mut buffer) {
+        let filled = match source.fill(&mut buffer) {
             Ok(filled) => filled,
-            Err(error) => {
-                trouble.put(Failure::io(&source.name, &error));
+            Err(failure) => {
+                let _ = trouble.send(failure);
                 // A server that is gone needs no telling.
                 let _ = frames.end(Head::Abort);
                 return;
             }
         };
-        let part = buffer.get(..filled).unwrap_or_default();
         // Why the server does not take it, it says in its answer, unless it hangs.
-        if let Err(error) = frames.send(part) {
+        if let Err(error) = frames.send(&buffer) {
             if let Some(failure) = frames.failure(&error) {
-                trouble.put(failure);
+                let _ = trouble.send(failure);
                 frames.hang_up();
             }
             return;
@@ -268,8 +242,7 @@ mod tests {
             }),
             len: 0,
         };
-        let trouble = ReadError::default();
-        let reader = trouble.clone();
+        let (reader, trouble) = channel();
         let thread = std::thread::spawn(move || pump(source, sender, &reader));
         let mut total = 0;
         let outcome = loop {
@@ -284,7 +257,7 @@ mod tests {
             }
         };
         thread.join().expect("no panic");
-        let own = trouble.0.lock().expect("no panic").take();
+        let own = trouble.try_recv().ok();
         (outcome, own)
     }
 

@@ -34,7 +34,7 @@ pub struct TargetArgs {
 }
 
 /// How something is done to it.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct ChangeArgs {
     /// Use of the host's cache
     #[arg(short = 't', long, value_name = "MODE", default_value = "writeback")]
@@ -110,9 +110,7 @@ impl TargetArgs {
             }
         };
         let text = |word: &OsString| {
-            let shown = word.to_string_lossy();
-            let wrong =
-                || Failure::about(shown, "not valid UTF-8, which a snapshot's name must be");
+            let wrong = || Failure::about(word, "not valid UTF-8, which a snapshot's name must be");
             word.to_str().map(str::to_owned).ok_or_else(wrong)
         };
         let names: Result<Vec<String>, Failure> = rest.iter().map(text).collect();
@@ -137,17 +135,6 @@ impl TargetArgs {
 }
 
 impl ChangeArgs {
-    /// Without other options.
-    pub fn plain(quiet: bool, drop_bitmaps: bool) -> ChangeArgs {
-        ChangeArgs {
-            cache: CacheMode::Writeback,
-            drop_bitmaps,
-            progress: false,
-            quiet,
-            host: HostKind::Auto,
-        }
-    }
-
     /// Opens the image to change it.
     pub fn open(&self, spec: &ImageSpec) -> Result<SharedImage, Failure> {
         let options = OpenOptions {

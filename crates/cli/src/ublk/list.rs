@@ -14,7 +14,7 @@ use crate::size::human;
 use crate::table;
 
 /// A device.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct Row {
     device: u32,
@@ -47,13 +47,11 @@ fn join(devices: &[Info], states: Vec<State>) -> Vec<Row> {
     let mut rows: Vec<Row> = devices.iter().map(of_kernel).collect();
     for state in states {
         let place = rows.iter().position(|row| row.device == state.device);
-        let row = match place.and_then(|place| rows.get_mut(place)) {
-            Some(row) => row,
-            None => {
-                rows.push(gone(&state));
-                continue;
-            }
-        };
+        let place = place.unwrap_or_else(|| {
+            rows.push(gone(state.device));
+            rows.len() - 1
+        });
+        let row = &mut rows[place];
         row.name = Some(state.name);
         row.image = Some(state.image.display().to_string());
     }
@@ -73,26 +71,17 @@ fn of_kernel(info: &Info) -> Row {
         features: info.features.names().collect(),
         pid: info.server,
         owner_uid: Some(info.owner_uid),
-        name: None,
-        image: None,
+        ..Row::default()
     }
 }
 
 /// A device that the kernel does not have any more.
-fn gone(state: &State) -> Row {
+fn gone(device: u32) -> Row {
     Row {
-        device: state.device,
-        place: format!("/dev/ublkb{}", state.device),
+        device,
+        place: format!("/dev/ublkb{device}"),
         state: "gone",
-        virtual_size: 0,
-        read_only: false,
-        queues: 0,
-        depth: 0,
-        features: Vec::new(),
-        pid: None,
-        owner_uid: None,
-        name: Some(state.name.clone()),
-        image: Some(state.image.display().to_string()),
+        ..Row::default()
     }
 }
 

@@ -5,11 +5,12 @@
 //! copied and never over an await, one at a time.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use gaur_block::{
     Device, DeviceLimits, Errno, Payload, Request, Segments, SegmentsMut, Source, Status, Target,
 };
+use parking_lot::Mutex;
 
 use super::range;
 
@@ -42,17 +43,10 @@ impl Memory {
         }
     }
 
-    fn lock(&self, chunk: usize) -> MutexGuard<'_, Chunk> {
-        // A panic while copying bytes leaves bytes, so poison means nothing here.
-        self.chunks[chunk]
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn read(&self, offset_bytes: u64, mut target: SegmentsMut<'_>) {
         for part in parts(offset_bytes, target.len() as u64) {
             let (into, rest) = target.split_at(part.bytes.len());
-            match &*self.lock(part.chunk) {
+            match &*self.chunks[part.chunk].lock() {
                 Some(bytes) => into.copy_from(&bytes[part.bytes]),
                 None => into.fill_zeros(),
             }
@@ -63,7 +57,7 @@ impl Memory {
     fn write(&self, offset_bytes: u64, mut source: Segments<'_>) {
         for part in parts(offset_bytes, source.len() as u64) {
             let (from, rest) = source.split_at(part.bytes.len());
-            let mut chunk = self.lock(part.chunk);
+            let mut chunk = self.chunks[part.chunk].lock();
             let bytes = chunk.get_or_insert_with(|| vec![0; CHUNK_BYTES].into_boxed_slice());
             from.copy_to(&mut bytes[part.bytes]);
             source = rest;
@@ -72,7 +66,7 @@ impl Memory {
 
     fn zero(&self, offset_bytes: u64, len_bytes: u64, may_unmap: bool) {
         for part in parts(offset_bytes, len_bytes) {
-            let mut chunk = self.lock(part.chunk);
+            let mut chunk = self.chunks[part.chunk].lock();
             let whole = part.bytes.len() == CHUNK_BYTES;
             match &mut *chunk {
                 Some(_) if whole && may_unmap => *chunk = None,
@@ -99,34 +93,14 @@ impl Device for Memory {
     }
 
     async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
-        range::check(self.size_bytes, request, &payload)?;
+        let (offset_bytes, len_bytes) = range::check(self.size_bytes, request, &payload)?;
         match (request, payload) {
-            (Request::Read { offset_bytes }, Payload::Read(Target::Memory(memory))) => {
-                self.read(offset_bytes, memory);
-            }
-            (Request::Write { offset_bytes, .. }, Payload::Write(Source::Memory(memory))) => {
-                self.write(offset_bytes, memory);
-            }
-            (
-                Request::WriteZeroes {
-                    offset_bytes,
-                    len_bytes,
-                    may_unmap,
-                    ..
-                },
-                _,
-            ) => {
+            (_, Payload::Read(Target::Memory(memory))) => self.read(offset_bytes, memory),
+            (_, Payload::Write(Source::Memory(memory))) => self.write(offset_bytes, memory),
+            (Request::WriteZeroes { may_unmap, .. }, _) => {
                 self.zero(offset_bytes, len_bytes, may_unmap);
             }
-            (
-                Request::Discard {
-                    offset_bytes,
-                    len_bytes,
-                },
-                _,
-            ) => {
-                self.zero(offset_bytes, len_bytes, true);
-            }
+            (Request::Discard { .. }, _) => self.zero(offset_bytes, len_bytes, true),
             (Request::Flush, _) => {}
             _ => return Err(Errno::EOPNOTSUPP),
         }
@@ -138,10 +112,10 @@ impl Device for Memory {
         let Some(first) = parts.next() else {
             return Err(Errno::EINVAL);
         };
-        let allocated = self.lock(first.chunk).is_some();
+        let allocated = self.chunks[first.chunk].lock().is_some();
         let mut len_bytes = first.bytes.len() as u64;
         for part in parts {
-            if self.lock(part.chunk).is_some() != allocated {
+            if self.chunks[part.chunk].lock().is_some() != allocated {
                 break;
             }
             len_bytes += part.bytes.len() as u64;

@@ -2,8 +2,12 @@
 
 use gaur_block::{Errno, Payload, Request};
 
-/// Checks a request against the size of a device and against its payload.
-pub(super) fn check(size_bytes: u64, request: Request, payload: &Payload<'_>) -> Result<(), Errno> {
+/// Checks a request against the size of a device and against its payload; its offset and length in bytes.
+pub(super) fn check(
+    size_bytes: u64,
+    request: Request,
+    payload: &Payload<'_>,
+) -> Result<(u64, u64), Errno> {
     let (offset_bytes, len_bytes, past_end) = match (request, payload) {
         (Request::Read { offset_bytes }, Payload::Read(target)) => {
             (offset_bytes, target.len() as u64, Errno::EINVAL)
@@ -26,11 +30,11 @@ pub(super) fn check(size_bytes: u64, request: Request, payload: &Payload<'_>) ->
             },
             Payload::None,
         ) => (offset_bytes, len_bytes, Errno::EINVAL),
-        (Request::Flush, Payload::None) => return Ok(()),
+        (Request::Flush, Payload::None) => return Ok((0, 0)),
         _ => return Err(Errno::EINVAL),
     };
     match offset_bytes.checked_add(len_bytes) {
-        Some(end) if end <= size_bytes => Ok(()),
+        Some(end) if end <= size_bytes => Ok((offset_bytes, len_bytes)),
         _ => Err(past_end),
     }
 }

@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
+
+use parking_lot::Mutex;
 
 struct State<T> {
     messages: VecDeque<T>,
@@ -39,15 +41,10 @@ impl<T> Channel<T> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // Each change under the lock is one step, so a panic elsewhere spoils nothing.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Appends a message and wakes the task that waits for one.
     pub(crate) fn put(&self, message: T) {
         let reader = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.messages.push_back(message);
             state.reader.take()
         };
@@ -58,13 +55,13 @@ impl<T> Channel<T> {
 
     /// Whether there is no message.
     pub(crate) fn is_empty(&self) -> bool {
-        self.lock().messages.is_empty()
+        self.state.lock().messages.is_empty()
     }
 
     /// The next message, once there is one.
     pub(crate) async fn take(&self) -> T {
         poll_fn(|context| {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             match state.messages.pop_front() {
                 Some(message) => Poll::Ready(message),
                 None => {

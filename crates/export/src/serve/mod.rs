@@ -4,7 +4,7 @@
 //!
 //! - **Start.** [`Prepared::start`] starts the serving threads, and each makes its device on its own
 //!   reactor. Only when all have one does the front end show itself to clients and call
-//!   [`Prepared::serve`]; otherwise [`Prepared::dismiss`] ends the threads, and nothing was visible.
+//!   [`Prepared::serve`]; otherwise dropping it ends the threads, and nothing was visible.
 //! - **Requests** of a connection or ring go to [`Workers`]: tasks that serve one request each at a time.
 //!   [`InFlight`] counts what is under way, so that a drain can wait for it. A device that panics costs
 //!   its request and what the front end gives up for it ([`PanicGuard`]), never the process.
@@ -28,6 +28,7 @@
 )]
 
 mod channel;
+mod disk;
 mod log;
 mod server;
 mod stop;
@@ -35,6 +36,7 @@ mod threads;
 mod workers;
 
 pub(crate) use channel::Channel;
+pub(crate) use disk::Disk;
 pub use log::Log;
 pub(crate) use log::say;
 pub use server::Server;

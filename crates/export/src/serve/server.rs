@@ -1,10 +1,10 @@
 //! The handle of a running export, and its control thread.
 
 use std::future::Future;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use gaur_reactor::{Config, Driver, Reactor, Stop, block_on};
+use parking_lot::Mutex;
 
 use super::stop::StopSwitch;
 use super::workers::OnDrop;
@@ -86,13 +86,9 @@ impl Server {
         self.place = place;
     }
 
-    fn cut_off(&self) -> MutexGuard<'_, Option<ServeError>> {
-        self.cut_off.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn join(&mut self) -> Result<(), ServeError> {
         block_on(self.ended.stopped());
-        let cut_off = self.cut_off().take();
+        let cut_off = self.cut_off.lock().take();
         if let Some(error) = cut_off {
             self.control = None;
             return Err(error);
@@ -115,7 +111,7 @@ impl Front for Server {
     }
 
     fn stop(&self) {
-        let mut cut_off = self.cut_off();
+        let mut cut_off = self.cut_off.lock();
         let before = self.switch.now.is_stopped();
         self.switch.drain();
         let stops_now = self.switch.now.is_stopped() && !before && !self.ended.is_stopped();

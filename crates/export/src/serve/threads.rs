@@ -28,10 +28,27 @@ impl Geometry {
 /// Threads that have their devices and wait to be told to serve. `R` is what a thread reports of its
 /// device, `S` what it needs to serve.
 pub(crate) struct Prepared<R, S> {
-    serving: ServingThreads,
     /// What the first of them reported. All devices are queues of one image.
     pub(crate) report: R,
+    waiting: Waiting<S>,
+}
+
+/// Dropping this ends the threads, and waits until their devices are gone.
+struct Waiting<S> {
     starts: Vec<Channel<Option<S>>>,
+    /// Until they serve.
+    serving: Option<ServingThreads>,
+}
+
+impl<S> Drop for Waiting<S> {
+    fn drop(&mut self) {
+        if let Some(serving) = self.serving.take() {
+            for start in &self.starts {
+                start.put(None);
+            }
+            serving.join();
+        }
+    }
 }
 
 /// Threads that serve. Dropping this leaves them running.
@@ -56,12 +73,18 @@ impl<R: Send + 'static, S: Send + 'static> Prepared<R, S> {
     {
         let cannot_start = |errno| ServeError::because("cannot start the serving threads", errno);
         let threads = Threads::start(config).map_err(cannot_start)?;
+        let starts = threads.handles().iter().map(|_| Channel::new());
+        let starts: Vec<Channel<Option<S>>> = starts.collect();
+        let mut waiting = Waiting {
+            starts: starts.clone(),
+            serving: None,
+        };
+        let handles = threads.handles().to_vec();
+        let ends = Vec::new();
+        let serving = waiting.serving.insert(ServingThreads { threads, ends });
         let shared = Arc::new((make, serve));
         let (send, reports) = mpsc::channel();
-        let (mut starts, mut ends) = (Vec::new(), Vec::new());
-        for (index, handle) in threads.handles().iter().enumerate() {
-            let start: Channel<Option<S>> = Channel::new();
-            starts.push(start.clone());
+        for (index, (handle, start)) in handles.iter().zip(starts).enumerate() {
             let (shared, send) = (shared.clone(), send.clone());
             let run = move || async move {
                 let (make, serve) = &*shared;
@@ -82,61 +105,35 @@ impl<R: Send + 'static, S: Send + 'static> Prepared<R, S> {
                 drop(shared);
                 served.await
             };
-            ends.push(handle.spawn(run).map_err(cannot_start)?);
+            serving.ends.push(handle.spawn(run).map_err(cannot_start)?);
         }
         drop(send);
-        let serving = ServingThreads { threads, ends };
-        let mut all = Vec::with_capacity(starts.len());
-        let mut failure = None;
-        for _ in 0..starts.len() {
+        let mut first = None;
+        for _ in handles {
             // A thread that panics while it makes its device reports nothing.
-            match reports.recv() {
-                Ok(Ok(report)) => all.push(report),
-                Ok(Err(reason)) => failure = failure.or(Some(reason)),
-                Err(_) => {
-                    let panicked = "a serving thread failed while it opened the exports";
-                    failure = failure.or(Some(panicked.to_owned()));
-                }
-            }
+            let panicked = "a serving thread failed while it opened the exports";
+            let report = reports.recv().unwrap_or_else(|_| Err(panicked.to_owned()));
+            first.get_or_insert(report.map_err(ServeError::new)?);
         }
-        match (failure, all.into_iter().next()) {
-            (None, Some(report)) => Ok(Prepared {
-                serving,
-                report,
-                starts,
-            }),
-            (failure, _) => {
-                dismiss(&starts, serving);
-                let none = || "there is no serving thread".to_owned();
-                Err(ServeError::new(failure.unwrap_or_else(none)))
-            }
+        match first {
+            Some(report) => Ok(Prepared { report, waiting }),
+            None => Err(ServeError::new("there is no serving thread")),
         }
     }
 
     /// How many threads there are.
     pub(crate) fn count(&self) -> usize {
-        self.starts.len()
+        self.waiting.starts.len()
     }
 
     /// Has every thread serve, with what is for it.
-    pub(crate) fn serve(self, with: impl IntoIterator<Item = S>) -> ServingThreads {
-        for (start, with) in self.starts.iter().zip(with) {
+    pub(crate) fn serve(mut self, with: impl IntoIterator<Item = S>) -> ServingThreads {
+        for (start, with) in self.waiting.starts.iter().zip(with) {
             start.put(Some(with));
         }
-        self.serving
+        let serving = self.waiting.serving.take();
+        serving.expect("the threads wait until this is called")
     }
-
-    /// Ends threads that have nothing to serve, and waits until their devices are gone.
-    pub(crate) fn dismiss(self) {
-        dismiss(&self.starts, self.serving);
-    }
-}
-
-fn dismiss<S>(starts: &[Channel<Option<S>>], serving: ServingThreads) {
-    for start in starts {
-        start.put(None);
-    }
-    serving.join();
 }
 
 impl ServingThreads {
@@ -152,5 +149,31 @@ impl ServingThreads {
     /// Waits until every task of every thread has ended, and their devices are gone.
     pub(crate) fn join(self) {
         self.threads.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gaur_reactor::Config;
+
+    use super::*;
+
+    #[test]
+    fn threads_that_never_serve_end_with_their_devices() {
+        let device = Arc::new(());
+        let config = ThreadsConfig {
+            count: 2,
+            processors: Vec::new(),
+            name: "test".to_owned(),
+            reactor: Config::default(),
+        };
+        let clone = device.clone();
+        let make = move |_| Ok((clone.clone(), ()));
+        let serve = async |_: Arc<()>, (): ()| Ok(());
+        let prepared = Prepared::start(&config, make, serve).expect("threads");
+        assert_eq!(Arc::strong_count(&device), 4, "the closure has one, too");
+        // As when the control thread that would have them serve cannot start.
+        drop(prepared);
+        assert_eq!(Arc::strong_count(&device), 1);
     }
 }

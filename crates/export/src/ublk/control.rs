@@ -140,33 +140,28 @@ impl Control {
         self.execute(command, &mut params, &|| false).map(drop)
     }
 
-    /// Shows the block device, when every request has been fetched.
-    pub(super) fn start(&mut self, info: &Info, give_up: &dyn Fn() -> bool) -> Result<(), Errno> {
-        self.with_pid(uapi::START_DEV, info, give_up)
+    /// Sends a command of [`uapi`] about a device, with a number if it takes one.
+    pub(super) fn tell(&mut self, operation: u32, info: &Info, data: u64) -> Result<(), Errno> {
+        let command = Command {
+            data,
+            ..Command::on(operation, info)
+        };
+        self.execute(command, &mut [], &|| false).map(drop)
     }
 
-    /// The device becomes this process's, from a server that is gone.
-    pub(super) fn start_recovery(&mut self, info: &Info) -> Result<(), Errno> {
-        self.plain(uapi::START_USER_RECOVERY, info)
-    }
-
-    /// Requests go on, when every one has been fetched.
-    pub(super) fn end_recovery(
+    /// Has the device served by this process, when every request has been fetched: a new one that is
+    /// shown then (`START_DEV`), or one that is taken over (`END_USER_RECOVERY`).
+    pub(super) fn start(
         &mut self,
+        operation: u32,
         info: &Info,
         give_up: &dyn Fn() -> bool,
     ) -> Result<(), Errno> {
-        self.with_pid(uapi::END_USER_RECOVERY, info, give_up)
-    }
-
-    /// Takes the block device away when its requests have been answered.
-    pub(super) fn stop(&mut self, info: &Info) -> Result<(), Errno> {
-        self.plain(uapi::STOP_DEV, info)
-    }
-
-    /// As [`Control::stop`], but fails with `EBUSY` when a process has it open.
-    pub(super) fn try_stop(&mut self, info: &Info) -> Result<(), Errno> {
-        self.plain(uapi::TRY_STOP_DEV, info)
+        let command = Command {
+            data: u64::from(std::process::id()),
+            ..Command::on(operation, info)
+        };
+        self.execute(command, &mut [], give_up).map(drop)
     }
 
     /// Takes the device away and waits until its number is free.
@@ -177,7 +172,7 @@ impl Control {
 
     /// Takes the device away; its number is free when no process uses it any more.
     pub(super) fn delete_later(&mut self, info: &Info) -> Result<(), Errno> {
-        match self.plain(uapi::DEL_DEV_ASYNC, info) {
+        match self.tell(uapi::DEL_DEV_ASYNC, info, 0) {
             Err(Errno::EOPNOTSUPP) => self.delete(info, &|| false),
             result => result,
         }
@@ -186,17 +181,9 @@ impl Control {
     /// Tells the server of a device to leave it to the next one. Fails with `EBUSY` when some queue
     /// has no idle request within `patience`.
     pub(super) fn quiesce(&mut self, info: &Info, patience: Duration) -> Result<(), Errno> {
-        let mut command = Command::on(uapi::QUIESCE_DEV, info);
         // 0 would mean for ever.
-        command.data = (patience.as_millis() as u64).max(1);
-        self.execute(command, &mut [], &|| false).map(drop)
-    }
-
-    /// Changes the size of a running device.
-    pub(super) fn update_size(&mut self, info: &Info, sectors: u64) -> Result<(), Errno> {
-        let mut command = Command::on(uapi::UPDATE_SIZE, info);
-        command.data = sectors;
-        self.execute(command, &mut [], &|| false).map(drop)
+        let patience_ms = (patience.as_millis() as u64).max(1);
+        self.tell(uapi::QUIESCE_DEV, info, patience_ms)
     }
 
     /// The processors whose requests come to a queue.
@@ -214,22 +201,6 @@ impl Control {
                 .map(move |bit| at * 64 + bit)
         });
         Ok(bits.collect())
-    }
-
-    fn plain(&mut self, operation: u32, info: &Info) -> Result<(), Errno> {
-        let command = Command::on(operation, info);
-        self.execute(command, &mut [], &|| false).map(drop)
-    }
-
-    fn with_pid(
-        &mut self,
-        operation: u32,
-        info: &Info,
-        give_up: &dyn Fn() -> bool,
-    ) -> Result<(), Errno> {
-        let mut command = Command::on(operation, info);
-        command.data = u64::from(std::process::id());
-        self.execute(command, &mut [], give_up).map(drop)
     }
 
     /// Sends a command and waits for its answer. Once `give_up` says so the kernel is asked to let

@@ -8,6 +8,7 @@ use super::control::{self, Control};
 use super::features::Features;
 use super::info::{Info, State};
 use super::server::explain_missing;
+use super::uapi;
 use crate::error::ServeError;
 
 /// Where the kernel lists character devices of ublk.
@@ -76,7 +77,7 @@ pub fn delete(id: u32, if_unused: bool) -> Result<Deletion, ServeError> {
         try_stop(&mut control, &found)?;
     }
     let gone = |errno: gaur_block::Errno| errno.raw() == libc::ENODEV;
-    match control.stop(&found) {
+    match control.tell(uapi::STOP_DEV, &found, 0) {
         Ok(()) => {}
         Err(errno) if gone(errno) => return Ok(Deletion::Gone),
         Err(errno) => {
@@ -103,7 +104,7 @@ fn try_stop(control: &mut Control, found: &Info) -> Result<(), ServeError> {
             "this kernel cannot tell whether ublk device {id} is in use (Linux 7.0 can)"
         )));
     }
-    match control.try_stop(found) {
+    match control.tell(uapi::TRY_STOP_DEV, found, 0) {
         Ok(()) => Ok(()),
         Err(errno) if errno.raw() == libc::ENODEV => Ok(()),
         Err(errno) if errno.raw() == libc::EBUSY => Err(ServeError::new(format!(

@@ -1,11 +1,12 @@
 //! Starting a server, and the server itself.
 
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use gaur_block::{Device, Errno};
 use gaur_reactor::Stop;
+use parking_lot::Mutex;
 
 use super::char_device::CharDevice;
 use super::control::{self, Control};
@@ -15,7 +16,7 @@ use super::options::{Options, ZERO_COPY};
 use super::params::{self, Params};
 use super::supervisor::{Event, Leaving, Supervisor};
 use super::threads::{DeviceThreads, Shared, SizeQuery};
-use super::uapi::SECTOR_BYTES;
+use super::uapi::{self, SECTOR_BYTES};
 use crate::error::ServeError;
 use crate::front::Front;
 use crate::serve::{self, Channel, Geometry, Transport};
@@ -40,12 +41,6 @@ struct Prepared {
     threads: DeviceThreads,
 }
 
-/// The driver's control device, for the supervisor and for changes of the size.
-struct Controls {
-    control: Control,
-    resize: Control,
-}
-
 /// Makes a block device and serves it. `devices` is called on each of the threads; all of them are
 /// queues of one image. The block device is there when this returns.
 ///
@@ -58,8 +53,7 @@ where
     F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
 {
     options.check()?;
-    let mut controls = Controls::open()?;
-    let control = &mut controls.control;
+    let mut control = Control::open()?;
     let features = options.wanted(control.features()?)?;
     let queues = options.queues.min(usize::from(u16::MAX)) as u16;
     let wanted = info::request(
@@ -73,11 +67,15 @@ where
     if let Some(added) = &options.added {
         added(info.id);
     }
-    let prepared = prepare(control, info, &options, devices, |control, geometry| {
-        set_params(control, &mut info, &options, geometry)
-    });
+    let prepared = prepare(
+        &mut control,
+        info,
+        &options,
+        devices,
+        |control, geometry| set_params(control, &mut info, &options, geometry),
+    );
     match prepared {
-        Ok(prepared) => launch(controls, Prepared { info, ..prepared }, options, false),
+        Ok(prepared) => launch(control, Prepared { info, ..prepared }, options, false),
         Err(error) => {
             let _ = control.delete_later(&info);
             Err(error)
@@ -97,34 +95,24 @@ where
     F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
 {
     options.check()?;
-    let mut controls = Controls::open()?;
-    let control = &mut controls.control;
+    let mut control = Control::open()?;
     let found = control
         .wait_while(id, DEATH, |info| {
             info.state == State::Live && info.server.is_none()
         })
         .map_err(|errno| ServeError::new(explain_missing(id, errno)))?;
     check_recoverable(&found)?;
-    begin_recovery(control, &found)?;
+    begin_recovery(&mut control, &found)?;
     let mut sectors = 0;
-    let prepared = prepare(control, found, &options, devices, |_, geometry| {
+    let prepared = prepare(&mut control, found, &options, devices, |_, geometry| {
         sectors = check_same(&found, &options, geometry)?;
         Ok(())
     })?;
-    let server = launch(controls, prepared, options, true)?;
+    let server = launch(control, prepared, options, true)?;
     if sectors * SECTOR_BYTES != found.size_bytes {
         server.resized()?;
     }
     Ok(server)
-}
-
-impl Controls {
-    fn open() -> Result<Controls, ServeError> {
-        Ok(Controls {
-            control: Control::open()?,
-            resize: Control::open()?,
-        })
-    }
 }
 
 /// Whether the image can be what the block device is; its sectors.
@@ -172,17 +160,12 @@ where
             _ => processors,
         }
     })?;
-    match settle(control, &threads.prepared.report) {
-        Ok(()) => Ok(Prepared {
-            info,
-            char_device,
-            threads,
-        }),
-        Err(error) => {
-            threads.prepared.dismiss();
-            Err(error)
-        }
-    }
+    settle(control, &threads.prepared.report)?;
+    Ok(Prepared {
+        info,
+        char_device,
+        threads,
+    })
 }
 
 /// Tells the driver what the block device is.
@@ -210,7 +193,7 @@ fn set_params(
 
 /// Lets the threads fetch, shows the block device, and leaves everything to a supervisor.
 fn launch(
-    controls: Controls,
+    control: Control,
     prepared: Prepared,
     options: Options,
     recovering: bool,
@@ -232,14 +215,15 @@ fn launch(
     let transport = Resizer {
         info,
         size_queries: size_queries.clone(),
-        control: Mutex::new(controls.resize),
+        // Of its own: the supervisor blocks in the other.
+        control: Mutex::new(Control::open()?),
     };
     let (live, started) = mpsc::channel();
     let (name, place) = (format!("ublk{}", info.id), info.block_path());
     let server = serve::Server::spawn(name, place, Box::new(transport), async move |switch| {
         let (threads, alive) = threads.serve(&shared, &size_queries);
         let supervisor = Supervisor {
-            control: controls.control,
+            control,
             info,
             options,
             threads,
@@ -281,7 +265,7 @@ fn check_recoverable(info: &Info) -> Result<(), ServeError> {
 fn begin_recovery(control: &mut Control, info: &Info) -> Result<(), ServeError> {
     let end = std::time::Instant::now() + DEATH;
     loop {
-        let errno = match control.start_recovery(info) {
+        let errno = match control.tell(uapi::START_USER_RECOVERY, info, 0) {
             Ok(()) => return Ok(()),
             Err(errno) => errno,
         };
@@ -376,14 +360,15 @@ impl Transport for Resizer {
                 "this kernel cannot change the size of ublk device {id} while it runs"
             )));
         }
-        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut control = self.control.lock();
         let (query, answer) = mpsc::channel();
         self.size_queries.put(query);
         let size_bytes = answer
             .recv_timeout(ANSWER_TIMEOUT)
             .map_err(|_| has_ended(id))?;
         let sectors = params::sectors(size_bytes, self.info.read_only)?;
-        control.update_size(&self.info, sectors).map_err(|errno| {
+        let told = control.tell(uapi::UPDATE_SIZE, &self.info, sectors);
+        told.map_err(|errno| {
             ServeError::because(format!("the size of ublk device {id} stays"), errno)
         })
     }

@@ -21,6 +21,7 @@ use super::control::Control;
 use super::features::Features;
 use super::info::{Info, State};
 use super::options::Options;
+use super::uapi;
 use crate::error::ServeError;
 use crate::serve::{Channel, ServingThreads};
 
@@ -74,11 +75,11 @@ impl Supervisor {
     ) -> Result<(), ServeError> {
         // Anything that is told now is that something is wrong, and the driver would wait for ever.
         let give_up = || !self.events.is_empty();
-        let started = if recovering {
-            self.control.end_recovery(&self.info, &give_up)
-        } else {
-            self.control.start(&self.info, &give_up)
+        let operation = match recovering {
+            true => uapi::END_USER_RECOVERY,
+            false => uapi::START_DEV,
         };
+        let started = self.control.start(operation, &self.info, &give_up);
         if let Err(errno) = started {
             let why = ServeError::new(explain_start(&self.info, errno));
             self.leaving = Supervisor::after_failure(&self.info, recovering);
@@ -155,7 +156,7 @@ impl Supervisor {
     fn urge(&mut self) {
         let result = match self.leaving {
             Leaving::No => Ok(()),
-            Leaving::Deleting => self.control.stop(&self.info),
+            Leaving::Deleting => self.control.tell(uapi::STOP_DEV, &self.info, 0),
             Leaving::Quiescing => self.control.quiesce(&self.info, PATIENCE),
         };
         match result {

@@ -100,8 +100,7 @@ impl<D: Device> Transfer<'_, D> {
         let offset_bytes = first.ok_or(Errno::EINVAL)?;
         let len_bytes = u64::from(descriptor.len_sectors) * SECTOR_BYTES;
         let request = match descriptor.operation() {
-            uapi::OP_READ => return self.read(offset_bytes, self.payload_len()?).await,
-            uapi::OP_WRITE => return self.write(offset_bytes, self.payload_len()?).await,
+            uapi::OP_READ | uapi::OP_WRITE => return self.move_payload(offset_bytes).await,
             uapi::OP_DISCARD => Request::Discard {
                 offset_bytes,
                 len_bytes,
@@ -156,11 +155,16 @@ impl<D: Device> Transfer<'_, D> {
         uapi::request_offset(self.tag.queue, self.tag.tag, at as u64)
     }
 
-    async fn read(&mut self, offset_bytes: u64, len: usize) -> Result<usize, Errno> {
+    async fn move_payload(&mut self, offset_bytes: u64) -> Result<usize, Errno> {
+        let len = self.payload_len()?;
         let mut at = 0;
         while at < len {
             let piece = (len - at).min(self.mode.max_transfer);
-            self.read_piece(offset_bytes + at as u64, at, piece).await?;
+            let offset_bytes = offset_bytes + at as u64;
+            match self.descriptor.operation() {
+                uapi::OP_READ => self.read_piece(offset_bytes, at, piece).await?,
+                _ => self.write_piece(offset_bytes, at, piece).await?,
+            }
             at += piece;
         }
         Ok(len)
@@ -193,17 +197,6 @@ impl<D: Device> Transfer<'_, D> {
             self.char_device.deliver(offset, piece)?;
         }
         Ok(())
-    }
-
-    async fn write(&mut self, offset_bytes: u64, len: usize) -> Result<usize, Errno> {
-        let mut at = 0;
-        while at < len {
-            let piece = (len - at).min(self.mode.max_transfer);
-            self.write_piece(offset_bytes + at as u64, at, piece)
-                .await?;
-            at += piece;
-        }
-        Ok(len)
     }
 
     async fn write_piece(&mut self, offset_bytes: u64, at: usize, len: usize) -> Result<(), Errno> {

@@ -1,7 +1,9 @@
 //! The driver's memory: windows of device addresses, mapped when they are first needed.
 
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
+
+use parking_lot::RwLock;
 
 use super::ioctl::{self, ACCESS_WRITE, IotlbEntry};
 use crate::virtio::memory::{Access, GuestMemory, Mapping, Run};
@@ -29,7 +31,7 @@ impl Iotlb {
 
     fn find(&self, address: u64, len: usize, access: Access) -> Option<Run> {
         // A window is added whole, so a panic elsewhere spoils nothing.
-        let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
+        let windows = self.windows.read();
         let window = windows
             .iter()
             .find(|window| (window.start..=window.last).contains(&address))?;
@@ -61,7 +63,7 @@ impl Iotlb {
             writable,
             mapping,
         };
-        let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
+        let mut windows = self.windows.write();
         let known = windows.iter().any(|other| other.start == window.start);
         if !known {
             windows.push(window);

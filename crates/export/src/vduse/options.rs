@@ -1,6 +1,7 @@
 //! Options of a server.
 
 use crate::serve::Log;
+use crate::virtio::server::check;
 
 /// Longest name of a device in bytes.
 const NAME_MAX: usize = 128;
@@ -43,12 +44,6 @@ impl Options {
         if name == "control" || name.starts_with('.') {
             return Err(format!("the name {name:?} cannot be a device's"));
         }
-        if self.queues == 0 || self.queues > 256 {
-            return Err("the number of queues must be 1 to 256".to_owned());
-        }
-        if self.threads == 0 {
-            return Err("the number of threads must be 1 at least".to_owned());
-        }
-        Ok(())
+        check(self.queues, self.threads)
     }
 }

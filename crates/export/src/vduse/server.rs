@@ -18,8 +18,7 @@ use crate::error::ServeError;
 use crate::front::Front;
 use crate::serve::{Channel, Geometry, Server, say};
 use crate::virtio::config::BlockConfig;
-use crate::virtio::rings::{self, Rings, RingsOptions, SERIAL};
-use crate::virtio::server::{self, Control, Names};
+use crate::virtio::server::{self, Control, Setup};
 use crate::virtio::wire::{SECTOR_BYTES, feature};
 
 /// How often and how far apart it is tried to remove a device that is still in use.
@@ -47,27 +46,22 @@ where
     let count = left
         .as_ref()
         .map_or(options.queues, |device| device.rings().max(1));
-    let prepared = rings::prepare(rings_options(&options, count), devices)?;
-    let made = match left {
-        Some(device) => take_over(&options, device),
-        None => create(&options, count, prepared.report),
-    };
-    let (device, log) = match made {
-        Ok(made) => made,
-        Err(error) => {
-            prepared.dismiss();
-            return Err(error);
-        }
-    };
-    let names = Names {
-        thread: "vduse",
+    let setup = Setup {
+        name: "vduse",
         peer: "driver",
         place: options.name.clone(),
+        threads: options.threads,
+        rings: count,
+        read_only: options.read_only,
+        log: options.log.clone(),
     };
-    let rings = Rings::new(count, options.log.clone());
-    let mut server = server::start(names, rings, prepared, async move |control| {
-        serve(Arc::new(device), log, &control).await
-    })?;
+    let prepared = server::prepare(setup, devices)?;
+    let (device, log) = match left {
+        Some(device) => take_over(&options, device)?,
+        None => create(&options, count, prepared.geometry())?,
+    };
+    let serving = async move |control| serve(Arc::new(device), log, &control).await;
+    let mut server = prepared.serve(serving)?;
     // The control thread answers what the kernel asks while this goes on.
     match netlink::attach(&options.name) {
         Ok(()) => {}
@@ -91,17 +85,6 @@ where
         }
     }
     Ok(server)
-}
-
-fn rings_options(options: &Options, rings: u16) -> RingsOptions {
-    RingsOptions {
-        name: "vduse",
-        threads: options.threads,
-        rings,
-        read_only: options.read_only,
-        serial: SERIAL,
-        log: options.log.clone(),
-    }
 }
 
 /// Makes a new device.

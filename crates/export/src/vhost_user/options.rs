@@ -36,14 +36,4 @@ impl Options {
             log: None,
         }
     }
-
-    pub(super) fn check(&self) -> Result<(), String> {
-        if self.queues == 0 || self.queues > 256 {
-            return Err("the number of queues must be 1 to 256".to_owned());
-        }
-        if self.threads == 0 {
-            return Err("the number of threads must be 1 at least".to_owned());
-        }
-        Ok(())
-    }
 }

@@ -12,8 +12,7 @@ use super::options::Options;
 use super::session::Session;
 use crate::error::ServeError;
 use crate::serve::{OnDrop, Server};
-use crate::virtio::rings::{self, Rings, RingsOptions, SERIAL};
-use crate::virtio::server::{self, Control, Names};
+use crate::virtio::server::{self, Control, Setup};
 
 /// How long to wait when no client can be let in, for want of descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -28,7 +27,7 @@ where
     D: Device + 'static,
     F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
 {
-    options.check().map_err(ServeError::new)?;
+    server::check(options.queues, options.threads).map_err(ServeError::new)?;
     let place = options.socket.display().to_string();
     if let Some(reason) = Address::too_long(&options.socket) {
         return Err(ServeError::new(format!(
@@ -37,25 +36,17 @@ where
     }
     let listener = Listener::bind(&Address::Unix(options.socket.clone()))
         .map_err(|errno| ServeError::because(format_args!("cannot listen on {place}"), errno))?;
-    let prepared = rings::prepare(
-        RingsOptions {
-            name: "vhost-user",
-            threads: options.threads,
-            rings: options.queues,
-            read_only: options.read_only,
-            serial: SERIAL,
-            log: options.log.clone(),
-        },
-        devices,
-    )?;
-    let names = Names {
-        thread: "vhost-user",
+    let setup = Setup {
+        name: "vhost-user",
         peer: "client",
         place,
+        threads: options.threads,
+        rings: options.queues,
+        read_only: options.read_only,
+        log: options.log.clone(),
     };
-    let rings = Rings::new(options.queues, options.log.clone());
     let options = Arc::new(options);
-    server::start(names, rings, prepared, async move |control| {
+    server::prepare(setup, devices)?.serve(async move |control| {
         let inflight_file = options.inflight_file.clone();
         // There may have been no client. One that is there yet has nothing in flight.
         let _remove = OnDrop(|| {

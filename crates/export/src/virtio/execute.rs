@@ -3,11 +3,14 @@
 //! The memory of a request goes to the device as it is, in however many pieces it lies. Only what is longer
 //! than the device takes at once is split.
 
-use gaur_block::{Device, Errno, Payload, Request, Segments, SegmentsMut, Source, Target};
+use gaur_block::{Device, Errno, Request, SegmentsMut};
 
 use super::chain::Chain;
 use super::thread_context::ThreadContext;
 use super::wire::{self, RANGE_BYTES, RANGES_MAX, SECTOR_BYTES, kind, status};
+
+/// The serial number of every disk.
+const SERIAL: &[u8] = b"gaur";
 
 /// How the requests of a ring are served, as the driver agreed to it.
 #[derive(Clone, Copy, Debug)]
@@ -28,28 +31,11 @@ pub(super) async fn execute<D: Device>(
     let kind = u32::from_le_bytes([k0, k1, k2, k3]);
     let sector = u64::from_le_bytes(sector);
     let outcome = match kind {
-        kind::IN => {
-            let target = chain.target();
-            match place(context, sector, target.len()) {
-                Ok(offset) => read(context, offset, target)
-                    .await
-                    .map(|()| target.len() as u32),
-                Err(errno) => Err(errno),
-            }
-        }
         kind::OUT | kind::DISCARD | kind::WRITE_ZEROES if flags.read_only => Err(Errno::EROFS),
-        kind::OUT => match place(context, sector, chain.source().len()) {
-            Ok(offset) => write(context, flags, offset, chain.source())
-                .await
-                .map(|()| 0),
-            Err(errno) => Err(errno),
-        },
-        kind::FLUSH => context
-            .device
-            .submit(Request::Flush, Payload::None)
-            .await
-            .map(|()| 0),
-        kind::GET_ID => Ok(identify(context, chain.target())),
+        kind::IN => read(context, sector, chain).await,
+        kind::OUT => write(context, flags, sector, chain).await,
+        kind::FLUSH => context.device.ask(Request::Flush).await.map(|()| 0),
+        kind::GET_ID => Ok(identify(chain.target())),
         kind::DISCARD | kind::WRITE_ZEROES => ranges(context, flags, kind, chain).await.map(|()| 0),
         _ => Err(Errno::EOPNOTSUPP),
     };
@@ -60,6 +46,29 @@ pub(super) async fn execute<D: Device>(
     };
     chain.set_status(code);
     written.saturating_add(1)
+}
+
+async fn read<D: Device>(
+    context: &ThreadContext<D>,
+    sector: u64,
+    chain: &Chain,
+) -> Result<u32, Errno> {
+    let target = chain.target();
+    let offset = place(context, sector, target.len())?;
+    context.device.read(offset, target).await?;
+    Ok(target.len() as u32)
+}
+
+async fn write<D: Device>(
+    context: &ThreadContext<D>,
+    flags: RequestFlags,
+    sector: u64,
+    chain: &Chain,
+) -> Result<u32, Errno> {
+    let source = chain.source();
+    let offset = place(context, sector, source.len())?;
+    let written = context.device.write(offset, source, flags.write_through);
+    written.await.map(|()| 0)
 }
 
 /// The byte offset of a transfer of `len` bytes at `sector`.
@@ -74,46 +83,6 @@ fn place<D: Device>(context: &ThreadContext<D>, sector: u64, len: usize) -> Resu
         return Err(Errno::EINVAL);
     }
     Ok(offset)
-}
-
-/// Fills `target` with what the device has from `offset_bytes` on.
-pub(super) async fn read<D: Device>(
-    context: &ThreadContext<D>,
-    mut offset_bytes: u64,
-    target: SegmentsMut<'_>,
-) -> Result<(), Errno> {
-    let mut rest = target;
-    while !rest.is_empty() {
-        let (now, later) = rest.split_at(rest.len().min(context.transfer_max));
-        let payload = Payload::Read(Target::Memory(now));
-        let request = Request::Read { offset_bytes };
-        context.device.submit(request, payload).await?;
-        offset_bytes += now.len() as u64;
-        rest = later;
-    }
-    Ok(())
-}
-
-/// Stores `source` at `offset_bytes`.
-pub(super) async fn write<D: Device>(
-    context: &ThreadContext<D>,
-    flags: RequestFlags,
-    mut offset_bytes: u64,
-    source: Segments<'_>,
-) -> Result<(), Errno> {
-    let mut rest = source;
-    while !rest.is_empty() {
-        let (now, later) = rest.split_at(rest.len().min(context.transfer_max));
-        let payload = Payload::Write(Source::Memory(now));
-        let request = Request::Write {
-            offset_bytes,
-            fua: flags.write_through,
-        };
-        context.device.submit(request, payload).await?;
-        offset_bytes += now.len() as u64;
-        rest = later;
-    }
-    Ok(())
 }
 
 /// Discards or zeroes each of the ranges that the request lists.
@@ -136,7 +105,7 @@ async fn ranges<D: Device>(
     }
     for range in list.chunks_exact(RANGE_BYTES) {
         let request = range_request(context, flags, kind, range)?;
-        context.device.submit(request, Payload::None).await?;
+        context.device.ask(request).await?;
     }
     Ok(())
 }
@@ -179,9 +148,11 @@ fn range_request<D: Device>(
     })
 }
 
-/// Copies the device's name to the guest, as much as it has room for.
-fn identify<D>(context: &ThreadContext<D>, room: SegmentsMut<'_>) -> u32 {
-    let len = context.serial.len().min(room.len());
-    room.split_at(len).0.copy_from(&context.serial[..len]);
+/// Copies the device's serial number to the guest, as much as it has room for.
+fn identify(room: SegmentsMut<'_>) -> u32 {
+    let mut serial = [0; wire::ID_BYTES];
+    serial[..SERIAL.len()].copy_from_slice(SERIAL);
+    let len = serial.len().min(room.len());
+    room.split_at(len).0.copy_from(&serial[..len]);
     len as u32
 }

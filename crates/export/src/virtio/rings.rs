@@ -1,75 +1,17 @@
-//! The serving threads of a virtio block device, and the control side of its rings.
-
-use std::rc::Rc;
-
-use gaur_block::Device;
-use gaur_reactor::{Config, ThreadsConfig};
+//! The control side of the rings of a virtio block device.
 
 use super::ring_command::{RingCommand, RingSetup};
-use super::ring_task;
-use super::thread_context::ThreadContext;
 use crate::error::ServeError;
-use crate::serve::{Channel, Geometry, Log, Prepared, say};
-
-/// The serial number of every disk.
-pub(crate) const SERIAL: &str = "gaur";
-
-/// What the threads are started with.
-pub(crate) struct RingsOptions {
-    /// First part of the threads' names.
-    pub(crate) name: &'static str,
-    pub(crate) threads: usize,
-    pub(crate) rings: u16,
-    pub(crate) read_only: bool,
-    pub(crate) serial: &'static str,
-    pub(crate) log: Option<Log>,
-}
+use crate::serve::{Channel, Geometry, Log, say};
 
 /// The rings of one thread: number, and commands to its task.
 pub(crate) type ThreadRings = Vec<(u16, Channel<RingCommand>)>;
-
-/// Threads with their devices, which do not serve rings yet.
-pub(crate) type PreparedRings = Prepared<Geometry, ThreadRings>;
 
 /// The control side of the rings. Clones are the same. Ring n is on thread n modulo their number.
 #[derive(Clone)]
 pub(crate) struct Rings {
     commands: Vec<Channel<RingCommand>>,
     log: Option<Log>,
-}
-
-/// Starts the threads and makes a device on each.
-pub(crate) fn prepare<D, F>(options: RingsOptions, devices: F) -> Result<PreparedRings, ServeError>
-where
-    D: Device + 'static,
-    F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
-{
-    let config = ThreadsConfig {
-        count: options.threads.clamp(1, usize::from(options.rings.max(1))),
-        processors: Vec::new(),
-        name: options.name.to_owned(),
-        reactor: Config::default(),
-    };
-    let make = move |thread| {
-        let context = Rc::new(ThreadContext::new(
-            devices(thread)?,
-            options.read_only,
-            options.serial,
-            options.log.clone(),
-        ));
-        let geometry = context.geometry();
-        Ok((context, geometry))
-    };
-    Prepared::start(
-        &config,
-        make,
-        |context: Rc<ThreadContext<D>>, rings: ThreadRings| {
-            for (ring, commands) in rings {
-                gaur_reactor::spawn(ring_task::run(context.clone(), ring, commands));
-            }
-            std::future::ready(Ok(()))
-        },
-    )
 }
 
 impl Rings {

@@ -1,14 +1,18 @@
 //! A virtio block device that is served: what its transports have in common.
 
 use std::future::Future;
+use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use gaur_reactor::{Either, race};
+use gaur_block::Device;
+use gaur_reactor::{Config, Either, ThreadsConfig, race};
 
-use super::rings::{PreparedRings, Rings};
+use super::ring_task;
+use super::rings::{Rings, ThreadRings};
+use super::thread_context::ThreadContext;
 use crate::error::ServeError;
-use crate::serve::{Channel, Server, StopSwitch, Transport};
+use crate::serve::{Channel, Geometry, Log, Prepared, Server, StopSwitch, Transport};
 
 /// How long a resize waits until the driver was told.
 const TELL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -42,44 +46,92 @@ impl Transport for SizeChanges {
     }
 }
 
-/// Who is served, in words.
-pub(crate) struct Names {
-    pub(crate) thread: &'static str,
+/// What is served, and how.
+pub(crate) struct Setup {
+    /// Name of the control thread, and the first part of the others'.
+    pub(crate) name: &'static str,
     /// Who is told of a new size.
     pub(crate) peer: &'static str,
     pub(crate) place: String,
+    pub(crate) threads: usize,
+    pub(crate) rings: u16,
+    pub(crate) read_only: bool,
+    pub(crate) log: Option<Log>,
 }
 
-/// Serves rings on threads that have their devices. `serve` is the transport's side, on the control thread:
-/// it starts and stops rings until the export is drained, and flushes them.
-pub(crate) fn start<F, E>(
-    names: Names,
-    rings: Rings,
-    prepared: PreparedRings,
-    serve: F,
-) -> Result<Server, ServeError>
+/// Checks options that all transports have.
+pub(crate) fn check(queues: u16, threads: usize) -> Result<(), String> {
+    if queues == 0 || queues > 256 {
+        return Err("the number of queues must be 1 to 256".to_owned());
+    }
+    if threads == 0 {
+        return Err("the number of threads must be 1 at least".to_owned());
+    }
+    Ok(())
+}
+
+/// Threads with their devices, which do not serve rings yet.
+pub(crate) struct PreparedRings {
+    setup: Setup,
+    pub(super) prepared: Prepared<Geometry, ThreadRings>,
+}
+
+/// Starts the threads and makes a device on each.
+pub(crate) fn prepare<D, F>(setup: Setup, devices: F) -> Result<PreparedRings, ServeError>
 where
-    F: FnOnce(Control) -> E + Send + 'static,
-    E: Future<Output = Result<(), ServeError>>,
+    D: Device + 'static,
+    F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
 {
-    let threads = prepared.count();
-    let threads = prepared.serve(rings.on_threads(threads));
-    let channel = Channel::new();
-    let transport = SizeChanges {
-        channel: channel.clone(),
-        peer: names.peer,
+    let config = ThreadsConfig {
+        count: setup.threads.clamp(1, usize::from(setup.rings.max(1))),
+        processors: Vec::new(),
+        name: setup.name.to_owned(),
+        reactor: Config::default(),
     };
-    let name = names.thread.to_owned();
-    Server::spawn(
-        name,
-        names.place,
-        Box::new(transport),
-        async move |switch| {
+    let (read_only, log) = (setup.read_only, setup.log.clone());
+    let make = move |thread| {
+        let context = ThreadContext::new(devices(thread)?, read_only, log.clone());
+        let geometry = context.geometry();
+        Ok((Rc::new(context), geometry))
+    };
+    let serve = |context: Rc<ThreadContext<D>>, rings: ThreadRings| {
+        for (ring, commands) in rings {
+            gaur_reactor::spawn(ring_task::run(context.clone(), ring, commands));
+        }
+        std::future::ready(Ok(()))
+    };
+    let prepared = Prepared::start(&config, make, serve)?;
+    Ok(PreparedRings { setup, prepared })
+}
+
+impl PreparedRings {
+    /// What the device is like.
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.prepared.report
+    }
+
+    /// Serves rings. `serve` is the transport's side, on the control thread: it starts and stops rings
+    /// until the export is drained, and flushes them.
+    pub(crate) fn serve<F, E>(self, serve: F) -> Result<Server, ServeError>
+    where
+        F: FnOnce(Control) -> E + Send + 'static,
+        E: Future<Output = Result<(), ServeError>>,
+    {
+        let PreparedRings { setup, prepared } = self;
+        let rings = Rings::new(setup.rings, setup.log);
+        let size_changes = Channel::new();
+        let transport = SizeChanges {
+            channel: size_changes.clone(),
+            peer: setup.peer,
+        };
+        let run = async move |switch: StopSwitch| {
+            let threads = prepared.count();
+            let threads = prepared.serve(rings.on_threads(threads));
             let (now, all) = (switch.now.clone(), rings.clone());
             let control = Control {
                 rings,
                 switch,
-                size_changes: channel,
+                size_changes,
             };
             match race(serve(control), now.stopped()).await {
                 Either::Left(outcome) => {
@@ -90,6 +142,7 @@ where
                 // The threads are left with the very requests that are not waited for.
                 Either::Right(()) => Ok(()),
             }
-        },
-    )
+        };
+        Server::spawn(setup.name.to_owned(), setup.place, Box::new(transport), run)
+    }
 }

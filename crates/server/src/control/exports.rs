@@ -4,8 +4,6 @@
 use std::sync::Arc;
 
 use gaur_engine::Job;
-use gaur_reactor::Stop;
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::protocol::{Removing, Resizing};
@@ -26,11 +24,6 @@ pub async fn add(
         Ok(json!(exporter.facts(&export)))
     })
     .await
-}
-
-/// Lists exports.
-pub fn list(exporter: &Exporter) -> Value {
-    json!(exporter.all_facts())
 }
 
 /// Ends an export.
@@ -75,25 +68,11 @@ pub fn named(name: Option<String>) -> Result<String, Failure> {
 async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
-    let (done, result) = (Stop::new(), Arc::new(Mutex::new(None)));
-    let (raised, stored) = (RaiseAtEnd(done.clone()), Arc::clone(&result));
+    let (done, outcome) = async_channel::bounded(1);
     let thread = std::thread::Builder::new().name("command".to_owned());
-    let thread = thread.spawn(move || {
-        let outcome = work();
-        *stored.lock() = Some(outcome);
-        drop(raised);
-    });
+    // A panic drops the sender.
+    let thread = thread.spawn(move || done.try_send(work()).is_ok());
     thread.map_err(|error| Failure::io("the thread of a command", &error))?;
-    done.stopped().await;
-    let outcome = result.lock().take();
-    outcome.unwrap_or_else(|| Err(Failure::new("the command failed on its way")))
-}
-
-/// Raised also by a panic.
-struct RaiseAtEnd(Stop);
-
-impl Drop for RaiseAtEnd {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
+    let outcome = outcome.recv().await;
+    outcome.unwrap_or_else(|_| Err(Failure::new("the command failed on its way")))
 }

@@ -1,23 +1,12 @@
 //! What has arrived on a control socket and was not used yet: lines, and then perhaps other bytes.
 
-use gaur_block::Errno;
 use gaur_reactor::Stream;
 
 use super::protocol::LINE_BYTES_MAX;
+use super::session::Gone;
 
 /// Bytes received at once.
 const RECEIVE_BYTES: usize = 16 << 10;
-
-/// Why there is no further line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoLine {
-    /// The client has closed its side.
-    Closed,
-    /// The line is longer than any command.
-    TooLong,
-    /// The socket failed.
-    Failed(Errno),
-}
 
 /// Bytes that arrived.
 #[derive(Default)]
@@ -26,8 +15,8 @@ pub struct Inbound {
 }
 
 impl Inbound {
-    /// The next line without its end; empty lines are passed over.
-    pub async fn line(&mut self, stream: &Stream) -> Result<Vec<u8>, NoLine> {
+    /// The next line without its end; empty lines are passed over. `None` when it is longer than any command.
+    pub async fn line(&mut self, stream: &Stream) -> Result<Option<Vec<u8>>, Gone> {
         let mut looked = 0;
         loop {
             let rest = self.bytes.get(looked..).unwrap_or_default();
@@ -38,31 +27,33 @@ impl Inbound {
                 if line.iter().all(u8::is_ascii_whitespace) {
                     continue;
                 }
-                return Ok(line);
+                return Ok(Some(line));
             }
             looked = self.bytes.len();
             if looked > LINE_BYTES_MAX {
-                return Err(NoLine::TooLong);
+                return Ok(None);
             }
             let mut piece = [0; RECEIVE_BYTES];
             match stream.recv(&mut piece).await {
-                Ok(0) => return Err(NoLine::Closed),
+                Ok(0) | Err(_) => return Err(Gone),
                 Ok(count) => self.bytes.extend(piece.iter().take(count)),
-                Err(errno) => return Err(NoLine::Failed(errno)),
             }
         }
     }
 
-    /// Fills `into`; `false` when the client has closed its side before.
-    pub async fn exact(&mut self, stream: &Stream, into: &mut [u8]) -> Result<bool, Errno> {
+    /// Fills `into`.
+    pub async fn exact(&mut self, stream: &Stream, into: &mut [u8]) -> Result<(), Gone> {
         let arrived = self.bytes.len().min(into.len());
         for (byte, arrived) in into.iter_mut().zip(self.bytes.drain(..arrived)) {
             *byte = arrived;
         }
         let rest = into.get_mut(arrived..).unwrap_or_default();
         if rest.is_empty() {
-            return Ok(true);
+            return Ok(());
         }
-        Ok(stream.recv_exact(rest).await? == rest.len())
+        match stream.recv_exact(rest).await {
+            Ok(count) if count == rest.len() => Ok(()),
+            _ => Err(Gone),
+        }
     }
 }

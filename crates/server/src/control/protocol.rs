@@ -66,24 +66,6 @@ impl From<NewSnapshot> for NewEntry {
     }
 }
 
-/// A snapshot that is there, by its id, else its name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Which {
-    /// Its id or name.
-    pub snapshot: String,
-}
-
-/// A snapshot and its new name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Renaming {
-    /// Its id or name.
-    pub snapshot: String,
-    /// The new name.
-    pub name: String,
-}
-
 /// Another size.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -142,19 +124,20 @@ pub enum Command {
     /// The snapshots of an image.
     List {},
     /// One snapshot.
-    Info(Which),
-    /// Make a snapshot of the disk.
-    Create(NewEntry),
-    /// Set the disk back to a snapshot.
-    Apply(Which),
-    /// Delete a snapshot.
-    Delete(Which),
-    /// Rename a snapshot.
-    Rename(Renaming),
+    Info {
+        /// Its id or name.
+        snapshot: String,
+    },
+    /// Change the snapshots of an image in one step.
+    #[serde(skip)]
+    Change(Operation),
     /// Make a snapshot with the state of a machine, which the client sends.
     Save(NewEntry),
     /// Send the client the state that a snapshot has.
-    Extract(Which),
+    Extract {
+        /// Its id or name.
+        snapshot: String,
+    },
     /// Add an export.
     ExportAdd(Box<AddExport>),
     /// The exports.
@@ -170,23 +153,8 @@ impl Command {
     pub fn can_be_given_up(&self) -> bool {
         matches!(
             self,
-            Command::Create(_)
-                | Command::Delete(_)
-                | Command::Rename(_)
-                | Command::Save(_)
-                | Command::ExportResize(_)
+            Command::Change(_) | Command::Save(_) | Command::ExportResize(_)
         )
-    }
-}
-
-impl From<Operation> for Command {
-    fn from(operation: Operation) -> Command {
-        match operation {
-            Operation::Create(new) => Command::Create(new.into()),
-            Operation::Apply { snapshot } => Command::Apply(Which { snapshot }),
-            Operation::Delete { snapshot } => Command::Delete(Which { snapshot }),
-            Operation::Rename { snapshot, name } => Command::Rename(Renaming { snapshot, name }),
-        }
     }
 }
 
@@ -216,7 +184,11 @@ impl Request {
             Some(Value::String(export)) => Some(export),
             Some(_) => return Err("\"export\" is not text".to_owned()),
         };
-        let command = json::read_variant(&name, rest).map_err(|error| {
+        let command = match Operation::NAMES.contains(&&*name) {
+            true => json::read_variant(&name, rest).map(Command::Change),
+            false => json::read_variant(&name, rest),
+        };
+        let command = command.map_err(|error| {
             match error.starts_with(&format!("{name}: unknown variant `{name}`")) {
                 true => format!("command {name:?} is unknown"),
                 false => error,
@@ -227,7 +199,11 @@ impl Request {
 
     /// The line, with its end. One that JSON cannot say is refused by the server.
     pub fn line(&self) -> Vec<u8> {
-        let (name, fields) = json::variant(&self.command).unwrap_or_default();
+        let said = match &self.command {
+            Command::Change(operation) => json::variant(operation),
+            command => json::variant(command),
+        };
+        let (name, fields) = said.unwrap_or_default();
         let mut line = Map::new();
         line.insert("command".to_owned(), json!(name));
         if let Some(export) = &self.export {
@@ -288,7 +264,7 @@ pub struct Reason {
 impl Answer {
     /// The failure of a command.
     pub fn failure(failure: &Failure) -> Answer {
-        let kind = failure.engine_kind().map_or("other", kind_name);
+        let kind = failure.kind.map_or("other", kind_name);
         Answer::Error {
             error: Reason {
                 kind: kind.to_owned(),
@@ -358,23 +334,29 @@ mod tests {
 
     #[test]
     fn every_command_is_one_line_that_reads_back() {
-        let which = || Which {
-            snapshot: "1".to_owned(),
-        };
-        let renaming = Renaming {
-            snapshot: "1".to_owned(),
-            name: "two".to_owned(),
-        };
+        let snapshot = || "1".to_owned();
+        let name = "two".to_owned();
         let all = [
             Command::Ping {},
             Command::List {},
-            Command::Info(which()),
-            Command::Create(new()),
-            Command::Apply(which()),
-            Command::Delete(which()),
-            Command::Rename(renaming),
+            Command::Info {
+                snapshot: snapshot(),
+            },
+            Command::Change(Operation::Create(new())),
+            Command::Change(Operation::Apply {
+                snapshot: snapshot(),
+            }),
+            Command::Change(Operation::Delete {
+                snapshot: snapshot(),
+            }),
+            Command::Change(Operation::Rename {
+                snapshot: snapshot(),
+                name,
+            }),
             Command::Save(new()),
-            Command::Extract(which()),
+            Command::Extract {
+                snapshot: snapshot(),
+            },
             Command::ExportAdd(Box::new(AddExport {
                 file: "/images/disk.qcow2".to_owned(),
                 description: String::new(),
@@ -448,7 +430,8 @@ mod tests {
     #[test]
     fn a_snapshot_without_a_date_is_made_now() {
         let line = br#"{"command":"create","name":"x"}"#;
-        let Command::Create(new) = Request::parse(line).expect("a command").command else {
+        let command = Request::parse(line).expect("a command").command;
+        let Command::Change(Operation::Create(new)) = command else {
             panic!("a snapshot is made");
         };
         let new = new.snapshot((5, 6));

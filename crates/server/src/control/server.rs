@@ -2,7 +2,6 @@
 //! runs as a task with a queue of its own. Serving threads are not held up by it; what the engine makes
 //! them wait for is the moment in which a change becomes visible.
 
-use std::cell::Cell;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::rc::Rc;
@@ -117,10 +116,11 @@ impl ControlServer {
 
 /// Lets clients in until the end.
 async fn take(listener: Listener, context: &Rc<Context>) {
-    let present = Rc::new(Cell::new(0_usize));
+    // Every client has one more reference.
+    let present = Rc::new(());
     loop {
         let knock = async {
-            while present.get() >= CLIENTS_MAX {
+            while Rc::strong_count(&present) > CLIENTS_MAX {
                 sleep(PAUSE).await;
             }
             listener.accept().await
@@ -134,21 +134,11 @@ async fn take(listener: Listener, context: &Rc<Context>) {
             }
             Either::Right(Ok(stream)) => {
                 let (context, present) = (Rc::clone(context), Rc::clone(&present));
-                present.set(present.get() + 1);
                 drop(spawn(async move {
-                    let _presence = Presence(present);
                     session::serve(context, stream).await;
+                    drop(present);
                 }));
             }
         }
-    }
-}
-
-/// Counts a client as long as it is there.
-struct Presence(Rc<Cell<usize>>);
-
-impl Drop for Presence {
-    fn drop(&mut self) {
-        self.0.set(self.0.get().saturating_sub(1));
     }
 }

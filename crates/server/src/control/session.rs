@@ -5,21 +5,21 @@ use std::future::pending;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use gaur_engine::{ErrorKind, Job, Queue, find_snapshot};
+use gaur_engine::{ErrorKind, Job, Queue, Snapshot, find_snapshot};
 use gaur_reactor::{Either, ReactorFile, Stop, Stream, race, sleep, spawn, timeout};
 use serde_json::{Value, json};
 
 use super::exports;
-use super::line::{Inbound, NoLine};
+use super::line::Inbound;
 use super::protocol::{Answer, Command, Event, Request, Resizing, VERSION};
 use super::server::Context;
 use super::state;
 use crate::exporter::{CommandUse, Export};
 use crate::failure::Failure;
 use crate::snapshot_facts::SnapshotInfo;
-use crate::snapshot_operation::Operation;
+use crate::snapshot_operation::{Operation, now};
 
 /// Time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
@@ -28,15 +28,6 @@ const LIFE_INTERVAL: Duration = Duration::from_millis(500);
 /// A client that does not take an answer for so long is gone.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// What follows a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// Another one.
-    Command,
-    /// Nothing: the client is gone, or does not know where it is in the stream.
-    Close,
-}
-
 /// A client.
 pub struct Session {
     pub context: Rc<Context>,
@@ -44,7 +35,7 @@ pub struct Session {
     pub inbound: Inbound,
 }
 
-/// The client does not take answers any more.
+/// The client is gone, or does not know where it is in the stream.
 pub struct Gone;
 
 /// Serves a client to its end.
@@ -54,24 +45,20 @@ pub async fn serve(context: Rc<Context>, stream: Stream) {
         stream,
         inbound: Inbound::default(),
     };
-    while session.next().await == Next::Command {}
+    while session.next().await.is_ok() {}
 }
 
 impl Session {
-    async fn next(&mut self) -> Next {
+    async fn next(&mut self) -> Result<(), Gone> {
         let context = Rc::clone(&self.context);
         let over = race(context.closing.stopped(), context.cancel.stopped());
         let line = match race(over, self.inbound.line(&self.stream)).await {
-            Either::Left(_) => return Next::Close,
-            Either::Right(line) => line,
+            Either::Left(_) => return Err(Gone),
+            Either::Right(line) => line?,
         };
-        let line = match line {
-            Ok(line) => line,
-            Err(NoLine::TooLong) => {
-                self.fail(&Failure::new("the line is too long")).await;
-                return Next::Close;
-            }
-            Err(NoLine::Closed | NoLine::Failed(_)) => return Next::Close,
+        let Some(line) = line else {
+            self.fail(&Failure::new("the line is too long")).await?;
+            return Err(Gone);
         };
         match Request::parse(&line) {
             Ok(request) => self.execute(&context, request).await,
@@ -82,7 +69,7 @@ impl Session {
         }
     }
 
-    async fn execute(&mut self, context: &Context, request: Request) -> Next {
+    async fn execute(&mut self, context: &Context, request: Request) -> Result<(), Gone> {
         let Request { export, command } = request;
         let command = match self.about_exports(context, export.clone(), command).await {
             Ok(next) => return next,
@@ -97,33 +84,27 @@ impl Session {
             Command::Ping {}
             | Command::ExportAdd(_)
             | Command::ExportList {}
-            | Command::ExportRemove(_) => Next::Command,
+            | Command::ExportRemove(_) => Ok(()),
             Command::ExportResize(resizing) => self.resize(context, used, resizing).await,
             Command::List {} => {
-                let list = self.list(controlled).await;
-                self.conclude(list.map(|list| json!(list))).await
+                let list = queue(controlled).snapshots().await;
+                let list = list.map_err(|error| failed(controlled, &error));
+                let told = |list: Vec<Snapshot>| {
+                    json!(list.iter().map(SnapshotInfo::new).collect::<Vec<_>>())
+                };
+                self.conclude(list.map(told)).await
             }
-            Command::Info(which) => {
-                let detail = self.info(controlled, &which.snapshot).await;
-                self.conclude(detail.map(|detail| json!(detail))).await
-            }
-            Command::Apply(_) => self.fail(&refuse_apply(controlled)).await,
-            Command::Create(new) => {
-                let operation = Operation::Create(new.snapshot(now()));
-                self.change(controlled, operation).await
-            }
-            Command::Delete(which) => {
-                let snapshot = which.snapshot;
-                self.change(controlled, Operation::Delete { snapshot })
+            Command::Info { snapshot } => {
+                let found = queue(controlled).snapshots().await;
+                let found = found.and_then(|all| find_snapshot(&all, &snapshot).cloned());
+                let found = found.map_err(|error| failed(controlled, &error));
+                self.conclude(found.map(|found| json!(SnapshotInfo::new(&found))))
                     .await
             }
-            Command::Rename(renaming) => {
-                let (snapshot, name) = (renaming.snapshot, renaming.name);
-                self.change(controlled, Operation::Rename { snapshot, name })
-                    .await
-            }
+            Command::Change(Operation::Apply { .. }) => self.fail(&refuse_apply(controlled)).await,
+            Command::Change(operation) => self.change(controlled, operation).await,
             Command::Save(new) => state::save(self, controlled, new.snapshot(now())).await,
-            Command::Extract(which) => state::extract(self, controlled, &which.snapshot).await,
+            Command::Extract { snapshot } => state::extract(self, controlled, &snapshot).await,
         }
     }
 
@@ -133,11 +114,11 @@ impl Session {
         context: &Context,
         export: Option<String>,
         command: Command,
-    ) -> Result<Next, Command> {
+    ) -> Result<Result<(), Gone>, Command> {
         let exporter = &context.exporter;
         let outcome = match command {
             Command::Ping {} => Ok(greeting(context)),
-            Command::ExportList {} => Ok(exports::list(exporter)),
+            Command::ExportList {} => Ok(json!(exporter.all_facts())),
             Command::ExportAdd(add) => {
                 let added = exports::add(exporter, export, *add);
                 self.report(added, &Job::default()).await
@@ -154,20 +135,7 @@ impl Session {
         Ok(self.conclude(outcome).await)
     }
 
-    async fn list(&self, controlled: &CommandUse) -> Result<Vec<SnapshotInfo>, Failure> {
-        let snapshots = queue(controlled).snapshots().await;
-        let snapshots = snapshots.map_err(|error| failed(controlled, &error))?;
-        Ok(snapshots.iter().map(SnapshotInfo::new).collect())
-    }
-
-    async fn info(&self, controlled: &CommandUse, which: &str) -> Result<SnapshotInfo, Failure> {
-        let snapshots = queue(controlled).snapshots().await;
-        let snapshots = snapshots.map_err(|error| failed(controlled, &error))?;
-        let found = find_snapshot(&snapshots, which).map_err(|error| failed(controlled, &error))?;
-        Ok(SnapshotInfo::new(found))
-    }
-
-    async fn change(&self, controlled: &CommandUse, operation: Operation) -> Next {
+    async fn change(&self, controlled: &CommandUse, operation: Operation) -> Result<(), Gone> {
         let job = Arc::new(Job::default());
         let (queue, theirs) = (queue(controlled), Arc::clone(&job));
         let name = controlled.shared().name().to_owned();
@@ -185,7 +153,7 @@ impl Session {
         context: &Context,
         used: (Arc<Export>, CommandUse),
         resizing: Resizing,
-    ) -> Next {
+    ) -> Result<(), Gone> {
         let job = Arc::new(Job::default());
         let ending = used.1.ending().clone();
         let task = exports::resize(&context.exporter, used, resizing, &job);
@@ -242,27 +210,16 @@ impl Session {
     }
 
     /// Sends the last answer to a command.
-    pub async fn conclude(&self, outcome: Result<Value, Failure>) -> Next {
+    pub async fn conclude(&self, outcome: Result<Value, Failure>) -> Result<(), Gone> {
         match outcome {
-            Ok(result) => self.succeed(result).await,
+            Ok(result) => self.answer(&Answer::Result { result }).await,
             Err(failure) => self.fail(&failure).await,
         }
     }
 
-    async fn succeed(&self, result: Value) -> Next {
-        self.last(&Answer::Result { result }).await
-    }
-
     /// Tells why a command failed.
-    pub async fn fail(&self, failure: &Failure) -> Next {
-        self.last(&Answer::failure(failure)).await
-    }
-
-    async fn last(&self, answer: &Answer) -> Next {
-        match self.answer(answer).await {
-            Ok(()) => Next::Command,
-            Err(Gone) => Next::Close,
-        }
+    pub async fn fail(&self, failure: &Failure) -> Result<(), Gone> {
+        self.answer(&Answer::failure(failure)).await
     }
 
     /// Sends a line.
@@ -280,12 +237,11 @@ pub async fn given_up(context: &Context, ending: &Stop) {
 }
 
 fn greeting(context: &Context) -> Value {
-    let exports = exports::list(&context.exporter);
     json!({
         "program": "gaur",
         "version": env!("CARGO_PKG_VERSION"),
         "protocol": VERSION,
-        "exports": exports,
+        "exports": context.exporter.all_facts(),
     })
 }
 
@@ -303,12 +259,4 @@ pub fn queue(controlled: &CommandUse) -> Queue<ReactorFile> {
 /// The failure of an operation on an image.
 pub fn failed(controlled: &CommandUse, error: &gaur_engine::ImageError) -> Failure {
     Failure::image(controlled.shared().name(), error)
-}
-
-/// A clock that shows a time beyond what the format can have is taken for the last it can.
-fn now() -> (u32, u32) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.unwrap_or_default();
-    let seconds = u32::try_from(now.as_secs()).unwrap_or(u32::MAX);
-    (seconds, now.subsec_nanos())
 }

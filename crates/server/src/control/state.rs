@@ -11,7 +11,7 @@ use serde_json::json;
 use super::frames::{HEAD_BYTES, Head};
 use super::line::Inbound;
 use super::protocol::{Answer, Event};
-use super::session::{self, Gone, Next, Session};
+use super::session::{self, Gone, Session};
 use crate::exporter::CommandUse;
 use crate::snapshot_facts::SnapshotInfo;
 use crate::state_pipe::{Piece, Receiver, Sender, pipe};
@@ -30,7 +30,11 @@ enum Fed {
 }
 
 /// Makes a snapshot with the state that the client sends.
-pub async fn save(session: &mut Session, controlled: &CommandUse, new: NewSnapshot) -> Next {
+pub async fn save(
+    session: &mut Session,
+    controlled: &CommandUse,
+    new: NewSnapshot,
+) -> Result<(), Gone> {
     let queue = session::queue(controlled);
     let name = controlled.shared().name().to_owned();
     if let Err(failure) = vm_state::check_new(&queue, &name, &new).await {
@@ -61,25 +65,23 @@ pub async fn save(session: &mut Session, controlled: &CommandUse, new: NewSnapsh
     let (outcome, next) = match fed {
         Either::Left(Fed::Complete) => (
             session.follow(task, &job, controlled.ending()).await,
-            Next::Command,
+            Ok(()),
         ),
         Either::Left(Fed::Aborted) => {
             give_up();
-            (session.report(task, &job).await, Next::Command)
+            (session.report(task, &job).await, Ok(()))
         }
         // The rest of the stream would be taken for commands.
-        Either::Left(Fed::Unwanted) => (task.await, Next::Close),
-        Either::Right(Either::Left(outcome)) => (outcome, Next::Close),
+        Either::Left(Fed::Unwanted) => (task.await, Err(Gone)),
+        Either::Right(Either::Left(outcome)) => (outcome, Err(Gone)),
         Either::Left(Fed::Gone) | Either::Right(Either::Right(())) => {
             give_up();
-            (session.report(task, &job).await, Next::Close)
+            (session.report(task, &job).await, Err(Gone))
         }
     };
     let outcome = outcome.map(|snapshot| json!(SnapshotInfo::new(&snapshot)));
-    match session.conclude(outcome).await {
-        Next::Command => next,
-        Next::Close => Next::Close,
-    }
+    session.conclude(outcome).await?;
+    next
 }
 
 /// Passes the client's frames on.
@@ -87,9 +89,8 @@ async fn feed(stream: &Stream, inbound: &mut Inbound, sender: Sender) -> Fed {
     let mut piece: Option<(Piece, usize)> = None;
     loop {
         let mut head = [0; HEAD_BYTES];
-        match inbound.exact(stream, &mut head).await {
-            Ok(true) => {}
-            Ok(false) | Err(_) => return Fed::Gone,
+        if let Err(Gone) = inbound.exact(stream, &mut head).await {
+            return Fed::Gone;
         }
         let mut rest = match Head::decode(head) {
             Head::Abort => return Fed::Aborted,
@@ -113,9 +114,8 @@ async fn feed(stream: &Stream, inbound: &mut Inbound, sender: Sender) -> Fed {
             let room = current.len() - filled;
             let part = rest.min(room);
             let into = current.get_mut(filled..filled + part);
-            match inbound.exact(stream, into.unwrap_or_default()).await {
-                Ok(true) => {}
-                Ok(false) | Err(_) => return Fed::Gone,
+            if let Err(Gone) = inbound.exact(stream, into.unwrap_or_default()).await {
+                return Fed::Gone;
             }
             rest -= part;
             match part == room {
@@ -132,7 +132,11 @@ fn send(sender: &Sender, mut piece: Piece, len: usize) {
 }
 
 /// Sends the client the state of a snapshot.
-pub async fn extract(session: &mut Session, controlled: &CommandUse, which: &str) -> Next {
+pub async fn extract(
+    session: &mut Session,
+    controlled: &CommandUse,
+    which: &str,
+) -> Result<(), Gone> {
     let queue = session::queue(controlled);
     let name = controlled.shared().name().to_owned();
     let snapshot = match vm_state::find(&queue, &name, which).await {
@@ -140,9 +144,9 @@ pub async fn extract(session: &mut Session, controlled: &CommandUse, which: &str
         Err(failure) => return session.fail(&failure).await,
     };
     let size = snapshot.vm_state_size;
-    if let Err(Gone) = session.answer(&Answer::Event(Event::State { size })).await {
-        return Next::Close;
-    }
+    session
+        .answer(&Answer::Event(Event::State { size }))
+        .await?;
     let (sender, receiver, _) = pipe();
     let which = which.to_owned();
     let task = spawn(async move { vm_state::extract(&queue, &name, &which, sender).await });
@@ -153,11 +157,11 @@ pub async fn extract(session: &mut Session, controlled: &CommandUse, which: &str
     let head = match (&passed, &outcome) {
         (Either::Left(Ok(())), Ok(())) => Head::End,
         (Either::Left(Ok(())), Err(_)) => Head::Abort,
-        _ => return Next::Close,
+        _ => return Err(Gone),
     };
     let sent = timeout(session::ANSWER_LIMIT, session.stream.send(&head.encode())).await;
     if !matches!(sent, Some(Ok(()))) {
-        return Next::Close;
+        return Err(Gone);
     }
     let result = json!(SnapshotInfo::new(&snapshot));
     session.conclude(outcome.map(|()| result)).await

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions};
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::cached_device::Policy;
 use crate::failure::Failure;
@@ -33,7 +34,11 @@ pub enum Discard {
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct ImageOptions {
     /// Format of the images (probed by default)
-    #[serde(with = "format_name", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        serialize_with = "write_format",
+        deserialize_with = "read_format",
+        skip_serializing_if = "Option::is_none"
+    )]
     #[cfg_attr(feature = "clap", arg(short, long, value_name = "FMT", value_parser = format_parser()))]
     pub format: Option<Format>,
     /// The images are lists of options, driver=qcow2,file.filename=PATH,..
@@ -63,7 +68,11 @@ pub struct ImageOptions {
     )]
     pub discard: Discard,
     /// What to do with the host's space, whatever the image says
-    #[serde(with = "allocation_name", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        serialize_with = "write_policy",
+        deserialize_with = "read_policy",
+        skip_serializing_if = "Option::is_none"
+    )]
     #[cfg_attr(feature = "clap", arg(long, value_name = "POLICY", value_parser = allocation_parser()))]
     pub allocation: Option<AllocationPolicy>,
     /// Remove the images' persistent bitmaps with the first write, which would make them useless
@@ -112,7 +121,7 @@ impl ImageOptions {
             (_, None, Some(kept)) => SharedImage::open_with_kept(spec, &options, kept),
             (_, None, None) => SharedImage::open_to_serve(spec, &options),
         };
-        image.map_err(|failure| match failure.engine_kind() {
+        image.map_err(|failure| match failure.kind {
             Some(ErrorKind::FormatNotTold) => {
                 let raw = spec.raw_words();
                 failure.hint(format!("say {raw} if it is one, or -r to only read it"))
@@ -123,66 +132,48 @@ impl ImageOptions {
 
     /// What is done to clients' requests.
     pub fn policy(&self, spec: &ImageSpec) -> Policy {
-        let ignore_flush = self.cache == CacheMode::Unsafe || spec.ignores_flushes();
+        let policy = Policy::of(self.cache, spec);
         Policy {
-            writethrough: self.cache.writethrough(),
             // Nothing of a temporary overlay outlives the process.
-            ignore_flush: ignore_flush || self.temporary,
+            ignore_flush: policy.ignore_flush || self.temporary,
             ignore_discard: spec
                 .ignores_discards()
                 .unwrap_or(self.discard == Discard::Ignore),
+            ..policy
         }
     }
 }
 
-/// Formats by name.
-mod format_name {
-    use gaur_engine::Format;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub fn serialize<S: Serializer>(
-        format: &Option<Format>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        format.map(Format::name).serialize(serializer)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<Format>, D::Error> {
-        let name = Option::<String>::deserialize(deserializer)?;
-        let read = |name: String| {
-            let unknown = || serde::de::Error::custom(format!("format {name:?} is unknown"));
-            Format::from_name(&name).ok_or_else(unknown)
-        };
-        name.map(read).transpose()
-    }
+/// Reads a value by its name; the error says `what` it is.
+fn by_name<'de, D: Deserializer<'de>, T>(
+    from: D,
+    what: &str,
+    find: impl FnOnce(&str) -> Option<T>,
+) -> Result<Option<T>, D::Error> {
+    let name = Option::<String>::deserialize(from)?;
+    let unknown = |name: &str| D::Error::custom(format!("{what} {name:?} is unknown"));
+    let read = |name: String| find(&name).ok_or_else(|| unknown(&name));
+    name.map(read).transpose()
 }
 
-/// Policies for space by name.
-mod allocation_name {
-    use gaur_engine::AllocationPolicy;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub fn serialize<S: Serializer>(
-        policy: &Option<AllocationPolicy>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        policy.map(|policy| policy.name()).serialize(serializer)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<AllocationPolicy>, D::Error> {
-        let name = Option::<String>::deserialize(deserializer)?;
-        let read = |name: String| {
-            let unknown = || serde::de::Error::custom(format!("allocation {name:?} is unknown"));
-            AllocationPolicy::from_name(&name).ok_or_else(unknown)
-        };
-        name.map(read).transpose()
-    }
+fn read_format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error> {
+    by_name(from, "format", Format::from_name)
 }
 
+fn write_format<S: Serializer>(format: &Option<Format>, into: S) -> Result<S::Ok, S::Error> {
+    format.map(Format::name).serialize(into)
+}
+
+fn read_policy<'de, D: Deserializer<'de>>(from: D) -> Result<Option<AllocationPolicy>, D::Error> {
+    by_name(from, "allocation", AllocationPolicy::from_name)
+}
+
+fn write_policy<S: Serializer>(
+    policy: &Option<AllocationPolicy>,
+    into: S,
+) -> Result<S::Ok, S::Error> {
+    policy.map(AllocationPolicy::name).serialize(into)
+}
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,26 +11,16 @@ use super::{Export, Exporter, NewExport, Served};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 
-/// Where and how NBD is served.
-pub struct NbdSettings {
-    /// Where clients knock.
-    pub listener: Listener,
-    /// How; its list of exports is not looked at.
-    pub options: nbd::Options,
-}
-
 /// The server.
 #[derive(Default)]
 pub(super) struct Nbd {
     uris: Option<Uris>,
     exports: Exports<Disk>,
-    running: Option<Running>,
+    /// What stops it, and its thread.
+    running: Option<(Stop, ServingThread)>,
 }
 
-struct Running {
-    stop: Stop,
-    thread: JoinHandle<Result<Outcome, ServeError>>,
-}
+type ServingThread = JoinHandle<Result<Outcome, ServeError>>;
 
 impl Nbd {
     pub(super) fn is_running(&self) -> bool {
@@ -61,8 +51,12 @@ impl Exporter {
     }
 
     /// Starts to serve NBD's exports.
-    pub fn start_nbd(self: &Arc<Self>, settings: NbdSettings) -> Result<(), Failure> {
-        let NbdSettings { listener, options } = settings;
+    /// The list of exports in `options` is not looked at.
+    pub fn start_nbd(
+        self: &Arc<Self>,
+        listener: Listener,
+        options: nbd::Options,
+    ) -> Result<(), Failure> {
         let mut nbd = self.nbd.lock();
         let (stop, exports) = (Stop::new(), nbd.exports.clone());
         let (exporter, theirs, host) = (Arc::clone(self), stop.clone(), self.host);
@@ -78,7 +72,7 @@ impl Exporter {
         let thread = std::thread::Builder::new().name("nbd-control".to_owned());
         let thread = thread.spawn(serve);
         let thread = thread.map_err(|error| Failure::io("the thread of NBD", &error))?;
-        nbd.running = Some(Running { stop, thread });
+        nbd.running = Some((stop, thread));
         Ok(())
     }
 
@@ -121,7 +115,7 @@ impl Exporter {
     /// Tells the server to end: in order, and the second time at once.
     pub(super) fn drain_nbd(&self) {
         match &self.nbd.lock().running {
-            Some(running) => running.stop.drain(),
+            Some((stop, _)) => stop.drain(),
             None => self.table.lock().nbd_over = true,
         }
     }
@@ -129,10 +123,10 @@ impl Exporter {
     /// Waits for the end of the server.
     pub(super) fn join_nbd(&self) -> Result<(), Failure> {
         let running = self.nbd.lock().running.take();
-        let Some(running) = running else {
+        let Some((_, thread)) = running else {
             return Ok(());
         };
-        match running.thread.join() {
+        match thread.join() {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(Failure::new(error.to_string())),
             Err(_) => Err(Failure::new("the thread of NBD failed")),

@@ -1,7 +1,5 @@
 //! What kernel and server agree on before anything else.
 
-use core::fmt;
-
 use super::wire::{Fields, MAJOR, MINOR, MINOR_MIN, PAGES_MAX, PAYLOAD_MAX, init_flag};
 
 /// What is of use here, if the kernel has it.
@@ -45,22 +43,15 @@ impl Offer {
 }
 
 /// Why a kernel cannot be served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the kernel speaks version {major}.{minor} of FUSE, {MAJOR}.{MINOR_MIN} is needed at least"
+)]
 pub struct Unusable {
     /// The version it speaks.
     pub major: u32,
     /// The same, the finer part.
     pub minor: u32,
-}
-
-impl fmt::Display for Unusable {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Unusable { major, minor } = self;
-        write!(
-            out,
-            "the kernel speaks version {major}.{minor} of FUSE, {MAJOR}.{MINOR_MIN} is needed at least"
-        )
-    }
 }
 
 /// What holds between kernel and server.

@@ -38,6 +38,14 @@ impl Reply {
         self.len += field.len();
     }
 
+    fn of(head: &Head, fields: &[&[u8]]) -> Reply {
+        let mut reply = Reply::begin(0, head.unique);
+        for field in fields {
+            reply.put(field);
+        }
+        reply.finish(0)
+    }
+
     /// Writes the length into the header; `more` bytes of payload follow.
     fn finish(mut self, more: usize) -> Reply {
         let len = (self.len + more) as u32;
@@ -57,7 +65,7 @@ impl Reply {
 
     /// It is done, and that is all there is to say.
     pub fn done(head: &Head) -> Reply {
-        Reply::begin(0, head.unique).finish(0)
+        Reply::of(head, &[])
     }
 
     /// What stands before `len` bytes of the file, the whole of a read's answer with them.
@@ -90,27 +98,21 @@ impl Reply {
 
     /// It is open; `flags` are of [`super::wire::open_flag`].
     pub fn open(head: &Head, flags: u32) -> Reply {
-        let mut reply = Reply::begin(0, head.unique);
         let handle = 0_u64;
-        reply.put(&handle.to_ne_bytes());
-        reply.put(&flags.to_ne_bytes());
-        reply.put(&[0; 4]);
-        reply.finish(0)
+        Reply::of(
+            head,
+            &[&handle.to_ne_bytes(), &flags.to_ne_bytes(), &[0; 4]],
+        )
     }
 
     /// So many bytes were written.
     pub fn written(head: &Head, len_bytes: u32) -> Reply {
-        let mut reply = Reply::begin(0, head.unique);
-        reply.put(&len_bytes.to_ne_bytes());
-        reply.put(&[0; 4]);
-        reply.finish(0)
+        Reply::of(head, &[&len_bytes.to_ne_bytes(), &[0; 4]])
     }
 
     /// It was found there.
     pub fn found(head: &Head, offset_bytes: u64) -> Reply {
-        let mut reply = Reply::begin(0, head.unique);
-        reply.put(&offset_bytes.to_ne_bytes());
-        reply.finish(0)
+        Reply::of(head, &[&offset_bytes.to_ne_bytes()])
     }
 
     /// A file system full of one file of this size.

@@ -6,10 +6,11 @@
 //! under way and flush the disk.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use gaur_block::Errno;
 use gaur_reactor::{Either, Stop, race};
+use parking_lot::Mutex;
 
 use super::device;
 use super::mount::Mount;
@@ -64,14 +65,8 @@ impl Notifier {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<OwnedFd>> {
-        self.descriptor
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn notify(&self, what: &Reply) -> Result<(), Errno> {
-        match &*self.lock() {
+        match &*self.descriptor.lock() {
             Some(descriptor) => device::send(descriptor.as_fd(), what.bytes()),
             // The connection has ended.
             None => Ok(()),
@@ -79,7 +74,7 @@ impl Notifier {
     }
 
     pub(super) fn close(&self) {
-        self.lock().take();
+        self.descriptor.lock().take();
     }
 }
 

@@ -1,6 +1,6 @@
 //! One request against the disk, up to its answer.
 
-use gaur_block::{Device, Errno, Payload, Request as Ask, Source, Target};
+use gaur_block::{Device, Errno, Request as Ask};
 use gaur_reactor::yield_now;
 
 use super::reader::Reader;
@@ -21,25 +21,18 @@ pub(super) enum Answer {
     Data(Reply, usize),
 }
 
-/// Serves a request whose bytes lie in the buffer, where the payload of the answer goes too.
-pub(super) async fn run<D: Device + 'static>(
-    reader: &Reader<D>,
-    buffer: &mut RequestBuffer,
-    request: &Request,
-) -> Answer {
-    let worker = Worker { reader };
-    match worker.run(buffer, request).await {
-        Ok(answer) => answer,
-        Err(errno) => Answer::Reply(Reply::error(&request.head, errno)),
+impl<D: Device + 'static> Reader<D> {
+    /// Serves a request whose bytes lie in the buffer, where the payload of the answer goes too.
+    pub(super) async fn execute(&self, buffer: &mut RequestBuffer, request: &Request) -> Answer {
+        let answer = self.try_execute(buffer, request).await;
+        answer.unwrap_or_else(|errno| Answer::Reply(Reply::error(&request.head, errno)))
     }
-}
 
-struct Worker<'a, D> {
-    reader: &'a Reader<D>,
-}
-
-impl<D: Device + 'static> Worker<'_, D> {
-    async fn run(&self, buffer: &mut RequestBuffer, request: &Request) -> Result<Answer, Errno> {
+    async fn try_execute(
+        &self,
+        buffer: &mut RequestBuffer,
+        request: &Request,
+    ) -> Result<Answer, Errno> {
         let head = &request.head;
         let reply = match request.operation {
             Operation::Read {
@@ -64,10 +57,10 @@ impl<D: Device + 'static> Worker<'_, D> {
                 self.set_attributes(&change).await?;
                 self.attributes(head)
             }
-            Operation::Open { write } => Reply::open(head, self.open(write)?),
+            Operation::Open { write } => Reply::open(head, self.open_flags(write)?),
             Operation::Flush => {
-                if !self.reader.file.read_only {
-                    self.ask(Ask::Flush).await?;
+                if !self.file.read_only {
+                    self.device.ask(Ask::Flush).await?;
                 }
                 Reply::done(head)
             }
@@ -90,27 +83,23 @@ impl<D: Device + 'static> Worker<'_, D> {
     }
 
     fn size(&self) -> u64 {
-        self.reader.device.size_bytes()
+        self.device.size_bytes()
     }
 
     fn attributes(&self, head: &Head) -> Reply {
-        Reply::attributes(head, &self.reader.file.attributes(self.size()))
-    }
-
-    async fn ask(&self, request: Ask) -> Result<(), Errno> {
-        self.reader.device.submit(request, Payload::None).await
+        Reply::attributes(head, &self.file.attributes(self.size()))
     }
 
     fn writable(&self) -> Result<(), Errno> {
-        if self.reader.file.read_only {
+        if self.file.read_only {
             return Err(Errno::EROFS);
         }
-        self.reader.file.touch();
+        self.file.touch();
         Ok(())
     }
 
-    fn open(&self, write: bool) -> Result<u32, Errno> {
-        if write && self.reader.file.read_only {
+    fn open_flags(&self, write: bool) -> Result<u32, Errno> {
+        if write && self.file.read_only {
             return Err(Errno::EROFS);
         }
         // The disk has a cache of its own, and programs expect of a disk that what others write by
@@ -132,16 +121,8 @@ impl<D: Device + 'static> Worker<'_, D> {
     ) -> Result<usize, Errno> {
         let left = self.size().saturating_sub(offset_bytes);
         let len = u64::from(len_bytes).min(left) as usize;
-        let mut offset_bytes = offset_bytes;
-        for piece in buffer.payload()[..len].chunks_mut(self.reader.max_transfer) {
-            let len_bytes = piece.len() as u64;
-            let payload = Payload::Read(Target::memory(piece));
-            self.reader
-                .device
-                .submit(Ask::Read { offset_bytes }, payload)
-                .await?;
-            offset_bytes += len_bytes;
-        }
+        let target = (&mut buffer.payload()[..len]).into();
+        self.device.read(offset_bytes, target).await?;
         Ok(len)
     }
 
@@ -156,21 +137,8 @@ impl<D: Device + 'static> Worker<'_, D> {
     ) -> Result<u32, Errno> {
         self.writable()?;
         let len = self.room(offset_bytes, u64::from(len_bytes)).await? as usize;
-        // In several pieces one flush at the end is cheaper than each piece being durable by itself.
-        let split = len > self.reader.max_transfer;
-        let mut offset_bytes = offset_bytes;
-        for piece in buffer.payload()[..len].chunks(self.reader.max_transfer) {
-            let request = Ask::Write {
-                offset_bytes,
-                fua: fua && !split,
-            };
-            let payload = Payload::Write(Source::memory(piece));
-            self.reader.device.submit(request, payload).await?;
-            offset_bytes += piece.len() as u64;
-        }
-        if fua && split {
-            self.ask(Ask::Flush).await?;
-        }
+        let source = (&buffer.payload()[..len]).into();
+        self.device.write(offset_bytes, source, fua).await?;
         Ok(len as u32)
     }
 
@@ -180,8 +148,8 @@ impl<D: Device + 'static> Worker<'_, D> {
         if end <= self.size() {
             return Ok(len_bytes);
         }
-        if self.reader.resizer.resizable {
-            self.reader.resizer.resize(end, true).await?;
+        if self.resizer.resizable {
+            self.resizer.resize(end, true).await?;
         }
         match self.size().saturating_sub(offset_bytes).min(len_bytes) {
             0 if len_bytes > 0 => Err(Errno::ENOSPC),
@@ -190,17 +158,17 @@ impl<D: Device + 'static> Worker<'_, D> {
     }
 
     async fn set_attributes(&self, change: &Change) -> Result<(), Errno> {
-        self.reader.file.check(change)?;
+        self.file.check(change)?;
         if let Some(size_bytes) = change.size_bytes
             && size_bytes != self.size()
         {
             self.writable()?;
-            if !self.reader.resizer.resizable {
+            if !self.resizer.resizable {
                 return Err(Errno::EPERM);
             }
-            self.reader.resizer.resize(size_bytes, false).await?;
+            self.resizer.resize(size_bytes, false).await?;
         }
-        self.reader.file.change(change)
+        self.file.change(change)
     }
 
     async fn allocate(&self, offset_bytes: u64, len_bytes: u64, mode: u32) -> Result<(), Errno> {
@@ -224,13 +192,14 @@ impl<D: Device + 'static> Worker<'_, D> {
         if len_bytes == 0 {
             return Ok(());
         }
-        self.ask(Ask::WriteZeroes {
-            offset_bytes,
-            len_bytes,
-            fua: false,
-            may_unmap,
-        })
-        .await
+        self.device
+            .ask(Ask::WriteZeroes {
+                offset_bytes,
+                len_bytes,
+                fua: false,
+                may_unmap,
+            })
+            .await
     }
 
     /// Plain allocation grows the file. Inside of it there is no request that takes space and leaves
@@ -259,14 +228,14 @@ impl<D: Device + 'static> Worker<'_, D> {
                 break;
             }
             let left = size - at;
-            let found = self.reader.device.status(at, left).await?;
+            let found = self.device.status(at, left).await?;
             if found.zero == (whence == Whence::Hole) {
                 return Ok(at);
             }
             at += found.len_bytes.clamp(1, left);
             lookups += 1;
             if lookups.is_multiple_of(LOOKUPS_BETWEEN_YIELDS) {
-                if self.reader.over() {
+                if self.over() {
                     return Err(Errno::EIO);
                 }
                 yield_now().await;

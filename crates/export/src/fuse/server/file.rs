@@ -1,10 +1,10 @@
 //! What the threads share of the file: who may do what with it, and when it was changed.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gaur_block::Errno;
+use parking_lot::Mutex;
 
 use crate::fuse::proto::{Attributes, Change, Moment};
 
@@ -69,7 +69,7 @@ impl File {
     }
 
     pub(super) fn attributes(&self, size_bytes: u64) -> Attributes {
-        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut times = self.times.lock();
         if self.written.swap(false, Ordering::Relaxed) {
             times.modified = now();
             times.changed = times.modified;
@@ -108,7 +108,7 @@ impl File {
                 field.store(value, Ordering::Relaxed);
             }
         }
-        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut times = self.times.lock();
         let at = |moment| match moment {
             Moment::Now => now(),
             Moment::At(time) => time,

@@ -3,9 +3,9 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use gaur_block::Errno;
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno as Raw;
 use rustix::mount::{MountFlags, UnmountFlags, unmount};
@@ -156,7 +156,7 @@ impl Mount {
 
     /// Uncovers the file; programs that have it open keep it as long as it is served. Once is enough.
     pub(super) fn end(&self) -> Result<(), ServeError> {
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ended = self.ended.lock();
         if std::mem::replace(&mut *ended, true) || !self.is_there() {
             return Ok(());
         }

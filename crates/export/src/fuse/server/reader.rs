@@ -21,11 +21,11 @@ use gaur_reactor::{Descriptor, Either, race, yield_now};
 
 use super::control::Resizer;
 use super::device::{self, Received};
-use super::execute::{self, Answer};
+use super::execute::Answer;
 use super::file::File;
 use super::request_buffer::{Pages, RequestBuffer};
 use crate::fuse::proto::{self, Refusal, Reply, Request};
-use crate::serve::{InFlight, OnDrop, PanicGuard};
+use crate::serve::{Disk, InFlight, OnDrop, PanicGuard};
 
 /// Requests that are answered in a row before others of the thread have their turn.
 const ROW: u32 = 32;
@@ -42,11 +42,9 @@ struct WorkerSlot {
 
 /// What the workers of one thread share.
 pub(super) struct Reader<D> {
-    pub(super) device: Rc<D>,
+    pub(super) device: Rc<Disk<D>>,
     pub(super) file: Arc<File>,
     pub(super) resizer: Resizer,
-    /// Longest payload the disk takes at once.
-    pub(super) max_transfer: usize,
     /// `None` when it was cut off.
     kernel: RefCell<Option<Rc<Descriptor>>>,
     /// Idle workers, the one that was idle longest first.
@@ -63,13 +61,12 @@ pub(super) struct Reader<D> {
 
 impl<D: Device + 'static> Reader<D> {
     pub(super) fn new(
-        device: Rc<D>,
+        device: Rc<Disk<D>>,
         file: Arc<File>,
         resizer: Resizer,
         kernel: OwnedFd,
     ) -> Reader<D> {
         Reader {
-            max_transfer: device.limits().max_transfer.max(1) as usize,
             device,
             file,
             resizer,
@@ -227,7 +224,7 @@ impl<D: Device + 'static> Reader<D> {
     }
 
     async fn serve(&self, buffer: &mut RequestBuffer, request: &Request) {
-        match execute::run(self, buffer, request).await {
+        match self.execute(buffer, request).await {
             Answer::Reply(reply) => self.send(reply.bytes()),
             Answer::Data(reply, len) => self.send(buffer.answer(reply.bytes(), len)),
         }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gaur_block::{Device, Errno, Payload, Request};
+use gaur_block::{Device, Errno, Request};
 use gaur_reactor::{Either, Stop, ThreadsConfig, race};
 
 use super::control::{Control, Message, Notifier, Resizer};
@@ -18,7 +18,7 @@ use super::reader::Reader;
 use super::request_buffer::RequestBuffer;
 use crate::error::ServeError;
 use crate::fuse::proto::{self, Operation, Reply, Terms};
-use crate::serve::{Channel, OnDrop, Prepared, Server, Transport};
+use crate::serve::{Channel, Disk, OnDrop, Prepared, Server, Transport};
 
 /// How long the kernel may take for its first request. It sends it while it mounts.
 const FIRST_REQUEST_LIMIT: Duration = Duration::from_secs(10);
@@ -56,20 +56,14 @@ where
         reactor: options.reactor,
     };
     let make = move |thread| {
-        let device = Rc::new(devices(thread)?);
+        let device = Rc::new(Disk::new(devices(thread)?));
         let limits = device.limits();
         Ok((device, limits))
     };
     let prepared = Prepared::start(&config, make, serve_on_thread::<D>)?;
     let limits = prepared.report;
     let read_only = options.read_only || limits.read_only;
-    let (mount, descriptor, descriptors) = match cover(path, &options, read_only) {
-        Ok(covered) => covered,
-        Err(error) => {
-            prepared.dismiss();
-            return Err(error);
-        }
-    };
+    let (mount, descriptor, descriptors) = cover(path, &options, read_only)?;
     let file = Arc::new(File::new(read_only, limits.preferred_block));
     let export = Export {
         place: options.path.display().to_string(),
@@ -106,7 +100,7 @@ where
 
 /// What a serving thread does.
 async fn serve_on_thread<D: Device + 'static>(
-    device: Rc<D>,
+    device: Rc<Disk<D>>,
     start: ThreadStart,
 ) -> Result<(), ServeError> {
     let ThreadStart { drain, now, .. } = start;
@@ -133,7 +127,7 @@ async fn serve_on_thread<D: Device + 'static>(
     let flushed = if read_only {
         Ok(())
     } else {
-        device.submit(Request::Flush, Payload::None).await
+        device.ask(Request::Flush).await
     };
     let flushed =
         flushed.map_err(|errno| ServeError::because("the last flush of the disk failed", errno));

@@ -185,14 +185,9 @@ impl Parser {
             }
             Err((errno, reason)) => {
                 self.skip = payload as usize;
-                let Header {
-                    cookie,
-                    offset_bytes,
-                    ..
-                } = header;
                 Event::Refuse(Refusal {
-                    cookie,
-                    offset_bytes,
+                    cookie: header.cookie,
+                    offset_bytes: header.offset_bytes,
                     errno,
                     reason,
                 })

@@ -4,6 +4,9 @@
 //! [`OPTION_MAX_BYTES`] is looked at, so the caller's buffer needs [`Handshake::BUFFER_BYTES`]; one
 //! call handles one option, so what it writes is bounded by the exports there are.
 
+use std::borrow::Cow;
+use std::cmp::Ordering;
+
 use super::option::{self, MetaQuery};
 use super::violation::Violation;
 use super::wire::{
@@ -48,6 +51,19 @@ enum State {
     Option,
     Skip { left: usize },
     Ended,
+}
+
+/// How an option is refused: the type of the reply, and its message.
+type Refused = (u32, Cow<'static, str>);
+
+const NO_DATA: Refused = (
+    rep::ERR_INVALID,
+    Cow::Borrowed("this option carries no data"),
+);
+const NO_EXPORT: Refused = (rep::ERR_UNKNOWN, Cow::Borrowed("no export of that name"));
+
+fn invalid(message: &'static str) -> Refused {
+    (rep::ERR_INVALID, message.into())
 }
 
 /// The handshake of one connection.
@@ -118,10 +134,8 @@ impl Handshake {
             return (0, Step::Need);
         };
         if flags & !(handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES) != 0 {
-            return (
-                CLIENT_FLAGS_LEN,
-                Step::Violation(Violation::ClientFlags(flags)),
-            );
+            let violation = Violation::ClientFlags(flags);
+            return (CLIENT_FLAGS_LEN, Step::Violation(violation));
         }
         self.fixed_newstyle = flags & handshake_flag::FIXED_NEWSTYLE != 0;
         self.no_zeroes = flags & handshake_flag::NO_ZEROES != 0;
@@ -161,17 +175,15 @@ impl Handshake {
         }
         self.options += 1;
         if self.options > OPTIONS_MAX {
-            return (
-                OPTION_HEADER_LEN,
-                Step::Violation(Violation::TooManyOptions),
-            );
+            let violation = Violation::TooManyOptions;
+            return (OPTION_HEADER_LEN, Step::Violation(violation));
         }
         if !self.fixed_newstyle && option != opt::EXPORT_NAME {
             let violation = Violation::NotFixedNewstyle(option);
             return (OPTION_HEADER_LEN, Step::Violation(violation));
         }
         if len_bytes > OPTION_MAX_BYTES {
-            refuse(out, option, rep::ERR_TOO_BIG, "option is too long");
+            refuse(out, option, (rep::ERR_TOO_BIG, "option is too long".into()));
             self.state = State::Skip {
                 left: len_bytes as usize,
             };
@@ -189,22 +201,25 @@ impl Handshake {
         exports: &dyn Exports,
         out: &mut Vec<u8>,
     ) -> Step {
-        match option {
+        let handled = match option {
             opt::EXPORT_NAME => return self.export_name(data, exports, out),
             opt::ABORT => {
                 answer(out, option, rep::ACK, &[]);
                 return Step::Abort;
             }
             opt::LIST => list(data, exports, out),
-            opt::INFO | opt::GO => return self.go(option, data, exports, out),
+            opt::INFO | opt::GO => self.go(option, data, exports, out),
             opt::STRUCTURED_REPLY | opt::EXTENDED_HEADERS => self.raise_style(option, data, out),
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
-                self.meta_context(option, data, exports, out);
+                self.meta_context(option, data, exports, out)
             }
-            opt::STARTTLS => refuse(out, option, rep::ERR_UNSUP, "tls is not offered"),
-            _ => refuse(out, option, rep::ERR_UNSUP, "unknown option"),
-        }
-        Step::Again
+            opt::STARTTLS => Err((rep::ERR_UNSUP, "tls is not offered".into())),
+            _ => Err((rep::ERR_UNSUP, "unknown option".into())),
+        };
+        handled.unwrap_or_else(|refused| {
+            refuse(out, option, refused);
+            Step::Again
+        })
     }
 
     fn session(&self, export: usize, info: &ExportInfo) -> Session {
@@ -240,46 +255,44 @@ impl Handshake {
 
     /// `STRUCTURED_REPLY` and `EXTENDED_HEADERS`. Extended headers include structured replies, so
     /// they may come second but not first.
-    fn raise_style(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) {
+    fn raise_style(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<Step, Refused> {
         let style = match option {
             opt::EXTENDED_HEADERS => Style::Extended,
             _ => Style::Structured,
         };
         if !data.is_empty() {
-            refuse(out, option, rep::ERR_INVALID, "this option carries no data");
-        } else if self.style == style {
-            refuse(out, option, rep::ERR_INVALID, "this was agreed on already");
-        } else if self.style > style {
-            let reason = "extended headers were agreed on already";
-            refuse(out, option, rep::ERR_EXT_HEADER_REQD, reason);
-        } else {
-            self.style = style;
-            answer(out, option, rep::ACK, &[]);
+            return Err(NO_DATA);
         }
+        match self.style.cmp(&style) {
+            Ordering::Equal => return Err(invalid("this was agreed on already")),
+            Ordering::Greater => {
+                let reason = "extended headers were agreed on already";
+                return Err((rep::ERR_EXT_HEADER_REQD, reason.into()));
+            }
+            Ordering::Less => self.style = style,
+        }
+        answer(out, option, rep::ACK, &[]);
+        Ok(Step::Again)
     }
 
-    fn go(&mut self, option: u32, data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> Step {
-        let Some(wanted) = option::Wanted::parse(data) else {
-            refuse(
-                out,
-                option,
-                rep::ERR_INVALID,
-                "malformed request for an export",
-            );
-            return Step::Again;
-        };
-        let Some(export) = exports.find(wanted.name) else {
-            refuse(out, option, rep::ERR_UNKNOWN, "no export of that name");
-            return Step::Again;
-        };
-        let found = match exports.info(export) {
-            Ok(found) => found,
-            Err(reason) => {
-                // The protocol has no "cannot be served now" but this; the text says why.
-                refuse(out, option, rep::ERR_UNKNOWN, &reason);
-                return Step::Again;
-            }
-        };
+    fn go(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> Result<Step, Refused> {
+        let wanted = option::Wanted::parse(data);
+        let wanted = wanted.ok_or_else(|| invalid("malformed request for an export"))?;
+        let export = exports.find(wanted.name).ok_or(NO_EXPORT)?;
+        // The protocol has no "cannot be served now" but this; the text says why.
+        let unavailable = |reason: String| (rep::ERR_UNKNOWN, reason.into());
+        let found = exports.info(export).map_err(unavailable)?;
         let (name, description) = exports.names(export);
         if wanted.asks(info::NAME) {
             inform(out, option, info::NAME, &[name.as_bytes()]);
@@ -289,52 +302,37 @@ impl Handshake {
         }
         if wanted.asks(info::BLOCK_SIZE) {
             let [minimum, preferred, maximum] = found.block_sizes().map(u32::to_be_bytes);
-            inform(
-                out,
-                option,
-                info::BLOCK_SIZE,
-                &[&minimum, &preferred, &maximum],
-            );
+            let sizes: [&[u8]; 3] = [&minimum, &preferred, &maximum];
+            inform(out, option, info::BLOCK_SIZE, &sizes);
         }
+        let size = found.size_bytes.to_be_bytes();
         let flags = found.flags(self.structured()).to_be_bytes();
-        inform(
-            out,
-            option,
-            info::EXPORT,
-            &[&found.size_bytes.to_be_bytes(), &flags],
-        );
+        inform(out, option, info::EXPORT, &[&size, &flags]);
         answer(out, option, rep::ACK, &[]);
-        match option {
+        Ok(match option {
             opt::GO => Step::Transmit(self.session(export, &found)),
             _ => Step::Again,
-        }
+        })
     }
 
-    fn meta_context(&mut self, option: u32, data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) {
+    fn meta_context(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> Result<Step, Refused> {
         let set = option == opt::SET_META_CONTEXT;
         if set {
             // A new choice replaces the old one even when it fails.
             self.allocation_for = None;
         }
         if !self.structured() {
-            return refuse(
-                out,
-                option,
-                rep::ERR_INVALID,
-                "agree on structured replies first",
-            );
+            return Err(invalid("agree on structured replies first"));
         }
-        let Some(query) = MetaQuery::parse(data) else {
-            return refuse(
-                out,
-                option,
-                rep::ERR_INVALID,
-                "malformed metadata context query",
-            );
-        };
-        let Some(export) = exports.find(query.name) else {
-            return refuse(out, option, rep::ERR_UNKNOWN, "no export of that name");
-        };
+        let query = MetaQuery::parse(data);
+        let query = query.ok_or_else(|| invalid("malformed metadata context query"))?;
+        let export = exports.find(query.name).ok_or(NO_EXPORT)?;
         if query.selects_allocation(set) {
             let id = if set { ALLOCATION_CONTEXT_ID } else { 0 };
             let name = ALLOCATION_CONTEXT.as_bytes();
@@ -344,17 +342,13 @@ impl Handshake {
             }
         }
         answer(out, option, rep::ACK, &[]);
+        Ok(Step::Again)
     }
 }
 
-fn list(data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) {
+fn list(data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> Result<Step, Refused> {
     if !data.is_empty() {
-        return refuse(
-            out,
-            opt::LIST,
-            rep::ERR_INVALID,
-            "this option carries no data",
-        );
+        return Err(NO_DATA);
     }
     exports.list(&mut |name, description| {
         let len = (name.len() as u32).to_be_bytes();
@@ -362,6 +356,7 @@ fn list(data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) {
         answer(out, opt::LIST, rep::SERVER, &parts);
     });
     answer(out, opt::LIST, rep::ACK, &[]);
+    Ok(Step::Again)
 }
 
 fn inform(out: &mut Vec<u8>, option: u32, item: u16, parts: &[&[u8]]) {
@@ -371,8 +366,8 @@ fn inform(out: &mut Vec<u8>, option: u32, item: u16, parts: &[&[u8]]) {
     answer(out, option, rep::INFO, &all);
 }
 
-fn refuse(out: &mut Vec<u8>, option: u32, reply: u32, message: &str) {
-    answer(out, option, reply, &[clip(message).as_bytes()]);
+fn refuse(out: &mut Vec<u8>, option: u32, (reply, message): Refused) {
+    answer(out, option, reply, &[clip(&message).as_bytes()]);
 }
 
 fn answer(out: &mut Vec<u8>, option: u32, reply: u32, parts: &[&[u8]]) {

@@ -1,15 +1,16 @@
 //! Protocol violations, for which a peer is disconnected.
 
-use core::fmt;
-
 /// What a peer did that ends its connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// Client flags this server did not offer.
+    #[error("unknown client flags {0:#x}")]
     ClientFlags(u32),
     /// An option does not start with its magic number.
+    #[error("bad option magic {0:#018x}")]
     OptionMagic(u64),
     /// An option longer than anybody would skip.
+    #[error("option {option} announces {len_bytes} bytes")]
     OptionLength {
         /// Option number.
         option: u32,
@@ -17,40 +18,21 @@ pub enum Violation {
         len_bytes: u32,
     },
     /// Options without end.
+    #[error("too many options")]
     TooManyOptions,
     /// A client without fixed newstyle may only choose an export.
+    #[error("option {0} from a client without fixed newstyle negotiation")]
     NotFixedNewstyle(u32),
     /// `EXPORT_NAME` for an export that is not there; the protocol has no other way to say so.
+    #[error("no export called {0:?}")]
     UnknownExport(String),
     /// `EXPORT_NAME` for an export that cannot be served, and why.
+    #[error("{0}")]
     ExportUnavailable(String),
     /// A request does not start with its magic number.
+    #[error("bad request magic {0:#010x}")]
     RequestMagic(u32),
     /// A payload beyond the limit.
+    #[error("request with a payload of {0} bytes")]
     PayloadLength(u64),
 }
-
-impl fmt::Display for Violation {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Violation::ClientFlags(flags) => write!(out, "unknown client flags {flags:#x}"),
-            Violation::OptionMagic(found) => write!(out, "bad option magic {found:#018x}"),
-            Violation::OptionLength { option, len_bytes } => {
-                write!(out, "option {option} announces {len_bytes} bytes")
-            }
-            Violation::TooManyOptions => out.write_str("too many options"),
-            Violation::NotFixedNewstyle(option) => {
-                write!(
-                    out,
-                    "option {option} from a client without fixed newstyle negotiation"
-                )
-            }
-            Violation::UnknownExport(name) => write!(out, "no export called {name:?}"),
-            Violation::ExportUnavailable(reason) => out.write_str(reason),
-            Violation::RequestMagic(found) => write!(out, "bad request magic {found:#010x}"),
-            Violation::PayloadLength(len) => write!(out, "request with a payload of {len} bytes"),
-        }
-    }
-}
-
-impl core::error::Error for Violation {}

@@ -1,7 +1,6 @@
 //! The task of a client: handshake, then reading requests and handing them
 //! out until one side has had enough.
 
-use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -24,24 +23,18 @@ use crate::serve::say;
 const ANSWERS_BYTES: usize = 16 << 10;
 
 /// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
 pub(super) enum End {
+    #[error("client disconnected")]
     Goodbye,
+    #[error("connection closed by the client")]
     PeerClosed,
+    #[error("connection failed: {0}")]
     Failed(Errno),
+    #[error("protocol violation: {0}")]
     Violation(Violation),
+    #[error("server is stopping")]
     Stopped,
-}
-
-impl fmt::Display for End {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            End::Goodbye => out.write_str("client disconnected"),
-            End::PeerClosed => out.write_str("connection closed by the client"),
-            End::Failed(errno) => write!(out, "connection failed: {errno}"),
-            End::Violation(violation) => write!(out, "protocol violation: {violation}"),
-            End::Stopped => out.write_str("server is stopping"),
-        }
-    }
 }
 
 /// Serves a client to its end.
@@ -231,38 +224,25 @@ impl<D: Device + 'static> Reader<'_, D> {
 
     async fn turn_away(&mut self, command: Command) -> Result<(), End> {
         self.parser.skip_payload();
-        let Command {
-            cookie,
-            offset_bytes,
-            ..
-        } = command;
-        let reason = "the server is shutting down";
         self.refuse(Refusal {
-            cookie,
-            offset_bytes,
+            cookie: command.cookie,
+            offset_bytes: command.offset_bytes,
             errno: Errno::ESHUTDOWN,
-            reason,
+            reason: "the server is shutting down",
         })
         .await
     }
 
     async fn refuse(&mut self, refusal: Refusal) -> Result<(), End> {
-        let Refusal {
-            cookie,
-            offset_bytes,
-            errno,
-            reason,
-        } = refusal;
-        let kind = Kind::Flush;
         let command = Command {
-            cookie,
-            kind,
-            offset_bytes,
+            cookie: refusal.cookie,
+            kind: Kind::Flush,
+            offset_bytes: refusal.offset_bytes,
             len_bytes: 0,
             fua: false,
         };
         let mut job = self.connection.take_job(command, 0).await;
-        job.fail(errno, reason);
+        job.fail(refusal.errno, refusal.reason);
         self.connection.answer(job);
         Ok(())
     }

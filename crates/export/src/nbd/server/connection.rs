@@ -23,7 +23,7 @@ use super::job::{Job, PARTS_MAX};
 use super::pool::{OWN_BYTES, Pool};
 use super::thread_exports::ThreadExports;
 use crate::nbd::proto::{Command, Session};
-use crate::serve::{Serve, Workers};
+use crate::serve::{Disk, Serve, Workers};
 
 /// Most stretches of memory in one send.
 const SLICES_MAX: usize = 128;
@@ -34,8 +34,6 @@ pub(super) struct Connection<D> {
     client: std::sync::Arc<Client>,
     pub(super) device: Rc<ExportDevice<D>>,
     pub(super) session: Session,
-    /// Longest payload the device takes at once.
-    pub(super) max_transfer: usize,
     pool: RefCell<Pool>,
     #[allow(
         clippy::vec_box,
@@ -67,7 +65,6 @@ impl<D: Device + 'static> Connection<D> {
         let connection = Rc::new(Connection {
             thread: thread.clone(),
             client: client.clone(),
-            max_transfer: device.device.limits().max_transfer.max(1) as usize,
             device,
             session,
             pool: RefCell::new(Pool::new(
@@ -93,6 +90,10 @@ impl<D: Device + 'static> Connection<D> {
                 .is_some()
         });
         connection
+    }
+
+    pub(super) fn disk(&self) -> &Disk<D> {
+        &self.device.device
     }
 
     /// Whether new requests are refused.

@@ -6,11 +6,12 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use gaur_block::{Device, Errno, Payload, Request, Source, Target};
+use gaur_block::{Device, Errno, Request};
 
 use super::connection::Connection;
 use super::job::{Job, PARTS_MAX};
 use crate::nbd::proto::{Command, Kind, Style, reply};
+use crate::serve::Disk;
 
 /// Reads of this length and longer ask for zeros first, which then need not travel; for shorter
 /// ones asking costs more than it saves.
@@ -46,27 +47,26 @@ pub(super) async fn run<D: Device + 'static>(
     connection: &Rc<Connection<D>>,
     job: &mut Job,
 ) -> Result<(), Errno> {
-    let Command {
-        kind,
-        offset_bytes,
-        len_bytes,
-        fua,
-        ..
-    } = job.command;
-    match kind {
+    let command = job.command;
+    let (offset_bytes, len_bytes, fua) = (command.offset_bytes, command.len_bytes, command.fua);
+    let disk = connection.disk();
+    match command.kind {
         Kind::Read { unfragmented } => {
             let simple = connection.session.style == Style::Simple;
-            if simple || unfragmented || len_bytes < SPARSE_MIN_BYTES {
-                read(connection, job, 0..len_bytes as usize).await?;
-                job.succeed_with_payload(len_bytes as u32);
-                return Ok(());
+            if !simple && !unfragmented && len_bytes >= SPARSE_MIN_BYTES {
+                return sparse_read(disk, job).await;
             }
-            return sparse_read(connection, job).await;
+            read(disk, job, 0..len_bytes as usize).await?;
+            job.succeed_with_payload(len_bytes as u32);
+            return Ok(());
         }
-        Kind::BlockStatus { one } => return block_status(connection, job, one).await,
+        Kind::BlockStatus { one } => return block_status(disk, job, one).await,
         Kind::Cache => cache(connection, job).await?,
-        Kind::Write => write(connection, job).await?,
-        Kind::Flush => submit(connection, Request::Flush).await?,
+        Kind::Write => {
+            let source = (&job.payload()[..len_bytes as usize]).into();
+            disk.write(offset_bytes, source, fua).await?;
+        }
+        Kind::Flush => disk.ask(Request::Flush).await?,
         Kind::WriteZeroes { .. } | Kind::Trim if len_bytes == 0 => {}
         Kind::WriteZeroes { may_unmap } => {
             let request = Request::WriteZeroes {
@@ -75,100 +75,32 @@ pub(super) async fn run<D: Device + 'static>(
                 fua,
                 may_unmap,
             };
-            submit(connection, request).await?;
+            disk.ask(request).await?;
         }
-        Kind::Trim => trim(connection, job).await?,
+        Kind::Trim => trim(disk, command).await?,
     }
     job.succeed();
     Ok(())
 }
 
-pub(super) async fn submit<D: Device + 'static>(
-    connection: &Rc<Connection<D>>,
-    request: Request,
-) -> Result<(), Errno> {
-    connection
-        .device
-        .device
-        .submit(request, Payload::None)
-        .await
-}
-
-async fn trim<D: Device + 'static>(connection: &Rc<Connection<D>>, job: &Job) -> Result<(), Errno> {
-    let Command {
-        offset_bytes,
-        len_bytes,
-        fua,
-        ..
-    } = job.command;
-    match submit(
-        connection,
-        Request::Discard {
-            offset_bytes,
-            len_bytes,
-        },
-    )
-    .await
-    {
+async fn trim<D: Device>(disk: &Disk<D>, command: Command) -> Result<(), Errno> {
+    let discard = Request::Discard {
+        offset_bytes: command.offset_bytes,
+        len_bytes: command.len_bytes,
+    };
+    match disk.ask(discard).await {
         // A discard is a hint; a device that cannot has done what it could.
-        Ok(()) | Err(Errno::EOPNOTSUPP) => {}
-        Err(errno) => return Err(errno),
+        Ok(()) | Err(Errno::EOPNOTSUPP) if command.fua => disk.ask(Request::Flush).await,
+        Err(Errno::EOPNOTSUPP) => Ok(()),
+        done => done,
     }
-    if fua {
-        submit(connection, Request::Flush).await?;
-    }
-    Ok(())
 }
 
 /// Fills a range of the payload from where it lies in the export.
-async fn read<D: Device + 'static>(
-    connection: &Rc<Connection<D>>,
-    job: &mut Job,
-    range: Range<usize>,
-) -> Result<(), Errno> {
-    let mut offset_bytes = job.command.offset_bytes + range.start as u64;
-    for piece in job.payload()[range].chunks_mut(connection.max_transfer) {
-        let len_bytes = piece.len() as u64;
-        let payload = Payload::Read(Target::memory(piece));
-        connection
-            .device
-            .device
-            .submit(Request::Read { offset_bytes }, payload)
-            .await?;
-        offset_bytes += len_bytes;
-    }
-    Ok(())
-}
-
-async fn write<D: Device + 'static>(
-    connection: &Rc<Connection<D>>,
-    job: &mut Job,
-) -> Result<(), Errno> {
-    let Command {
-        mut offset_bytes,
-        len_bytes,
-        fua,
-        ..
-    } = job.command;
-    let len_bytes = len_bytes as usize;
-    // In several pieces one flush at the end is cheaper than each piece being durable by itself.
-    let split = len_bytes > connection.max_transfer;
-    for piece in job.payload()[..len_bytes].chunks(connection.max_transfer) {
-        let request = Request::Write {
-            offset_bytes,
-            fua: fua && !split,
-        };
-        connection
-            .device
-            .device
-            .submit(request, Payload::Write(Source::memory(piece)))
-            .await?;
-        offset_bytes += piece.len() as u64;
-    }
-    if fua && split {
-        submit(connection, Request::Flush).await?;
-    }
-    Ok(())
+async fn read<D: Device>(disk: &Disk<D>, job: &mut Job, range: Range<usize>) -> Result<(), Errno> {
+    let offset_bytes = job.command.offset_bytes + range.start as u64;
+    let target = (&mut job.payload()[range]).into();
+    disk.read(offset_bytes, target).await
 }
 
 /// Reads ahead by reading and forgetting: devices have no other way to be warmed up.
@@ -176,22 +108,14 @@ async fn cache<D: Device + 'static>(
     connection: &Rc<Connection<D>>,
     job: &mut Job,
 ) -> Result<(), Errno> {
-    let Command {
-        mut offset_bytes,
-        len_bytes,
-        ..
-    } = job.command;
-    let end = offset_bytes + len_bytes.min(CACHE_MAX_BYTES);
-    let piece_bytes = job.payload().len().min(connection.max_transfer) as u64;
-    while offset_bytes < end && !connection.draining() {
-        let len = piece_bytes.min(end - offset_bytes);
-        let payload = Payload::Read(Target::memory(&mut job.payload()[..len as usize]));
-        connection
-            .device
-            .device
-            .submit(Request::Read { offset_bytes }, payload)
-            .await?;
-        offset_bytes += len;
+    let len_bytes = job.command.len_bytes.min(CACHE_MAX_BYTES) as usize;
+    let mut at = 0;
+    while at < len_bytes && !connection.draining() {
+        let len = job.payload().len().min(len_bytes - at);
+        let offset_bytes = job.command.offset_bytes + at as u64;
+        let target = (&mut job.payload()[..len]).into();
+        connection.disk().read(offset_bytes, target).await?;
+        at += len;
     }
     Ok(())
 }
@@ -203,24 +127,17 @@ struct Run {
     zero: bool,
 }
 
-async fn sparse_read<D: Device + 'static>(
-    connection: &Rc<Connection<D>>,
-    job: &mut Job,
-) -> Result<(), Errno> {
-    let Command {
-        offset_bytes,
-        len_bytes,
-        ..
-    } = job.command;
+async fn sparse_read<D: Device>(disk: &Disk<D>, job: &mut Job) -> Result<(), Errno> {
+    let (offset_bytes, len_bytes) = (job.command.offset_bytes, job.command.len_bytes);
     let mut runs = [Run {
         len: 0,
         zero: false,
     }; RUNS_MAX];
-    let count = find_runs(connection, offset_bytes, len_bytes as usize, &mut runs).await;
+    let count = find_runs(disk, offset_bytes, len_bytes as usize, &mut runs).await;
     let mut at = 0;
     for run in &runs[..count] {
         if !run.zero {
-            read(connection, job, at..at + run.len).await?;
+            read(disk, job, at..at + run.len).await?;
         }
         at += run.len;
     }
@@ -243,8 +160,8 @@ async fn sparse_read<D: Device + 'static>(
 
 /// Cuts a range into runs of zeros and of data; returns how many. When there are too many, or the
 /// device cannot say, the rest counts as data.
-async fn find_runs<D: Device + 'static>(
-    connection: &Rc<Connection<D>>,
+async fn find_runs<D: Device>(
+    disk: &Disk<D>,
     offset_bytes: u64,
     len: usize,
     runs: &mut [Run; RUNS_MAX],
@@ -259,11 +176,7 @@ async fn find_runs<D: Device + 'static>(
         lookups += 1;
         if count < RUNS_MAX - 1
             && lookups <= 4 * RUNS_MAX
-            && let Ok(found) = connection
-                .device
-                .device
-                .status(offset_bytes + at as u64, left as u64)
-                .await
+            && let Ok(found) = disk.status(offset_bytes + at as u64, left as u64).await
         {
             run.len = found.len_bytes.clamp(1, left as u64) as usize;
             run.zero = found.zero && found.len_bytes >= HOLE_MIN_BYTES;
@@ -280,16 +193,8 @@ async fn find_runs<D: Device + 'static>(
     count
 }
 
-async fn block_status<D: Device + 'static>(
-    connection: &Rc<Connection<D>>,
-    job: &mut Job,
-    one: bool,
-) -> Result<(), Errno> {
-    let Command {
-        offset_bytes,
-        len_bytes,
-        ..
-    } = job.command;
+async fn block_status<D: Device>(disk: &Disk<D>, job: &mut Job, one: bool) -> Result<(), Errno> {
+    let (offset_bytes, len_bytes) = (job.command.offset_bytes, job.command.len_bytes);
     let asked = job.asked;
     let most = if one { 1 } else { EXTENTS_MAX };
     let (mut at, mut extents) = (0, 0);
@@ -302,11 +207,7 @@ async fn block_status<D: Device + 'static>(
             break;
         }
         let left = len_bytes - at;
-        let found = connection
-            .device
-            .device
-            .status(offset_bytes + at, left)
-            .await?;
+        let found = disk.status(offset_bytes + at, left).await?;
         let len = found.len_bytes.clamp(1, left);
         let state = reply::state(found.allocated, found.zero);
         at += len;

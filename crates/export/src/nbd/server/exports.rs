@@ -7,14 +7,18 @@
 //! Lock order: [`Shared::list`], then [`Entry::users`]. Neither is held while a device is made or used.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use gaur_block::Device;
+use parking_lot::{Condvar, Mutex};
 
 use super::client::Client;
 use super::options::{Export, Options, Place};
 use crate::error::ServeError;
 use crate::nbd::proto::wire::STRING_MAX_BYTES;
+use crate::serve::Disk;
 
 /// Makes the device of an export for a thread of that number.
 type Make<D> = Box<dyn Fn(usize) -> Result<D, String> + Send + Sync>;
@@ -63,11 +67,6 @@ struct List<D> {
     next: usize,
     /// Answers to the empty name, unless one is called that.
     default: Option<usize>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is under these locks is changed in one step, so a panic elsewhere spoils nothing.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One export.
@@ -130,7 +129,7 @@ impl<D> Exports<D> {
     where
         F: Fn(usize) -> Result<D, String> + Send + Sync + 'static,
     {
-        let mut list = lock(&self.shared.list);
+        let mut list = self.shared.list.lock();
         let name = &export.name;
         if name.len().max(export.description.len()) > STRING_MAX_BYTES {
             let number = list.next;
@@ -156,7 +155,7 @@ impl<D> Exports<D> {
 
     /// The export of that name answers to the empty name too, unless one is called that.
     pub fn set_default(&self, name: &str) {
-        let mut list = lock(&self.shared.list);
+        let mut list = self.shared.list.lock();
         list.default = list.numbers.get(name).copied();
     }
 
@@ -168,7 +167,7 @@ impl<D> Exports<D> {
     /// How many clients use an export; `None` when there is none of that name.
     pub fn clients(&self, name: &str) -> Option<usize> {
         let entry = self.named(name)?;
-        let count = lock(&entry.users).clients.len();
+        let count = entry.users.lock().clients.len();
         Some(count)
     }
 
@@ -182,7 +181,7 @@ impl<D> Exports<D> {
     /// When there is no export of that name, or it could not be flushed.
     pub fn remove(&self, name: &str, patience: Duration) -> Result<(), ServeError> {
         let entry = {
-            let mut list = lock(&self.shared.list);
+            let mut list = self.shared.list.lock();
             let number = list.numbers.remove(name);
             let entry = number.and_then(|number| list.entries.remove(&number));
             if list.default == number {
@@ -194,19 +193,19 @@ impl<D> Exports<D> {
     }
 
     fn named(&self, name: &str) -> Option<Arc<Entry<D>>> {
-        let list = lock(&self.shared.list);
+        let list = self.shared.list.lock();
         let number = list.numbers.get(name)?;
         list.entries.get(number).cloned()
     }
 
     /// The export of that number, if it is still there.
     pub(super) fn entry(&self, number: usize) -> Option<Arc<Entry<D>>> {
-        lock(&self.shared.list).entries.get(&number).cloned()
+        self.shared.list.lock().entries.get(&number).cloned()
     }
 
     /// The number of the export that a client means by `name`.
     pub(super) fn find(&self, name: &[u8]) -> Option<usize> {
-        let list = lock(&self.shared.list);
+        let list = self.shared.list.lock();
         let text = std::str::from_utf8(name).ok();
         match text.and_then(|name| list.numbers.get(name)) {
             Some(number) => Some(*number),
@@ -217,14 +216,14 @@ impl<D> Exports<D> {
 
     /// Shows names and descriptions, oldest first.
     pub(super) fn list(&self, show: &mut dyn FnMut(&str, &str)) {
-        for entry in lock(&self.shared.list).entries.values() {
+        for entry in self.shared.list.lock().entries.values() {
             show(&entry.export.name, &entry.export.description);
         }
     }
 
     /// All that are there, oldest first.
     pub(super) fn entries(&self) -> Vec<Arc<Entry<D>>> {
-        lock(&self.shared.list).entries.values().cloned().collect()
+        self.shared.list.lock().entries.values().cloned().collect()
     }
 
     pub(super) fn stays(&self) -> bool {
@@ -233,39 +232,38 @@ impl<D> Exports<D> {
 
     /// The first flush that failed.
     pub(super) fn take_failure(&self) -> Result<(), ServeError> {
-        match lock(&self.shared.failure).take() {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        self.shared.failure.lock().take().map_or(Ok(()), Err)
     }
 
     /// A flush of an export failed.
     pub(super) fn failed(&self, entry: &Entry<D>, error: ServeError) {
-        let mut users = lock(&entry.users);
+        let mut users = entry.users.lock();
         if users.closing {
             // The removal returns it.
             users.failure.get_or_insert(error);
             return;
         }
         drop(users);
-        lock(&self.shared.failure).get_or_insert(error);
+        self.shared.failure.lock().get_or_insert(error);
     }
 }
 
 impl<D> Entry<D> {
     /// A device for a client on this thread.
-    pub(super) fn make(self: &Arc<Self>, thread: usize) -> Result<ExportDevice<D>, String> {
+    pub(super) fn make(self: &Arc<Self>, thread: usize) -> Result<ExportDevice<D>, String>
+    where
+        D: Device,
+    {
         {
-            let mut users = lock(&self.users);
+            let mut users = self.users.lock();
             if users.closing {
                 return Err(GONE.to_owned());
             }
             users.devices += 1;
         }
         let place = DevicePlace(Arc::clone(self));
-        let device = (self.make)(thread)?;
         Ok(ExportDevice {
-            device,
+            device: Disk::new((self.make)(thread)?),
             written: std::cell::Cell::new(false),
             users: std::cell::Cell::new(0),
             place,
@@ -274,7 +272,7 @@ impl<D> Entry<D> {
 
     /// Lets a client use it; `false` when it is being removed.
     pub(super) fn enter(&self, client: &Arc<Client>) -> bool {
-        let mut users = lock(&self.users);
+        let mut users = self.users.lock();
         if !users.closing {
             users.clients.insert(client.number, Arc::clone(client));
         }
@@ -283,13 +281,13 @@ impl<D> Entry<D> {
 
     /// A client does not use it any more.
     pub(super) fn leave(&self, client: &Client) {
-        lock(&self.users).clients.remove(&client.number);
+        self.users.lock().clients.remove(&client.number);
         self.quiet.notify_all();
     }
 
     fn close(&self, patience: Duration) -> Result<(), ServeError> {
         let deadline = Instant::now() + patience;
-        let mut users = lock(&self.users);
+        let mut users = self.users.lock();
         users.closing = true;
         for client in users.clients.values() {
             client.drain.stop();
@@ -302,21 +300,12 @@ impl<D> Entry<D> {
                 users.clients.values().for_each(|client| client.hang_up());
             }
             // What its devices still work on has to end before they can go.
-            users = match patient {
-                true => {
-                    let waited = self.quiet.wait_timeout(users, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                false => {
-                    let waited = self.quiet.wait(users);
-                    waited.unwrap_or_else(PoisonError::into_inner)
-                }
-            };
+            match patient {
+                true => drop(self.quiet.wait_for(&mut users, left)),
+                false => self.quiet.wait(&mut users),
+            }
         }
-        match users.failure.take() {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        users.failure.take().map_or(Ok(()), Err)
     }
 }
 
@@ -325,7 +314,7 @@ pub(super) const GONE: &str = "the export is not there any more";
 
 /// A device of an export on one thread.
 pub(super) struct ExportDevice<D> {
-    pub(super) device: D,
+    pub(super) device: Disk<D>,
     /// Something was asked of it that a flush makes durable.
     pub(super) written: std::cell::Cell<bool>,
     /// Connections that use it.
@@ -346,7 +335,7 @@ struct DevicePlace<D>(Arc<Entry<D>>);
 
 impl<D> Drop for DevicePlace<D> {
     fn drop(&mut self) {
-        let mut users = lock(&self.0.users);
+        let mut users = self.0.users.lock();
         users.devices = users.devices.saturating_sub(1);
         drop(users);
         self.0.quiet.notify_all();

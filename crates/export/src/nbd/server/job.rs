@@ -38,23 +38,26 @@ pub(super) struct Job {
     parts: Vec<Part>,
 }
 
+fn asked(style: Style, command: &Command) -> Asked {
+    Asked {
+        style,
+        cookie: command.cookie,
+        offset_bytes: command.offset_bytes,
+    }
+}
+
 impl Job {
     pub(super) fn new() -> Job {
-        let kind = Kind::Flush;
         let command = Command {
             cookie: 0,
-            kind,
+            kind: Kind::Flush,
             offset_bytes: 0,
             len_bytes: 0,
             fua: false,
         };
         Job {
+            asked: asked(Style::Simple, &command),
             command,
-            asked: Asked {
-                style: Style::Simple,
-                cookie: 0,
-                offset_bytes: 0,
-            },
             buffer: None,
             worked: false,
             head: Vec::with_capacity(256),
@@ -68,16 +71,7 @@ impl Job {
             self.buffer.is_none(),
             "the last payload went back to the pool"
         );
-        let Command {
-            cookie,
-            offset_bytes,
-            ..
-        } = command;
-        self.asked = Asked {
-            style,
-            cookie,
-            offset_bytes,
-        };
+        self.asked = asked(style, &command);
         self.command = command;
         self.worked = false;
         self.restart();

@@ -147,23 +147,15 @@ const FIRST_INHERITED: i32 = 3;
 fn inherited() -> Result<OwnedFd, ServeError> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
+    let refuse = |reason: &str| Err(ServeError::new(reason));
     if number("LISTEN_PID") != Some(std::process::id()) {
-        return Err(ServeError::new(
-            "no socket was handed over (LISTEN_PID is not this process)",
-        ));
+        return refuse("no socket was handed over (LISTEN_PID is not this process)");
     }
-    match number("LISTEN_FDS") {
-        Some(1) => {}
-        _ => {
-            return Err(ServeError::new(
-                "exactly one socket can be handed over (LISTEN_FDS=1)",
-            ));
-        }
+    if number("LISTEN_FDS") != Some(1) {
+        return refuse("exactly one socket can be handed over (LISTEN_FDS=1)");
     }
     if TAKEN.swap(true, Ordering::AcqRel) {
-        return Err(ServeError::new(
-            "the socket that was handed over is in use already",
-        ));
+        return refuse("the socket that was handed over is in use already");
     }
     // SAFETY: systemd gave this descriptor to this very process (LISTEN_PID), nothing else in the
     // process knows of it, and TAKEN lets it be taken once.

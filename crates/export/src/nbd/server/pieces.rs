@@ -3,20 +3,16 @@
 
 use std::io::IoSlice;
 
-use gaur_block::{Device, Errno, Payload, Request, Source, Target};
+use gaur_block::{Device, Request};
 
 use super::client_task::{End, Reader};
-use super::execute;
 use super::job::Job;
 use crate::nbd::proto::{Command, Kind, Style, reply};
 
 /// Whether a job has less memory than its payload is long, and cannot do with that.
 pub(super) fn needed(job: &mut Job) -> bool {
-    let Command {
-        kind, len_bytes, ..
-    } = job.command;
-    let moves = matches!(kind, Kind::Read { .. } | Kind::Write);
-    moves && (job.payload().len() as u64) < len_bytes
+    let moves = matches!(job.command.kind, Kind::Read { .. } | Kind::Write);
+    moves && (job.payload().len() as u64) < job.command.len_bytes
 }
 
 impl<D: Device + 'static> Reader<'_, D> {
@@ -39,30 +35,26 @@ impl<D: Device + 'static> Reader<'_, D> {
     }
 
     async fn write_in_pieces(&mut self, job: &mut Job) -> Result<bool, End> {
-        let Command {
-            mut offset_bytes,
-            len_bytes,
-            fua,
-            ..
-        } = job.command;
-        let mut done = Ok(());
-        let end = offset_bytes + len_bytes;
+        let command = job.command;
+        let (mut offset_bytes, mut done) = (command.offset_bytes, Ok(()));
+        let end = offset_bytes + command.len_bytes;
         while offset_bytes < end {
-            let len = self.piece_bytes(job).min(end - offset_bytes);
+            let len = (job.payload().len() as u64).min(end - offset_bytes);
             let piece = &mut job.payload()[..len as usize];
             self.receive(piece).await?;
             // After an error the rest is received and forgotten.
             if done.is_ok() {
-                let payload = Payload::Write(Source::memory(piece));
-                let fua = false;
-                let request = Request::Write { offset_bytes, fua };
-                let device = &self.connection.device.device;
-                done = device.submit(request, payload).await;
+                let source = (&*piece).into();
+                done = self
+                    .connection
+                    .disk()
+                    .write(offset_bytes, source, false)
+                    .await;
             }
             offset_bytes += len;
         }
-        if fua && done.is_ok() {
-            done = execute::submit(self.connection, Request::Flush).await;
+        if command.fua && done.is_ok() {
+            done = self.connection.disk().ask(Request::Flush).await;
         }
         match done {
             Ok(()) => job.succeed(),
@@ -74,20 +66,18 @@ impl<D: Device + 'static> Reader<'_, D> {
     /// Whether there is something left to send.
     async fn read_in_pieces(&mut self, job: &mut Job) -> Result<bool, End> {
         let Command {
-            kind,
-            mut offset_bytes,
-            len_bytes,
-            ..
+            kind, len_bytes, ..
         } = job.command;
+        let mut offset_bytes = job.command.offset_bytes;
         let in_one = self.connection.session.style == Style::Simple
             || matches!(kind, Kind::Read { unfragmented: true });
         let (start, end) = (offset_bytes, offset_bytes + len_bytes);
         while offset_bytes < end {
-            let len = self.piece_bytes(job).min(end - offset_bytes);
+            let len = (job.payload().len() as u64).min(end - offset_bytes);
             let asked = job.asked;
             let done = offset_bytes + len == end;
-            let read = self.read_piece(job, offset_bytes, len as usize).await;
-            if let Err(errno) = read {
+            let target = (&mut job.payload()[..len as usize]).into();
+            if let Err(errno) = self.connection.disk().read(offset_bytes, target).await {
                 // Of data that was announced in one piece nothing but all of it can be sent.
                 if in_one && offset_bytes > start {
                     return Err(End::Failed(errno));
@@ -112,16 +102,5 @@ impl<D: Device + 'static> Reader<'_, D> {
             offset_bytes += len;
         }
         Ok(false)
-    }
-
-    async fn read_piece(&self, job: &mut Job, offset_bytes: u64, len: usize) -> Result<(), Errno> {
-        let payload = Payload::Read(Target::memory(&mut job.payload()[..len]));
-        let device = &self.connection.device.device;
-        let request = Request::Read { offset_bytes };
-        device.submit(request, payload).await
-    }
-
-    fn piece_bytes(&self, job: &mut Job) -> u64 {
-        job.payload().len().min(self.connection.max_transfer) as u64
     }
 }

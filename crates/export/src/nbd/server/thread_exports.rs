@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use gaur_block::{Device, Payload, Request};
+use gaur_block::{Device, Request};
 
 use super::client::Client;
 use super::exports::{ExportDevice, Exports, GONE};
@@ -81,7 +81,7 @@ impl<D: Device> ThreadExports<D> {
     pub(super) async fn leave(&self, guard: ExportGuard<D>) {
         let device = &guard.device;
         if device.users.get() == 1 && device.written.replace(false) {
-            let flushed = device.device.submit(Request::Flush, Payload::None);
+            let flushed = device.device.ask(Request::Flush);
             if let Err(errno) = flushed.await {
                 let name = &device.entry().export.name;
                 let what = format_args!("flush of export {name:?} failed").to_string();

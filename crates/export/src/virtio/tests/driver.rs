@@ -12,7 +12,8 @@ use crate::virtio::inflight::{InflightLog, log_bytes};
 use crate::virtio::memory::{Access, GuestMemory, Mapping, Run};
 use crate::virtio::ring::RingAddresses;
 use crate::virtio::ring_command::{CallNotifier, RingSetup};
-use crate::virtio::rings::{self, Rings, RingsOptions};
+use crate::virtio::rings::Rings;
+use crate::virtio::server::{self, Setup};
 use crate::virtio::wire::{descriptor, feature};
 
 pub(super) const RING: u16 = 16;
@@ -117,18 +118,17 @@ impl Machine {
             move |line: &str| lines.lock().expect("no panic").push(line.to_owned())
         };
         let log: crate::Log = Arc::new(log);
-        let prepared = rings::prepare(
-            RingsOptions {
-                name: "test",
-                threads: 1,
-                rings: 2,
-                read_only: false,
-                serial: "a serial number",
-                log: Some(log.clone()),
-            },
-            move |_| Ok(device.clone()),
-        )
-        .expect("threads can be started");
+        let setup = Setup {
+            name: "test",
+            peer: "driver",
+            place: String::new(),
+            threads: 1,
+            rings: 2,
+            read_only: false,
+            log: Some(log.clone()),
+        };
+        let prepared = server::prepare(setup, move |_| Ok(device.clone()));
+        let prepared = prepared.expect("threads can be started").prepared;
         let control = Rings::new(2, Some(log));
         let threads = prepared.serve(control.on_threads(1));
         let ring = |index: u64| DriverRing {

@@ -9,15 +9,10 @@ use gaur_reactor::{Config, Reactor, yield_now};
 
 use super::random::Random;
 use crate::device::Memory;
-use crate::virtio::execute::{RequestFlags, read, write};
 use crate::virtio::thread_context::ThreadContext;
 
 const DISK_BYTES: usize = 4 << 20;
 const TRANSFER_MAX: usize = 300 << 10;
-const TERMS: RequestFlags = RequestFlags {
-    read_only: false,
-    write_through: false,
-};
 
 /// A disk in memory that lets others go first for a while, and fails in one place.
 struct Slow {
@@ -122,7 +117,8 @@ async fn write_pieces(
     pieces: &Pieces,
 ) -> Result<(), Errno> {
     let list = pieces.source();
-    write(context, TERMS, at as u64, Segments::from(&list[..])).await
+    let source = Segments::from(&list[..]);
+    context.device.write(at as u64, source, false).await
 }
 
 async fn read_pieces(
@@ -131,11 +127,12 @@ async fn read_pieces(
     pieces: &mut Pieces,
 ) -> Result<(), Errno> {
     let mut list = pieces.target();
-    read(context, at as u64, SegmentsMut::from(&mut list[..])).await
+    let target = SegmentsMut::from(&mut list[..]);
+    context.device.read(at as u64, target).await
 }
 
 fn context(seed: u64) -> ThreadContext<Slow> {
-    ThreadContext::new(Slow::new(seed), false, "", None)
+    ThreadContext::new(Slow::new(seed), false, None)
 }
 
 fn on_a_reactor(test: impl Future<Output = ()>) {

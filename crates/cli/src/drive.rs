@@ -1,9 +1,10 @@
 //! Long operations on an image that this process has opened. They run on a reactor of their own, show
 //! progress, and are cancelled in order when the user presses ctrl-C.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use gaur_engine::Queue;
+use gaur_engine::{Job, Queue};
 use gaur_reactor::{Config, Driver, Either, Reactor, ReactorFile, race, sleep, uring};
 
 use crate::failure::Failure;
@@ -15,32 +16,21 @@ use crate::shared_image::SharedImage;
 /// Time between two looks at how far it is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How an operation is watched, and how it is given up.
-pub struct Watch<M, C> {
-    /// Where its progress goes.
-    pub progress: Progress,
-    /// How much is done, and of how much.
-    pub meter: M,
-    /// Asks for its end.
-    pub cancel: C,
+/// How far a job is, and a way to cancel it, for [`drive`].
+pub fn watch(job: &Arc<Job>) -> (impl Fn() -> (u64, u64), impl FnOnce() + Send + 'static) {
+    let (meter, cancel) = (Arc::clone(job), Arc::clone(job));
+    (move || meter.progress_bytes(), move || cancel.cancel())
 }
 
-/// Does `work` on a queue of the image, and cancels it when a signal asks for that.
-pub fn drive<T, M, C>(
+/// Does `work` on a queue of the image, shows how far it is, and has `cancel` end it when a signal asks for
+/// that.
+pub fn drive<T>(
     image: &SharedImage,
     host: HostKind,
-    watch: Watch<M, C>,
+    mut progress: Progress,
+    (meter, cancel): (impl Fn() -> (u64, u64), impl FnOnce() + Send + 'static),
     work: impl AsyncFnOnce(&Queue<ReactorFile>) -> Result<T, Failure>,
-) -> Result<T, Failure>
-where
-    M: Fn() -> (u64, u64),
-    C: FnOnce() + Send + 'static,
-{
-    let Watch {
-        mut progress,
-        meter,
-        cancel,
-    } = watch;
+) -> Result<T, Failure> {
     let config = Config {
         driver: driver(host)?,
         ..Config::default()
@@ -62,10 +52,7 @@ where
             Either::Right(never) => Ok(never),
         }
     });
-    match outcome {
-        Ok(_) => progress.finish(),
-        Err(_) => progress.stop(),
-    }
+    progress.end(&outcome);
     outcome
 }
 
