@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use gaur_bench::Random;
 
-use crate::nbd::Cell;
+use crate::nbd::Load;
 
 const BLOCK: usize = 4096;
 const REQUEST_BYTES: usize = 28;
 const REPLY_BYTES: usize = 16;
 
 /// IOPS of all connections together.
-pub fn over_nbd(socket: &Path, cell: Cell, seconds: u64) -> Result<f64> {
-    let threads: Vec<_> = (0..cell.connections)
+pub fn over_nbd(socket: &Path, load: Load, seconds: u64) -> Result<f64> {
+    let threads: Vec<_> = (0..load.connections)
         .map(|index| {
             let socket = socket.to_owned();
-            std::thread::spawn(move || Connection::open(&socket)?.load(cell, seconds, index as u64))
+            std::thread::spawn(move || Connection::open(&socket)?.load(load, seconds, index as u64))
         })
         .collect();
     let mut iops = 0.0;
@@ -81,26 +81,26 @@ impl Connection {
         })
     }
 
-    fn load(mut self, cell: Cell, seconds: u64, seed: u64) -> Result<f64> {
-        let blocks = cell.size_bytes / BLOCK as u64;
+    fn load(mut self, load: Load, seconds: u64, seed: u64) -> Result<f64> {
+        let blocks = load.size_bytes / BLOCK as u64;
         let mut random = Random::new(seed);
         let payload = vec![0xA5; BLOCK];
-        let mut sending = Vec::with_capacity((REQUEST_BYTES + BLOCK) * cell.depth as usize);
-        let reply = if cell.write {
+        let mut sending = Vec::with_capacity((REQUEST_BYTES + BLOCK) * load.depth as usize);
+        let reply = if load.write {
             REPLY_BYTES
         } else {
             REPLY_BYTES + BLOCK
         };
         let mut done = 0_u64;
-        let mut free = cell.depth as usize;
+        let mut free = load.depth as usize;
         let start = Instant::now();
         let end = start + Duration::from_secs(seconds);
         loop {
             sending.clear();
             for _ in 0..free {
                 let offset = random.below(blocks) * BLOCK as u64;
-                request(&mut sending, cell.write, offset);
-                if cell.write {
+                request(&mut sending, load.write, offset);
+                if load.write {
                     sending.extend_from_slice(&payload);
                 }
             }

@@ -9,26 +9,28 @@ mod full;
 mod growth;
 mod huge;
 mod images;
-mod load;
-mod markdown;
+pub mod load;
+pub mod markdown;
 pub mod plot;
-mod record;
 mod scaling;
 mod stride;
 mod suite;
-mod turns;
+pub mod turns;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
+use crate::arguments::Common;
 use crate::machine::{self, Machine};
-use record::Record;
+use crate::record::Record;
 use suite::Suite;
 
 /// How the engine's suite is run.
 #[derive(clap::Args, Clone)]
 pub struct EngineArguments {
+    #[command(flatten)]
+    common: Common,
     /// Tables to measure, by name [default: all]
     #[arg(long, value_delimiter = ',')]
     tables: Vec<String>,
@@ -38,9 +40,6 @@ pub struct EngineArguments {
     /// Times each cell is measured
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// The gaur binary [default: built in release mode]
-    #[arg(long)]
-    gaur: Option<PathBuf>,
     /// An older gaur binary, measured instead of QEMU: what a change did to the speed
     #[arg(long)]
     before: Option<PathBuf>,
@@ -50,12 +49,6 @@ pub struct EngineArguments {
     /// Folder on a disk for images, with 9 GiB of space [default: that of this program]
     #[arg(long)]
     dir_disk: Option<PathBuf>,
-    /// The machine-readable record; tables that are not measured stay in it
-    #[arg(long)]
-    json: Option<PathBuf>,
-    /// The page whose sections between markers are written
-    #[arg(long)]
-    markdown: Option<PathBuf>,
     /// Folder for plots
     #[arg(long)]
     plots: Option<PathBuf>,
@@ -66,16 +59,13 @@ pub struct EngineArguments {
 
 /// Measures the tables asked for and writes the reports.
 pub fn run(arguments: &EngineArguments) -> Result<()> {
-    let mut record = match &arguments.json {
-        Some(path) if path.exists() => read(path)?,
-        _ => Record::default(),
-    };
+    let mut record = arguments.common.earlier_record()?;
     let failed = if arguments.report_only {
         Vec::new()
     } else {
         measure(arguments, &mut record)?
     };
-    if let Some(path) = &arguments.markdown {
+    if let Some(path) = &arguments.common.markdown {
         write_page(path, arguments.plots.as_deref(), &record)?;
     }
     if !failed.is_empty() {
@@ -95,13 +85,9 @@ fn measure(arguments: &EngineArguments, record: &mut Record) -> Result<Vec<&'sta
         programs.extend(["fusermount3", "mkfs.ext4", "nbdfuse"]);
     }
     crate::prerequisites::check(&programs)?;
-    let gaur = match &arguments.gaur {
-        Some(path) => path.clone(),
-        None => machine::build_gaur()?,
-    };
     record.machine = Machine::here();
     let suite = Suite {
-        gaur,
+        gaur: arguments.common.gaur()?,
         before: arguments.before.clone(),
         commit: record.machine.gaur.clone(),
         memory: arguments.dir_memory.clone(),
@@ -125,17 +111,9 @@ fn measure(arguments: &EngineArguments, record: &mut Record) -> Result<Vec<&'sta
                 failed.push(name);
             }
         }
-        if let Some(path) = &arguments.json {
-            let text = serde_json::to_string_pretty(record)? + "\n";
-            std::fs::write(path, text).with_context(|| format!("{}", path.display()))?;
-        }
+        arguments.common.write_record(record)?;
     }
     Ok(failed)
-}
-
-fn read(path: &Path) -> Result<Record> {
-    let text = std::fs::read_to_string(path)?;
-    serde_json::from_str(&text).with_context(|| format!("{}", path.display()))
 }
 
 /// Writes the sections and plots of all tables of the record.

@@ -22,12 +22,15 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::arguments::Common;
 use crate::machine;
 use record::Record;
 
 /// How the benchmark of exports is run.
 #[derive(clap::Args, Clone)]
 pub struct ExportsArguments {
+    #[command(flatten)]
+    common: Common,
     /// Contestants to measure, by name [default: all]
     #[arg(long, value_delimiter = ',')]
     who: Vec<String>,
@@ -59,9 +62,6 @@ pub struct ExportsArguments {
     /// a system call of the guest then wakes another of the machine's processors
     #[arg(long, default_value_t = 1)]
     cpus: usize,
-    /// The gaur binary [default: built in release mode]
-    #[arg(long)]
-    gaur: Option<PathBuf>,
     /// An older gaur binary, measured beside: what a change did to the speed
     #[arg(long)]
     before: Option<PathBuf>,
@@ -71,15 +71,9 @@ pub struct ExportsArguments {
     /// Folder on the host that the guest shares
     #[arg(long, default_value_os_t = machine::build_folder().join("bench-exports"))]
     dir: PathBuf,
-    /// The machine-readable record
-    #[arg(long)]
-    json: Option<PathBuf>,
     /// Do not measure, make the pages from the record
     #[arg(long, requires = "json")]
     report: bool,
-    /// The page whose section between markers is written
-    #[arg(long)]
-    markdown: Option<PathBuf>,
     /// Folder for plots
     #[arg(long)]
     plots: Option<PathBuf>,
@@ -93,38 +87,25 @@ pub fn run(arguments: &ExportsArguments) -> Result<()> {
     if arguments.inside {
         return inside::run(arguments);
     }
-    let record = match (&arguments.json, arguments.report) {
-        (Some(path), true) => read_record(path)?,
-        _ => measure(arguments)?,
+    let record = match arguments.report {
+        true => arguments.common.earlier_record()?,
+        false => measure(arguments)?,
     };
-    if let Some(path) = &arguments.json {
-        std::fs::write(path, serde_json::to_string_pretty(&record)? + "\n")?;
-    }
+    arguments.common.write_record(&record)?;
     if let Some(folder) = &arguments.plots {
         std::fs::create_dir_all(folder)?;
         plot::draw_all(&record, folder)?;
     }
     let section = report::section(&record);
-    match &arguments.markdown {
-        Some(path) => crate::markdown::update(path, "exports", &section),
-        None => {
-            println!("{section}");
-            Ok(())
-        }
+    if arguments.common.markdown.is_none() {
+        println!("{section}");
     }
-}
-
-fn read_record(path: &Path) -> Result<Record> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
-    serde_json::from_str(&text).with_context(|| format!("{}", path.display()))
+    arguments.common.write_section("exports", &section)
 }
 
 fn measure(arguments: &ExportsArguments) -> Result<Record> {
     peers::check(arguments.rublk.as_deref())?;
-    let gaur = match &arguments.gaur {
-        Some(path) => path.clone(),
-        None => machine::build_gaur()?,
-    };
+    let gaur = arguments.common.gaur()?;
     let rublk = peers::rublk(arguments.rublk.as_deref())?;
     std::fs::create_dir_all(&arguments.dir)?;
     let dir = arguments.dir.canonicalize()?;
@@ -164,7 +145,8 @@ fn measure(arguments: &ExportsArguments) -> Result<Record> {
         }
     }
     let status = command.status().context("cannot start the guest")?;
-    let mut record = read_record(&result).context("the guest left no record")?;
+    let text = std::fs::read_to_string(&result).context("the guest left no record")?;
+    let mut record: Record = serde_json::from_str(&text)?;
     if !status.success() {
         bail!("the guest ended with {status}");
     }

@@ -3,63 +3,46 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::nbd::Cell;
+use crate::nbd::Load;
+use crate::process::succeed;
 
 /// IOPS of 4 KiB requests through fio's NBD engine.
-pub fn over_nbd(socket: &Path, cell: Cell, seconds: u64) -> Result<f64> {
+pub fn over_nbd(socket: &Path, load: Load, seconds: u64) -> Result<f64> {
     let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
-    run(&["--ioengine=nbd".to_owned(), uri], cell, seconds)
+    random(&["--ioengine=nbd", &uri], load, seconds)
 }
 
-/// IOPS of 4 KiB requests through fio's io_uring engine on a raw file.
-pub fn on_file(file: &Path, cell: Cell, seconds: u64) -> Result<f64> {
+/// IOPS of 4 KiB requests through fio's io_uring engine on a raw file, past the host's cache if `direct`.
+pub fn on_file(file: &Path, direct: bool, load: Load, seconds: u64) -> Result<f64> {
     let name = format!("--filename={}", file.display());
-    run(&["--ioengine=io_uring".to_owned(), name], cell, seconds)
+    let direct = format!("--direct={}", u8::from(direct));
+    random(&["--ioengine=io_uring", &name, &direct], load, seconds)
 }
 
-/// The same past the host's cache.
-pub fn direct_on_file(file: &Path, cell: Cell, seconds: u64) -> Result<f64> {
-    let name = format!("--filename={}", file.display());
-    let engine = [
-        "--ioengine=io_uring".to_owned(),
-        name,
-        "--direct=1".to_owned(),
-    ];
-    run(&engine, cell, seconds)
-}
-
-fn run(engine: &[String], cell: Cell, seconds: u64) -> Result<f64> {
-    let output = Command::new("fio")
+fn random(engine: &[&str], load: Load, seconds: u64) -> Result<f64> {
+    let side = if load.write { "write" } else { "read" };
+    let mut command = Command::new("fio");
+    command
         .args(["--name=bench", "--bs=4k", "--thread", "--group_reporting"])
-        .args([
-            "--time_based",
-            "--norandommap",
-            "--randrepeat=0",
-            "--output-format=json",
-        ])
-        .arg(format!(
-            "--rw={}",
-            if cell.write { "randwrite" } else { "randread" }
-        ))
-        .arg(format!("--iodepth={}", cell.depth))
-        .arg(format!("--numjobs={}", cell.connections))
+        .args(["--time_based", "--norandommap", "--randrepeat=0"])
+        .arg(format!("--rw=rand{side}"))
+        .arg(format!("--iodepth={}", load.depth))
+        .arg(format!("--numjobs={}", load.connections))
         .arg(format!("--runtime={seconds}"))
-        .arg(format!("--size={}", cell.size_bytes))
-        .args(engine)
-        .output()
-        .context("cannot start fio")?;
-    if !output.status.success() {
-        bail!("fio failed: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
+        .arg(format!("--size={}", load.size_bytes))
+        .args(engine);
+    let iops = job(&mut command)?[side]["iops"].as_f64();
+    iops.context("fio reports no IOPS")
+}
+
+/// Runs fio; what it says about its job, or about all jobs as a group.
+pub fn job(command: &mut Command) -> Result<Value> {
+    let text = succeed(command.arg("--output-format=json"))?;
     // fio may print notes before the JSON.
     let start = text.find('{').context("fio printed no JSON")?;
-    let report: Value = serde_json::from_str(&text[start..]).context("fio's JSON")?;
-    let side = if cell.write { "write" } else { "read" };
-    report["jobs"][0][side]["iops"]
-        .as_f64()
-        .context("fio reports no IOPS")
+    let mut report: Value = serde_json::from_str(&text[start..]).context("fio's JSON")?;
+    Ok(report["jobs"][0].take())
 }

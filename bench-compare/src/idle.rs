@@ -5,39 +5,34 @@
 //! process. Gaur's exports are also added and removed one by one, over the control socket.
 
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
+use crate::arguments::Common;
+use crate::machine;
+use crate::process::{Server, greets, succeed};
 use crate::statistics::median;
-use crate::{machine, markdown};
 
 /// How the benchmark of idle exports is run.
 #[derive(clap::Args, Clone)]
 pub struct IdleArguments {
+    #[command(flatten)]
+    common: Common,
     /// Directory for images and sockets
     #[arg(long, default_value = "/dev/shm/gaur-idle")]
     dir: PathBuf,
-    /// The gaur binary [default: built in release mode]
-    #[arg(long)]
-    gaur: Option<PathBuf>,
     /// Exports
     #[arg(long, default_value_t = 1000)]
     exports: usize,
     /// Times everything is measured
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Write the result as JSON to this file
-    #[arg(long)]
-    json: Option<PathBuf>,
-    /// Replace the table between the markers in this Markdown file
-    #[arg(long)]
-    markdown: Option<PathBuf>,
 }
 
 /// What was measured of one server, every round.
@@ -63,10 +58,7 @@ struct Results {
 /// Measures and writes the reports.
 pub fn run(arguments: &IdleArguments) -> Result<()> {
     crate::prerequisites::check(&["qemu-storage-daemon"])?;
-    let gaur = match &arguments.gaur {
-        Some(path) => path.clone(),
-        None => machine::build_gaur()?,
-    };
+    let gaur = arguments.common.gaur()?;
     if arguments.exports < 2 {
         bail!("at least two exports are needed");
     }
@@ -88,13 +80,8 @@ pub fn run(arguments: &IdleArguments) -> Result<()> {
     std::fs::remove_dir_all(&arguments.dir)?;
     let table = table(&results)?;
     println!("{table}");
-    if let Some(path) = &arguments.json {
-        std::fs::write(path, serde_json::to_string_pretty(&results)?)?;
-    }
-    if let Some(path) = &arguments.markdown {
-        markdown::update(path, "idle", &table)?;
-    }
-    Ok(())
+    arguments.common.write_record(&results)?;
+    arguments.common.write_section("idle", &table)
 }
 
 /// Images of 10 GiB with nothing in them.
@@ -104,88 +91,41 @@ fn images(gaur: &Path, arguments: &IdleArguments) -> Result<Vec<PathBuf>> {
     let (first, rest) = images.split_first().context("an image")?;
     let mut create = Command::new(gaur);
     create.args(["create", "-q"]).arg(first).arg("10G");
-    if !create.status()?.success() {
-        bail!("gaur create failed");
-    }
+    succeed(&mut create)?;
     for image in rest {
         std::fs::copy(first, image)?;
     }
     Ok(images)
 }
 
-/// A server that is ready, and how long that took.
-struct RunningServer {
-    child: Child,
-    took: Duration,
+/// The share of memory of a server in KiB.
+fn memory_kib(server: &Server) -> Result<f64> {
+    let path = format!("/proc/{}/smaps_rollup", server.id());
+    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    Ok(number.context("Pss")?.parse()?)
 }
 
-impl RunningServer {
-    /// Its share of memory in KiB.
-    fn memory_kib(&self) -> Result<f64> {
-        let path = format!("/proc/{}/smaps_rollup", self.child.id());
-        let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
-        let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
-        let number = line.and_then(|line| line.split_whitespace().next());
-        Ok(number.context("Pss")?.parse()?)
-    }
-
-    fn stop(mut self) -> Result<()> {
-        let pid = self.child.id().to_string();
-        Command::new("kill").args(["-TERM", &pid]).status()?;
-        self.child.wait()?;
-        Ok(())
-    }
-}
-
-impl Drop for RunningServer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn start(mut command: Command, ready: impl Fn() -> bool) -> Result<RunningServer> {
-    let begin = Instant::now();
-    let name = format!("{:?}", command.get_program());
-    command.stdin(Stdio::null()).stdout(Stdio::null());
-    let child = command
-        .spawn()
-        .with_context(|| format!("cannot start {name}"))?;
-    let mut running = RunningServer {
-        child,
-        took: Duration::ZERO,
-    };
-    while !ready() {
-        if let Some(status) = running.child.try_wait()? {
-            bail!("{name} ended with {status}");
-        }
-        if begin.elapsed() > Duration::from_secs(120) {
-            bail!("{name} does not get ready");
-        }
-        std::thread::sleep(Duration::from_micros(200));
-    }
-    running.took = begin.elapsed();
-    Ok(running)
+/// Starts a server, and waits until it is ready.
+fn start(mut command: Command, ready: impl Fn() -> bool) -> Result<Server> {
+    let mut server = Server::spawn(&mut command, None)?;
+    server.wait_for("a server", || Ok(ready().then_some(())))?;
+    Ok(server)
 }
 
 /// `gaur serve`: ready when it greets, because it opens its images first.
-fn start_gaur(gaur: &Path, dir: &Path, images: &[PathBuf]) -> Result<RunningServer> {
+fn start_gaur(gaur: &Path, dir: &Path, images: &[PathBuf]) -> Result<Server> {
     let socket = dir.join("server.sock");
     let _ = std::fs::remove_file(&socket);
     let mut command = Command::new(gaur);
     command.args(["serve", "-q", "-t", "-e", "0", "-f", "qcow2", "-k"]);
     command.arg(&socket).args(images);
-    start(command, || {
-        let greeted = UnixStream::connect(&socket).and_then(|mut stream| {
-            stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-            stream.read_exact(&mut [0; 18])
-        });
-        greeted.is_ok()
-    })
+    start(command, || greets(&socket))
 }
 
 /// `qemu-storage-daemon`: ready when it has written its process id, which it does last.
-fn start_daemon(dir: &Path, images: &[PathBuf]) -> Result<RunningServer> {
+fn start_daemon(dir: &Path, images: &[PathBuf]) -> Result<Server> {
     let (socket, pid) = (dir.join("daemon.sock"), dir.join("daemon.pid"));
     let _ = std::fs::remove_file(&pid);
     let mut command = Command::new("qemu-storage-daemon");
@@ -207,16 +147,18 @@ fn start_daemon(dir: &Path, images: &[PathBuf]) -> Result<RunningServer> {
 /// What one export costs, by the difference of many and one.
 fn difference(
     images: &[PathBuf],
-    start: impl Fn(&[PathBuf]) -> Result<RunningServer>,
+    start: impl Fn(&[PathBuf]) -> Result<Server>,
     figures: &mut Figures,
 ) -> Result<()> {
     let measure = |images: &[PathBuf]| -> Result<(f64, f64)> {
+        let begin = Instant::now();
         let running = start(images)?;
+        let took_ms = begin.elapsed().as_secs_f64() * 1e3;
         // What a start leaves behind is given back by then, if it is.
         std::thread::sleep(Duration::from_millis(300));
-        let found = (running.memory_kib()?, running.took.as_secs_f64() * 1e3);
-        running.stop()?;
-        Ok(found)
+        let memory_kib = memory_kib(&running)?;
+        running.end()?;
+        Ok((memory_kib, took_ms))
     };
     let (one_kib, one_ms) = measure(&images[..1])?;
     let (all_kib, all_ms) = measure(images)?;
@@ -258,7 +200,7 @@ fn one_by_one(gaur: &Path, dir: &Path, images: &[PathBuf]) -> Result<(f64, f64)>
             serde_json::json!({ "command": "export-remove", "export": name }),
         )?);
     }
-    running.stop()?;
+    running.end()?;
     Ok((median(&added), median(&removed)))
 }
 

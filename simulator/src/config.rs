@@ -6,6 +6,7 @@
 use gaur_engine::AllocationPolicy;
 use gaur_sim::{DiskProfile, Random};
 
+use crate::prepare::PreparedOptions;
 use crate::shape::Shape;
 
 /// A layer below the top image.
@@ -99,39 +100,16 @@ pub struct Config {
     pub seed: u64,
     /// Smallest alignment of guest requests in bytes.
     pub unit_bytes: u64,
-    /// Shape of the top image.
-    pub shape: Shape,
-    /// Its size in bytes at first.
-    pub guest_bytes: u64,
+    /// The top image as it is at first, but for its backing file.
+    pub image: PreparedOptions,
     /// What lies below it, top first.
     pub backing: Vec<Layer>,
-    /// Internal snapshots there are from the start.
-    pub snapshots: u32,
-    /// Clusters in a thousand that hold something from the start.
-    pub filled_per_mille: u32,
-    /// Share of those that are compressed.
-    pub compressed_per_mille: u32,
-    /// L1 entries beyond those that the disk needs.
-    pub spare_l1_entries: u64,
-    /// Some of these, and the last table of the disk, map clusters behind the end of the disk: the state of
-    /// a machine that another program has left, or what it has not cut off.
-    pub mapped_beyond: bool,
-    /// It has persistent bitmaps, valid or made stale by a writer that does not know them.
-    pub bitmaps: Option<Bitmaps>,
-    /// Clusters of the refcount table beyond those that it needs.
-    pub spare_refcount_clusters: u64,
     /// Longest name of a snapshot in bytes.
     pub longest_name: u64,
     /// Largest size that the disk is given in bytes, now and then.
     pub longest_disk_bytes: Option<u64>,
     /// Resizes in a thousand that are cancelled.
     pub cancelled_resizes_per_mille: u32,
-    /// The header allows late refcounts.
-    pub lazy_refcounts: bool,
-    /// The refcount table is nearly full.
-    pub crowded: bool,
-    /// Some clusters are leaked from the start.
-    pub leaks: bool,
     /// The disk of the top image.
     pub profile: DiskProfile,
     /// Opened with O_DIRECT.
@@ -144,8 +122,6 @@ pub struct Config {
     pub refcount_cache_bytes: u64,
     /// Freed space is given back.
     pub discard: bool,
-    /// What the header says of the policy for space: nothing, a known policy, or one from the future.
-    pub stored_allocation: Option<u8>,
     /// The policy it is opened with, whatever the header says.
     pub allocation: Option<AllocationPolicy>,
     /// Queues on the image.
@@ -203,32 +179,21 @@ impl Config {
         let profile = draw_profile(direct, random);
         let mishaps = draw_mishaps(random);
         let largest = (4 * shape.cluster_bytes()).min(guest_bytes) / unit_bytes;
+        let image = draw_image(shape, (guest_bytes, snapshots), random, space, tables);
         let config = Config {
             seed,
             unit_bytes,
-            shape,
-            guest_bytes,
+            image,
             backing,
-            snapshots,
-            filled_per_mille: random.pick(&[0, 0, 100, 500, 900]),
-            compressed_per_mille: random.pick(&[0, 0, 200, 600]),
-            spare_l1_entries: draw_spare_l1(shape, random, tables),
-            mapped_beyond: tables.chance(300),
-            bitmaps: draw_bitmaps(shape, tables),
-            spare_refcount_clusters: draw_spare_refcounts(shape, tables),
             longest_name: tables.pick(&[40, 40, 40, 3000, 65535]),
             longest_disk_bytes: None,
             cancelled_resizes_per_mille: tables.pick(&[0, 0, 100, 500]),
-            lazy_refcounts: random.chance(200),
-            crowded: random.chance(300),
-            leaks: random.chance(100),
             profile,
             direct,
             l2_cache_bytes: random.pick(&[0, 1024, 4096, 16 << 10, 32 << 20]),
             l2_entry_bytes: draw_slice(seed, shape),
             refcount_cache_bytes: random.pick(&[0, 1024, 4096, 1 << 20]),
             discard: random.chance(700),
-            stored_allocation: space.pick(&[None, None, Some(1), Some(2), Some(77)]),
             allocation: space.pick(&[
                 None,
                 None,
@@ -270,16 +235,19 @@ impl Config {
     /// The same with a disk that grows a thousandfold. It is read as a whole at every crash point, so there
     /// is little else to read.
     fn with_long_disk(self, random: &mut Random) -> Config {
-        let per_table = self.shape.entries() * self.shape.cluster_bytes();
-        let rows = self.shape.block_entries() * self.shape.cluster_bytes() / 8;
+        let per_table = self.image.shape.entries() * self.image.shape.cluster_bytes();
+        let rows = self.image.shape.block_entries() * self.image.shape.cluster_bytes() / 8;
         Config {
             unit_bytes: 512,
-            guest_bytes: self.guest_bytes.min(64 << 10),
+            image: PreparedOptions {
+                guest_bytes: self.image.guest_bytes.min(64 << 10),
+                snapshots: 0,
+                spare_l1_entries: 0,
+                mapped_beyond: false,
+                ..self.image
+            },
             backing: Vec::new(),
-            snapshots: 0,
             snapshot_load: None,
-            spare_l1_entries: 0,
-            mapped_beyond: false,
             longest_disk_bytes: Some(rows * per_table * random.pick(&[5, 6]) / 4),
             queues: random.pick(&[1, 2]),
             depth: 1,
@@ -309,10 +277,16 @@ impl Config {
     /// be written ends an epoch early.
     fn with_torn_writes(self, random: &mut Random) -> Config {
         Config {
-            guest_bytes: self.guest_bytes.min(8 * self.shape.cluster_bytes()),
+            image: PreparedOptions {
+                guest_bytes: self
+                    .image
+                    .guest_bytes
+                    .min(8 * self.image.shape.cluster_bytes()),
+                snapshots: 0,
+                filled_per_mille: 0,
+                ..self.image
+            },
             backing: Vec::new(),
-            snapshots: 0,
-            filled_per_mille: 0,
             hot_per_mille: 1000,
             longest_units: self.longest_units.min(random.pick(&[2, 6])),
             fua_per_mille: 0,
@@ -336,7 +310,10 @@ impl Config {
     fn with_holes(self, random: &mut Random) -> Config {
         let compact = Some(AllocationPolicy::Compact);
         Config {
-            stored_allocation: random.pick(&[None, Some(1)]),
+            image: PreparedOptions {
+                allocation: random.pick(&[None, Some(1)]),
+                ..self.image
+            },
             allocation: random.pick(&[None, None, compact]),
             profile: DiskProfile {
                 device: None,
@@ -354,6 +331,31 @@ impl Config {
             },
             ..self
         }
+    }
+}
+
+fn draw_image(
+    shape: Shape,
+    (guest_bytes, snapshots): (u64, u32),
+    random: &mut Random,
+    space: &mut Random,
+    tables: &mut Random,
+) -> PreparedOptions {
+    PreparedOptions {
+        shape,
+        guest_bytes,
+        backing: None,
+        snapshots,
+        filled_per_mille: random.pick(&[0, 0, 100, 500, 900]),
+        compressed_per_mille: random.pick(&[0, 0, 200, 600]),
+        spare_l1_entries: draw_spare_l1(shape, random, tables),
+        mapped_beyond: tables.chance(300),
+        bitmaps: draw_bitmaps(shape, tables),
+        spare_refcount_clusters: draw_spare_refcounts(shape, tables),
+        lazy_refcounts: random.chance(200),
+        crowded: random.chance(300),
+        leaks: random.chance(100),
+        allocation: space.pick(&[None, None, Some(1), Some(2), Some(77)]),
     }
 }
 

@@ -85,6 +85,13 @@ impl ValueEncoding {
         }
     }
 
+    /// `len` bytes of `value` from the byte `start` of the disk on.
+    pub fn bytes_of(&self, value: Value, start: u64, len: u64) -> Vec<u8> {
+        let mut bytes = vec![0; len as usize];
+        self.encode_run(value, (start / self.unit_bytes()) as u32, &mut bytes);
+        bytes
+    }
+
     /// The bytes of a disk whose units hold `values`.
     pub fn encode_disk(&self, values: &[Value]) -> Vec<u8> {
         let mut disk = vec![0; values.len() * self.unit_bytes];

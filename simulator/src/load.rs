@@ -5,6 +5,7 @@
 //! ends the run.
 
 use std::cell::{Cell, RefCell};
+use std::fmt::Display;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -15,7 +16,7 @@ use gaur_sim::{Handle, Random, SimBuffer, SimFile, SimHost};
 use crate::config::Config;
 use crate::content::{Value, ZERO};
 use crate::judge::Expectations;
-use crate::model::Model;
+use crate::model::{Model, PendingChange};
 use crate::stats::Stats;
 use memory::GuestMemory;
 
@@ -58,7 +59,8 @@ pub struct Load {
     pub saving: Cell<u32>,
     /// Requests in flight.
     active: Cell<u32>,
-    next_tag: Cell<u32>,
+    /// The last one.
+    tag: Cell<u32>,
 }
 
 /// What a task does next.
@@ -113,7 +115,7 @@ impl Load {
             saving: Cell::new(0),
             shrunk_at: Cell::new(0),
             active: Cell::new(0),
-            next_tag: Cell::new(0),
+            tag: Cell::new(0),
         })
     }
 
@@ -179,8 +181,8 @@ impl Load {
         let len = random.between(1, self.config.longest_units.into()) as u32;
         let range = first..first.saturating_add(len).min(end);
         let grain = match random.below(6) {
-            0 => self.config.shape.cluster_bytes(),
-            1 => self.config.shape.cluster_bytes() / self.config.shape.subclusters(),
+            0 => self.config.image.shape.cluster_bytes(),
+            1 => self.config.image.shape.cluster_bytes() / self.config.image.shape.subclusters(),
             _ => return range,
         };
         // Whole clusters or subclusters, as file systems write them.
@@ -199,23 +201,23 @@ impl Load {
         self.next_value.get()
     }
 
-    fn tag(&self) -> u32 {
-        self.next_tag.set(self.next_tag.get() + 1);
-        self.next_tag.get()
-    }
-
-    fn memory(&self, tag: u32, units: &Range<u32>, random: &mut Random) -> GuestMemory {
+    /// Memory of the request that begins next.
+    fn memory(&self, units: &Range<u32>, random: &mut Random) -> GuestMemory {
         let len = u64::from(units.end - units.start) * self.unit_bytes();
         let alignment = random.pick(&[1, 512, 4096]);
         // Drawn apart, so that loads without scattered memory are what they were.
-        let mut apart = Random::new(u64::from(tag) ^ 0x6a09_e667_f3bc_c908);
+        let mut apart = Random::new(u64::from(self.tag.get() + 1) ^ 0x6a09_e667_f3bc_c908);
         match apart.chance(self.config.scattered_per_mille) {
             true => GuestMemory::scattered(len as usize, &mut apart),
             false => GuestMemory::whole(len as usize, alignment),
         }
     }
 
-    fn begin(&self, tag: u32, what: String) {
+    /// A request begins; its tag.
+    fn begin(&self, what: impl Display) -> u32 {
+        self.tag.set(self.tag.get() + 1);
+        let tag = self.tag.get();
+        let what = format!("{what} tag {tag}");
         let bytes = what
             .bytes()
             .fold(0_u64, |sum, byte| sum.wrapping_mul(31) + u64::from(byte));
@@ -224,6 +226,7 @@ impl Load {
             .record(&[4, u64::from(tag), bytes], || format!("guest  {what}"));
         self.handle.doing(what);
         self.stats.borrow_mut().requests += 1;
+        tag
     }
 
     fn note(&self, tag: u32, result: &Result<(), Errno>) {
@@ -247,23 +250,12 @@ impl Load {
         self.failure.borrow_mut().get_or_insert(what);
     }
 
-    /// A write whose answer says that it went well, although the image was poisoned before.
-    fn judge_poison(&self, poisoned: bool, tag: u32, result: &Result<(), Errno>) {
-        if poisoned && result.is_ok() {
-            self.fail(format!(
-                "request {} goes well after a flush has failed",
-                tag
-            ));
-        }
-    }
-
     async fn read(&self, queue: &Queue<SimFile>, random: &mut Random) {
         let units = self.range(random);
         let bytes = self.bytes(&units);
-        let tag = self.tag();
-        let mut memory = self.memory(tag, &units, random);
+        let mut memory = self.memory(&units, random);
         memory.fill_from(&vec![0xa5; (bytes.end - bytes.start) as usize]);
-        self.begin(tag, format!("read {units:?} tag {}", tag));
+        let tag = self.begin(format_args!("read {units:?}"));
         let reading = self.model.borrow_mut().read();
         let request = Request::Read {
             offset_bytes: bytes.start,
@@ -279,7 +271,7 @@ impl Load {
         if result.is_ok()
             && let Err(wrong) = model.check_read(&reading, units.start, &memory.bytes())
         {
-            self.fail(format!("read {}: {wrong}", tag));
+            self.fail(format!("read {tag}: {wrong}"));
         }
         model.end_read(reading);
     }
@@ -287,15 +279,14 @@ impl Load {
     async fn write(&self, queue: &Queue<SimFile>, random: &mut Random) {
         let units = self.range(random);
         let value = self.next_value();
-        let (tag, poisoned) = (self.tag(), self.poisoned.get());
-        let mut memory = self.memory(tag, &units, random);
+        let mut memory = self.memory(&units, random);
         let script = self.model.borrow().script();
         let mut bytes = memory.bytes();
         script.encode_run(value, units.start, &mut bytes);
         memory.fill_from(&bytes);
         let fua = random.chance(self.config.fua_per_mille);
         let kind = if fua { "write fua" } else { "write" };
-        self.begin(tag, format!("{kind} {units:?} value {value} tag {}", tag));
+        let tag = self.begin(format_args!("{kind} {units:?} value {value}"));
         let issued = self.model.borrow_mut().write(units.clone(), value);
         let request = Request::Write {
             offset_bytes: self.bytes(&units).start,
@@ -303,54 +294,62 @@ impl Load {
         };
         let list = memory.source();
         let payload = Payload::Write(Source::Memory(Segments::new(&list)));
+        self.change(queue, tag, issued, (request, payload)).await;
+    }
+
+    /// Sends a request that changes the disk.
+    async fn change(
+        &self,
+        queue: &Queue<SimFile>,
+        tag: u32,
+        issued: PendingChange,
+        (request, payload): (Request, Payload<'_>),
+    ) {
+        let poisoned = self.poisoned.get();
         let result = queue.submit(request, payload).await;
         self.note(tag, &result);
-        self.judge_poison(poisoned, tag, &result);
-        self.model.borrow_mut().end(issued, result.is_ok(), fua);
+        let fua = match request {
+            Request::Write { fua, .. } | Request::WriteZeroes { fua, .. } => Some(fua),
+            _ => None,
+        };
+        if poisoned && result.is_ok() && fua.is_some() {
+            self.fail(format!("request {tag} goes well after a flush has failed"));
+        }
+        let mut model = self.model.borrow_mut();
+        model.end(issued, result.is_ok(), fua.unwrap_or(false));
     }
 
     async fn zero(&self, queue: &Queue<SimFile>, random: &mut Random) {
         let units = self.range(random);
         let bytes = self.bytes(&units);
         let (fua, may_unmap) = (random.chance(self.config.fua_per_mille), random.chance(500));
-        let (tag, poisoned) = (self.tag(), self.poisoned.get());
-        self.begin(
-            tag,
-            format!("zero {units:?} fua {fua} unmap {may_unmap} tag {}", tag),
-        );
+        let tag = self.begin(format_args!("zero {units:?} fua {fua} unmap {may_unmap}"));
         let issued = self.model.borrow_mut().write(units, ZERO);
-        let len_bytes = bytes.end - bytes.start;
         let request = Request::WriteZeroes {
             offset_bytes: bytes.start,
-            len_bytes,
+            len_bytes: bytes.end - bytes.start,
             fua,
             may_unmap,
         };
-        let result = queue.submit(request, Payload::None).await;
-        self.note(tag, &result);
-        self.judge_poison(poisoned, tag, &result);
-        self.model.borrow_mut().end(issued, result.is_ok(), fua);
+        self.change(queue, tag, issued, (request, Payload::None))
+            .await;
     }
 
     async fn discard(&self, queue: &Queue<SimFile>, random: &mut Random) {
         let units = self.range(random);
         let bytes = self.bytes(&units);
-        let tag = self.tag();
-        self.begin(tag, format!("discard {units:?} tag {}", tag));
+        let tag = self.begin(format_args!("discard {units:?}"));
         let issued = self.model.borrow_mut().discard(units);
-        let len_bytes = bytes.end - bytes.start;
         let request = Request::Discard {
             offset_bytes: bytes.start,
-            len_bytes,
+            len_bytes: bytes.end - bytes.start,
         };
-        let result = queue.submit(request, Payload::None).await;
-        self.note(tag, &result);
-        self.model.borrow_mut().end(issued, result.is_ok(), false);
+        self.change(queue, tag, issued, (request, Payload::None))
+            .await;
     }
 
     async fn flush(&self, queue: &Queue<SimFile>) {
-        let tag = self.tag();
-        self.begin(tag, format!("flush tag {}", tag));
+        let tag = self.begin("flush");
         let flushing = self.model.borrow_mut().flush();
         let result = queue.submit(Request::Flush, Payload::None).await;
         self.note(tag, &result);
@@ -362,8 +361,7 @@ impl Load {
         let units = self.range(random);
         let bytes = self.bytes(&units);
         let asked = bytes.end - bytes.start;
-        let tag = self.tag();
-        self.begin(tag, format!("status {units:?} tag {}", tag));
+        let tag = self.begin(format_args!("status {units:?}"));
         let reading = self.model.borrow_mut().read();
         let result = queue.status(bytes.start, asked).await;
         self.note(tag, &result.map(drop));
@@ -380,7 +378,7 @@ impl Load {
             if status.zero
                 && let Err(wrong) = model.check_zero(&reading, covered)
             {
-                self.fail(format!("status {} says zeros: {wrong}", tag));
+                self.fail(format!("status {tag} says zeros: {wrong}"));
             }
         }
         model.end_read(reading);
@@ -392,11 +390,11 @@ impl Load {
         if self.exclusive.get() || self.growing.get() {
             return;
         }
-        if self.config.shape.version == 2 && self.has_snapshots() {
+        if self.config.image.shape.version == 2 && self.has_snapshots() {
             return self.resize_with_snapshots(queue).await;
         }
         let old = self.model.borrow().len_units();
-        let usual = 3 * self.config.guest_bytes;
+        let usual = 3 * self.config.image.guest_bytes;
         let longest = self.config.longest_disk_bytes;
         let most = longest.filter(|_| random.chance(400)).unwrap_or(usual) / self.unit_bytes();
         let per_sector = 512 / self.unit_bytes();
@@ -413,7 +411,7 @@ impl Load {
         }
         // Others may have made a snapshot, or set the disk to one, before they came to rest.
         let old = self.model.borrow().len_units();
-        if self.config.shape.version == 2 && self.has_snapshots() {
+        if self.config.image.shape.version == 2 && self.has_snapshots() {
             self.resize_with_snapshots(queue).await;
         } else {
             self.resize_now(queue, old, new, random).await;
@@ -432,20 +430,18 @@ impl Load {
             return;
         }
         self.growing.set(true);
-        let tag = self.tag();
-        self.begin(tag, format!("resize with snapshots tag {}", tag));
+        let tag = self.begin("resize with snapshots");
         let result = queue
             .resize(queue.size_bytes() + 512, false, &Job::default())
             .await;
         if result.is_ok() {
-            self.fail(format!("resize {} of version 2 goes well", tag));
+            self.fail(format!("resize {tag} of version 2 goes well"));
         }
         self.growing.set(false);
     }
 
     async fn resize_now(&self, queue: &Queue<SimFile>, old: u32, new: u32, random: &mut Random) {
-        let tag = self.tag();
-        self.begin(tag, format!("resize {old} to {new} units tag {}", tag));
+        let tag = self.begin(format_args!("resize {old} to {new} units"));
         let cut = self.model.borrow_mut().resize(new);
         let bytes = u64::from(new) * self.unit_bytes();
         let cancel = random.chance(self.config.cancelled_resizes_per_mille);
@@ -457,7 +453,7 @@ impl Load {
             && !self.may_fail.get()
             && !cancelled
         {
-            self.fail(format!("resize {} fails on a healthy disk: {error:#}", tag));
+            self.fail(format!("resize {tag} fails on a healthy disk: {error:#}"));
         }
         let well = result.is_ok();
         if !cancelled {
@@ -518,8 +514,7 @@ impl Load {
             1 => size - self.unit_bytes() / 2,
             _ => u64::MAX - random.below(2 * len as u64),
         };
-        let tag = self.tag();
-        self.begin(tag, format!("beyond the end at {offset_bytes} tag {}", tag));
+        let tag = self.begin(format_args!("beyond the end at {offset_bytes}"));
         let mut memory = SimBuffer::new(len, 512);
         let (result, expected) = if random.chance(500) {
             let payload = Payload::Read(Target::memory(&mut memory));
@@ -536,7 +531,7 @@ impl Load {
             (queue.submit(request, payload).await, Errno::ENOSPC)
         };
         if result != Err(expected) && !self.may_fail.get() {
-            self.fail(format!("request {} beyond the end gives {result:?}", tag));
+            self.fail(format!("request {tag} beyond the end gives {result:?}"));
         }
     }
 }

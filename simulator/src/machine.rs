@@ -50,17 +50,9 @@ impl Machine {
                 shape,
                 guest_bytes: layer.bytes,
                 backing,
-                snapshots: 0,
                 filled_per_mille: 500,
-                compressed_per_mille: config.compressed_per_mille,
-                spare_l1_entries: 0,
-                mapped_beyond: false,
-                bitmaps: None,
-                spare_refcount_clusters: 0,
-                lazy_refcounts: false,
-                crowded: false,
-                leaks: false,
-                allocation: None,
+                compressed_per_mille: config.image.compressed_per_mille,
+                ..PreparedOptions::default()
             };
             let prepared = prepare(&wanted, script, next_value, random);
             below = judge::resolve(&prepared.active, &below);
@@ -69,20 +61,8 @@ impl Machine {
             backing = Some((name, "qcow2"));
         }
         let wanted = PreparedOptions {
-            shape: config.shape,
-            guest_bytes: config.guest_bytes,
             backing,
-            snapshots: config.snapshots,
-            filled_per_mille: config.filled_per_mille,
-            compressed_per_mille: config.compressed_per_mille,
-            spare_l1_entries: config.spare_l1_entries,
-            mapped_beyond: config.mapped_beyond,
-            bitmaps: config.bitmaps,
-            spare_refcount_clusters: config.spare_refcount_clusters,
-            lazy_refcounts: config.lazy_refcounts,
-            crowded: config.crowded,
-            leaks: config.leaks,
-            allocation: config.stored_allocation,
+            ..config.image.clone()
         };
         let prepared = prepare(&wanted, script, next_value, random);
         files.push((
@@ -109,10 +89,14 @@ impl Machine {
         next_value: &mut Value,
         random: &mut Random,
     ) -> Result<Machine, String> {
-        let (raw, mut active) = raw_file(config.guest_bytes, script, next_value, random);
-        let mut image = qemu::Image::make(config.shape, &raw, config.compressed_per_mille > 0)?;
+        let (raw, mut active) = raw_file(config.image.guest_bytes, script, next_value, random);
+        let mut image = qemu::Image::make(
+            config.image.shape,
+            &raw,
+            config.image.compressed_per_mille > 0,
+        )?;
         let mut snapshots = Vec::new();
-        for number in 0..config.snapshots {
+        for number in 0..config.image.snapshots {
             image.snapshot(number)?;
             snapshots.push(script.encode_disk(&active));
             for _ in 0..4 {
@@ -120,9 +104,11 @@ impl Machine {
                 let first = random.below(len);
                 let end = len.min(first + random.between(1, 64));
                 *next_value += 1;
-                let mut bytes = vec![0; ((end - first) * script.unit_bytes()) as usize];
-                script.encode_run(*next_value, first as u32, &mut bytes);
-                image.write(first * script.unit_bytes(), &bytes)?;
+                let (start, len) = (
+                    first * script.unit_bytes(),
+                    (end - first) * script.unit_bytes(),
+                );
+                image.write(start, &script.bytes_of(*next_value, start, len))?;
                 active[first as usize..end as usize].fill(*next_value);
             }
         }
@@ -153,9 +139,9 @@ fn raw_file(
         let end = units.min(first + random.between(1, 64) as u32);
         if random.chance(700) {
             *next_value += 1;
-            let mut content = vec![0; (u64::from(end - first) * script.unit_bytes()) as usize];
-            script.encode_run(*next_value, first, &mut content);
-            image.write(u64::from(first) * script.unit_bytes(), &content);
+            let start = u64::from(first) * script.unit_bytes();
+            let len = u64::from(end - first) * script.unit_bytes();
+            image.write(start, &script.bytes_of(*next_value, start, len));
             values[first as usize..end as usize].fill(*next_value);
         }
         first = end;
@@ -168,8 +154,10 @@ fn on_its_disk(config: &Config, file: FileImage) -> FileImage {
     let Some(seed) = config.profile.device else {
         return file;
     };
-    let least = file.len_bytes() + 64 * config.shape.cluster_bytes();
-    let len = least.max(config.guest_bytes * 6).next_multiple_of(1 << 20);
+    let least = file.len_bytes() + 64 * config.image.shape.cluster_bytes();
+    let len = least
+        .max(config.image.guest_bytes * 6)
+        .next_multiple_of(1 << 20);
     let mut device = FileImage::device(len, seed);
     let mut at = 0;
     while at < file.len_bytes() {

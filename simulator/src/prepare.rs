@@ -13,7 +13,7 @@ use crate::content::{Value, ValueEncoding, ZERO};
 use crate::shape::{COMPRESSED, COPIED, OFFSET_MASK, Shape, ZERO_FLAG};
 
 /// What is wanted.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct PreparedOptions {
     /// The shape.
     pub shape: Shape,
@@ -335,9 +335,7 @@ impl Builder<'_> {
     fn compressed_cell(&mut self, disk: &mut Disk, cluster: u64) -> Option<L2Words> {
         let bytes = self.cluster_bytes();
         let value = self.value();
-        let mut plain = vec![0; bytes as usize];
-        let first = cluster * bytes / self.script.unit_bytes();
-        self.script.encode_run(value, first as u32, &mut plain);
+        let plain = self.script.bytes_of(value, cluster * bytes, bytes);
         let packed = miniz_oxide::deflate::compress_to_vec(&plain, 6);
         let len = packed.len() as u64;
         if len >= bytes {
@@ -393,9 +391,7 @@ impl Builder<'_> {
 
     fn fill_with_garbage(&mut self, host: u64) {
         let value = self.value();
-        let mut bytes = vec![0; self.cluster_bytes() as usize];
-        self.script
-            .encode_run(value, (host / self.script.unit_bytes()) as u32, &mut bytes);
+        let bytes = self.script.bytes_of(value, host, self.cluster_bytes());
         self.write(host, &bytes);
     }
 
@@ -409,10 +405,10 @@ impl Builder<'_> {
         value: Value,
     ) {
         let share = self.cluster_bytes() / parts;
-        let mut bytes = vec![0; ((part.end - part.start) * share) as usize];
         let guest = cluster * self.cluster_bytes() + part.start * share;
-        self.script
-            .encode_run(value, (guest / self.script.unit_bytes()) as u32, &mut bytes);
+        let bytes = self
+            .script
+            .bytes_of(value, guest, (part.end - part.start) * share);
         self.write(host + part.start * share, &bytes);
     }
 

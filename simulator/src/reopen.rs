@@ -79,11 +79,7 @@ impl Run<'_> {
             let mut reader = VmStateReader::open(&queue, &seen.id).await?;
             compare_state(&mut reader, &seen.state, random).await
         };
-        let read = scheduler.block_on("read a state", STEPS_MAX, reading);
-        let read = read
-            .map_err(|stuck| stuck.to_string())?
-            .ok_or("reading does not end")?;
-        match read {
+        match to_end(scheduler, "read a state", reading)? {
             Ok(None) => Ok(()),
             Ok(Some(wrong)) => Err(wrong),
             Err(error) => Err(format!("{error:#}")),
@@ -101,12 +97,21 @@ pub(crate) fn open(
 ) -> Result<Opened, String> {
     let host = host.clone();
     let opening = async move { gaur_engine::open(&host, TOP, &options).await };
-    let opened = scheduler.block_on("open", STEPS_MAX, opening);
-    match opened.map_err(|stuck| format!("opening: {stuck}"))? {
-        None => Err("opening does not end".to_owned()),
-        Some(Ok(opened)) => Ok(Ok((opened.image, opened.files))),
-        Some(Err(error)) => Ok(Err(format!("{error:#}"))),
-    }
+    let opened = to_end(scheduler, "open", opening)?;
+    Ok(opened
+        .map(|opened| (opened.image, opened.files))
+        .map_err(|error| format!("{error:#}")))
+}
+
+/// Does something to its end; an error is a hang.
+pub(crate) fn to_end<T: 'static>(
+    scheduler: &mut Scheduler,
+    what: &str,
+    future: impl Future<Output = T> + 'static,
+) -> Result<T, String> {
+    let done = scheduler.block_on(what, STEPS_MAX, future);
+    let done = done.map_err(|stuck| format!("{what}: {stuck}"))?;
+    done.ok_or_else(|| format!("{what} does not end"))
 }
 
 /// Whether the engine knows of the same snapshots.
@@ -116,10 +121,7 @@ fn compare_list(
     seen: &[FoundSnapshot],
 ) -> Result<(), String> {
     let listing = async move { queue.snapshots().await };
-    let list = scheduler.block_on("list snapshots", STEPS_MAX, listing);
-    let list = list
-        .map_err(|stuck| stuck.to_string())?
-        .ok_or("listing does not end")?;
+    let list = to_end(scheduler, "list snapshots", listing)?;
     check_list(&list.map_err(|error| format!("{error:#}"))?, seen)
 }
 
@@ -149,10 +151,7 @@ fn compare(
         }
         Ok::<_, gaur_block::Errno>((memory, queue))
     };
-    let read = scheduler.block_on("read the disk", STEPS_MAX, reading);
-    let read = read
-        .map_err(|stuck| stuck.to_string())?
-        .ok_or("reading does not end")?;
+    let read = to_end(scheduler, "read the disk", reading)?;
     let (read, queue) =
         read.map_err(|errno| format!("the engine cannot read the disk: {errno:?}"))?;
     match read.iter().zip(disk).position(|(one, other)| one != other) {

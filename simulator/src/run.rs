@@ -16,7 +16,7 @@ use crate::judge::{Expectations, Verdict};
 use crate::load::Load;
 use crate::machine::{Machine, TOP};
 use crate::model::Model;
-use crate::reopen::open;
+use crate::reopen::{open, to_end};
 use crate::stats::Stats;
 use crate::view::Files;
 use crate::watch::{Phase, Watch};
@@ -145,11 +145,11 @@ impl<'a> Run<'a> {
         }
         let expectations = Expectations {
             name: TOP.to_owned(),
-            shape: config.shape,
+            shape: config.image.shape,
             script,
             has_extension: machine.has_extension,
-            stored_allocation: config.stored_allocation,
-            bitmaps: config.bitmaps,
+            stored_allocation: config.image.allocation,
+            bitmaps: config.image.bitmaps,
             below: machine.below.into(),
         };
         let model = Model::new(script, &machine.active, machine.below_values.into());
@@ -335,7 +335,7 @@ impl<'a> Run<'a> {
                 ..Faults::default()
             },
             FaultPlan::Full => {
-                let room = random.below(16) * self.config.shape.cluster_bytes();
+                let room = random.below(16) * self.config.image.shape.cluster_bytes();
                 let len = self.host.images().get(TOP).map_or(0, FileImage::len_bytes);
                 Faults {
                     max_len_bytes: Some(len + room),
@@ -603,7 +603,7 @@ impl<'a> Run<'a> {
             ));
         }
         let leaks = verdict.leaks + verdict.leaks_beyond;
-        if self.config.shape.version == 3 && !marks.is_in_use() && leaks > self.leaks {
+        if self.config.image.shape.version == 3 && !marks.is_in_use() && leaks > self.leaks {
             return Err(format!("{leaks} leaked clusters are not reported"));
         }
         Ok(())
@@ -640,11 +640,9 @@ fn close(
     let last = queues.pop().and_then(Rc::into_inner);
     drop(queues);
     let queue = last.ok_or("a task outlives the load")?;
-    let closed = scheduler.block_on("close", STEPS_MAX, async move { queue.close().await });
-    match closed.map_err(|stuck| format!("closing: {stuck}"))? {
-        None => Err("closing does not end".to_owned()),
-        Some(Ok(())) => Ok(EpochEnd::Close),
-        Some(Err(_)) if mishaps => Ok(EpochEnd::Kill),
-        Some(Err(error)) => Err(format!("close fails on a healthy disk: {error:#}")),
+    match to_end(scheduler, "close", async move { queue.close().await })? {
+        Ok(()) => Ok(EpochEnd::Close),
+        Err(_) if mishaps => Ok(EpochEnd::Kill),
+        Err(error) => Err(format!("close fails on a healthy disk: {error:#}")),
     }
 }

@@ -5,7 +5,7 @@
 //! `docs/interop/qcow2.txt` in QEMU's source.
 
 /// Which entries, how large.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
     /// 2 or 3.
     pub version: u32,

@@ -104,12 +104,7 @@ impl<'a> View<'a> {
 
     /// The whole disk behind an L1 table.
     pub fn read_disk(&self, l1: L1) -> Result<Vec<u8>, String> {
-        let mut disk = vec![0; l1.disk_bytes as usize];
-        let share = self.shape.cluster_bytes() / self.shape.subclusters();
-        for (number, target) in disk.chunks_mut(share as usize).enumerate() {
-            self.fill(l1, number as u64 * share, target)?;
-        }
-        Ok(disk)
+        self.read(l1, 0, l1.disk_bytes)
     }
 
     /// The state of the virtual machine that a snapshot holds. It lies behind the last L1 entry that
@@ -118,12 +113,17 @@ impl<'a> View<'a> {
         let shape = self.shape;
         let l1 = snapshot.l1;
         let start = shape.l1_entries(l1.disk_bytes) * shape.entries() * shape.cluster_bytes();
-        let mut state = vec![0; snapshot.state_bytes as usize];
-        let share = shape.cluster_bytes() / shape.subclusters();
-        for (number, target) in state.chunks_mut(share as usize).enumerate() {
+        self.read(l1, start, snapshot.state_bytes)
+    }
+
+    /// Reads from the start of a cluster on.
+    fn read(&self, l1: L1, start: u64, len: u64) -> Result<Vec<u8>, String> {
+        let mut bytes = vec![0; len as usize];
+        let share = self.shape.cluster_bytes() / self.shape.subclusters();
+        for (number, target) in bytes.chunks_mut(share as usize).enumerate() {
             self.fill(l1, start + number as u64 * share, target)?;
         }
-        Ok(state)
+        Ok(bytes)
     }
 
     /// Fills `target`, a subcluster or the part of one that the disk has.

@@ -11,20 +11,8 @@ use gaur_simulator::view::{Files, View};
 
 fn wanted(config: &Config) -> PreparedOptions {
     PreparedOptions {
-        shape: config.shape,
-        guest_bytes: config.guest_bytes,
-        backing: None,
-        snapshots: config.snapshots,
-        filled_per_mille: config.filled_per_mille.max(100),
-        compressed_per_mille: config.compressed_per_mille,
-        spare_l1_entries: config.spare_l1_entries,
-        mapped_beyond: config.mapped_beyond,
-        bitmaps: config.bitmaps,
-        spare_refcount_clusters: config.spare_refcount_clusters,
-        lazy_refcounts: config.lazy_refcounts,
-        crowded: config.crowded,
-        leaks: config.leaks,
-        allocation: config.stored_allocation,
+        filled_per_mille: config.image.filled_per_mille.max(100),
+        ..config.image.clone()
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+use crate::workspace::succeed;
 use crate::{model, packages, sim, tidy, vm, workspace};
 
 /// Seeds of the crash simulator that are the same in every run.
@@ -68,10 +69,8 @@ pub fn run() -> Result<(), String> {
 fn static_build() -> Result<(), String> {
     const TARGET: &str = "x86_64-unknown-linux-musl";
     let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    let folder = rustc
-        .args(["--print", "target-libdir", "--target", TARGET])
-        .output();
-    let folder = folder.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    rustc.args(["--print", "target-libdir", "--target", TARGET]);
+    let folder = workspace::output(&mut rustc);
     let has_std = folder.is_ok_and(|folder| Path::new(folder.trim()).is_dir());
     let has_c = Command::new("musl-gcc").arg("--version").output().is_ok();
     if !has_std || !has_c {
@@ -127,17 +126,4 @@ fn nextest_is_installed() -> bool {
 
 fn cargo(arguments: &[&str]) -> Result<(), String> {
     succeed(workspace::cargo().args(arguments))
-}
-
-/// Runs a command to its end; an exit status other than 0 is an error that names the command.
-pub fn succeed(command: &mut Command) -> Result<(), String> {
-    let shown = format!("{command:?}");
-    let status = command
-        .status()
-        .map_err(|error| format!("cannot start {shown}: {error}"))?;
-    if status.success() {
-        Ok(())
-    } else {
-        Err(format!("{shown}: {status}"))
-    }
 }

@@ -3,8 +3,7 @@
 //! They are tests in modules called `loom_model`, built with `--cfg loom` in a build folder of their
 //! own, so that neither build disturbs the other. Only what has models is built.
 
-use crate::ci::succeed;
-use crate::workspace;
+use crate::workspace::{self, succeed};
 
 /// Run the models of what threads share
 #[derive(Debug, clap::Parser)]

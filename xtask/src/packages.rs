@@ -1,19 +1,14 @@
 //! What users of the published crates rely on: that they can be packaged, that their documentation is whole,
 //! and that they ask for no newer compiler than they say.
 
-use std::process::Command;
-
 use serde_json::Value;
 
-use crate::ci::succeed;
-use crate::workspace;
+use crate::workspace::{self, succeed};
 
 /// Packages every crate that may be published, in the order in which they depend on each other, without
 /// building the packages.
 pub fn run() -> Result<(), String> {
-    let metadata = metadata()?;
-    let packages = metadata["packages"].as_array();
-    let packages: Vec<&Value> = packages.into_iter().flatten().collect();
+    let packages = workspace::packages(true)?;
     no_newer_compiler(&packages)?;
     let mut cargo = workspace::cargo();
     cargo.args([
@@ -23,7 +18,7 @@ pub fn run() -> Result<(), String> {
         "--allow-dirty",
         "--offline",
     ]);
-    for package in packages {
+    for package in &packages {
         // `publish = false` is an empty list of registries.
         if is_ours(package) && package["publish"].is_null() {
             let name = package["name"].as_str().unwrap_or_default();
@@ -42,7 +37,7 @@ pub fn document() -> Result<(), String> {
 
 /// A dependency that needs a newer compiler than ours would change our own `rust-version`. The same of
 /// functions of the standard library is a lint of clippy, `incompatible_msrv`.
-fn no_newer_compiler(packages: &[&Value]) -> Result<(), String> {
+fn no_newer_compiler(packages: &[Value]) -> Result<(), String> {
     let ours = packages.iter().filter(|package| is_ours(package));
     let ours = ours
         .map(|package| version(package))
@@ -74,19 +69,6 @@ fn version(package: &Value) -> Vec<u32> {
         .collect()
 }
 
-fn metadata() -> Result<Value, String> {
-    let mut cargo: Command = workspace::cargo();
-    cargo.args(["metadata", "--format-version=1", "--offline"]);
-    let output = cargo
-        .output()
-        .map_err(|error| format!("cannot start cargo metadata: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        return Err(format!("cargo metadata: {text}"));
-    }
-    serde_json::from_slice(&output.stdout).map_err(|error| format!("cargo metadata: {error}"))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -99,8 +81,8 @@ mod tests {
         let old = json!({"name": "old", "source": "registry", "rust_version": "1.85.1"});
         let silent = json!({"name": "silent", "source": "registry", "rust_version": null});
         let new = json!({"name": "new", "source": "registry", "rust_version": "1.91"});
-        assert_eq!(no_newer_compiler(&[&ours, &old, &silent]), Ok(()));
-        let found = no_newer_compiler(&[&ours, &new]).expect_err("1.91 is newer");
+        assert_eq!(no_newer_compiler(&[ours.clone(), old, silent]), Ok(()));
+        let found = no_newer_compiler(&[ours, new]).expect_err("1.91 is newer");
         assert!(found.contains("new"), "{found}");
     }
 }

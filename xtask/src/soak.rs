@@ -1,8 +1,7 @@
 //! `cargo xtask soak`: the interop tests for longer than in continuous integration; an environment
 //! variable sets for how long.
 
-use crate::ci::succeed;
-use crate::workspace;
+use crate::workspace::{self, succeed};
 
 /// Run the long forms of the interop tests
 #[derive(Debug, clap::Args)]

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::Value;
+
 /// The workspace's folder: the one around the current folder, else the one this program was built in.
 /// Working copies that share a build folder share this program as well.
 pub fn root() -> PathBuf {
@@ -26,6 +28,40 @@ pub fn cargo() -> Command {
     let mut command = Command::new(cargo);
     command.current_dir(root());
     command
+}
+
+/// Runs a command to its end; an exit status other than 0 is an error that names the command.
+pub fn succeed(command: &mut Command) -> Result<(), String> {
+    let status = command.status();
+    let status = status.map_err(|error| format!("cannot start {command:?}: {error}"))?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(format!("{command:?}: {status}")),
+    }
+}
+
+/// What a command prints, if it goes well.
+pub fn output(command: &mut Command) -> Result<String, String> {
+    let output = command.output();
+    let output = output.map_err(|error| format!("cannot start {command:?}: {error}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{command:?}: {}\n{said}", output.status));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The packages that cargo knows: ours, and with `all` those that they depend on.
+pub fn packages(all: bool) -> Result<Vec<Value>, String> {
+    let mut command = cargo();
+    command.args(["metadata", "--format-version=1", "--offline"]);
+    command.args((!all).then_some("--no-deps"));
+    let mut metadata: Value = serde_json::from_str(&output(&mut command)?)
+        .map_err(|error| format!("cargo metadata: {error}"))?;
+    match metadata["packages"].take() {
+        Value::Array(packages) => Ok(packages),
+        _ => Err("cargo metadata lists no packages".to_owned()),
+    }
 }
 
 /// The build folder: this program lies in it, below the folder of its profile.

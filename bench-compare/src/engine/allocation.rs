@@ -10,9 +10,9 @@ use anyhow::Result;
 
 use crate::engine::images::{Scratch, Shape, create_full_raw, short_size};
 use crate::engine::load::Load;
-use crate::engine::record::{Cell, Direction, Unit, Verdict};
 use crate::engine::suite::{DISK, Progress, Suite};
 use crate::engine::turns::{Comparison, Contestant, Qemu};
+use crate::record::{Cell, Direction, Unit, Verdict};
 
 /// Cluster sizes of the tables, as powers of two: 16 KiB to 2 MiB.
 pub const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 14..=21;
@@ -41,12 +41,7 @@ pub fn overlay_on_disk(suite: &Suite, progress: &mut Progress) -> Result<()> {
 fn overlay_in(suite: &Suite, progress: &mut Progress, folder: &Path, bytes_max: u64) -> Result<()> {
     let scratch = Scratch::new(folder)?;
     let base = scratch.path("base.qcow2");
-    let shape = Shape {
-        cluster_bytes: 64 << 10,
-        subclusters: false,
-        size_bytes: DISK.size_bytes,
-        backing: None,
-    };
+    let shape = Shape::standard(64 << 10, DISK.size_bytes);
     shape.create_full(&base)?;
     shape.verify_full(&base)?;
     every_cluster_size(suite, progress, &scratch, Some(&base), bytes_max)

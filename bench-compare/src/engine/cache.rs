@@ -10,10 +10,10 @@ use anyhow::Result;
 
 use crate::engine::images::{Scratch, Shape, short_size};
 use crate::engine::load::{L2Cache, Load};
-use crate::engine::record::{Cell, Direction, Unit, Verdict};
 use crate::engine::stride::Slices;
 use crate::engine::suite::{DISK, Progress, Suite};
 use crate::engine::turns::{Comparison, Contestant};
+use crate::record::{Cell, Direction, Unit, Verdict};
 
 const CLUSTER_BYTES: u64 = 64 << 10;
 
@@ -35,12 +35,7 @@ const OVER_QEMU: [f64; 2] = [3.0, 1.5];
 pub fn random_reads(suite: &Suite, progress: &mut Progress) -> Result<()> {
     let scratch = Scratch::new(&suite.memory)?;
     let image = scratch.path("image.qcow2");
-    let shape = Shape {
-        cluster_bytes: CLUSTER_BYTES,
-        subclusters: false,
-        size_bytes: DISK.size_bytes,
-        backing: None,
-    };
+    let shape = Shape::standard(CLUSTER_BYTES, DISK.size_bytes);
     for (filled, over_qemu) in ["first to last", "in random order"]
         .into_iter()
         .zip(OVER_QEMU)
@@ -131,7 +126,7 @@ fn against_full_cache(cells: &[Cell]) -> Vec<Verdict> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::record::Series;
+    use crate::record::Series;
 
     fn cell(cache: &str, iops: f64) -> Cell {
         let labels = [

@@ -6,9 +6,9 @@ use anyhow::Result;
 
 use crate::engine::images::{Scratch, Shape, create_full_raw};
 use crate::engine::load::{Aio, DEPTH, L2Cache, Load, REQUEST_BYTES, Run};
-use crate::engine::record::{Cell, Unit};
 use crate::engine::suite::{DISK, Progress, Suite};
 use crate::engine::turns::{Comparison, Contestant, settle};
+use crate::record::{Cell, Unit};
 use crate::{fio, nbd};
 
 const CLUSTER_BYTES: u64 = 64 << 10;
@@ -49,12 +49,7 @@ fn measure(
     place: &TableSpec,
 ) -> Result<()> {
     let (image, raw) = (scratch.path("full.qcow2"), scratch.path("full.raw"));
-    let shape = Shape {
-        cluster_bytes: CLUSTER_BYTES,
-        subclusters: false,
-        size_bytes: DISK.size_bytes,
-        backing: None,
-    };
+    let shape = Shape::standard(CLUSTER_BYTES, DISK.size_bytes);
     shape.create_full(&image)?;
     create_full_raw(&raw, DISK.size_bytes)?;
     settle(&image)?;
@@ -69,18 +64,14 @@ fn measure(
         };
         let by_fio = || {
             settle(&raw)?;
-            let cell = nbd::Cell {
+            let load = nbd::Load {
                 write,
                 depth: DEPTH,
                 connections: 1,
                 size_bytes: DISK.size_bytes,
             };
             let seconds = if suite.quick { 1 } else { 3 };
-            let iops = fio::direct_on_file(&raw, cell, seconds)?;
-            Ok(Run {
-                iops,
-                ..Run::default()
-            })
+            fio::on_file(&raw, true, load, seconds).map(Run::of)
         };
         let labels = [("random, 4 KiB", if write { "write" } else { "read" })];
         let mut cell = Cell::new(Unit::Iops, &labels);

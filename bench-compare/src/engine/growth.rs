@@ -4,21 +4,20 @@
 //! Both programs write the same bytes to the same places of the same empty image, which asks for the
 //! *compact* policy in its header; QEMU does not know that extension and preserves it.
 
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use crate::engine::allocation::CLUSTER_BITS;
-use crate::engine::images::{Scratch, Shape, short_size, succeed};
+use crate::engine::images::{Scratch, Shape, short_size};
 use crate::engine::load::{Aio, Load, Run};
-use crate::engine::record::{Cell, Unit};
 use crate::engine::stride::Disk;
 use crate::engine::suite::{Progress, Suite};
 use crate::engine::turns::{Contestant, take_turns};
 use crate::machine::allocated_bytes;
-use crate::server::Server;
+use crate::process::{Server, qemu_img, succeed};
+use crate::record::{Cell, Unit};
 
 const MIB: f64 = 1_048_576.0;
 
@@ -63,14 +62,14 @@ pub fn mkfs(suite: &Suite, progress: &mut Progress) -> Result<()> {
     let by_gaur = || {
         let mut command = Command::new(&suite.gaur);
         command.args(["serve", "-f", "qcow2"]);
-        let server = Server::start(command, &image, &socket)?;
-        make_file_system(&scratch, server)
+        let server = Server::nbd(command, &image, &socket)?;
+        make_file_system(&scratch, &socket, server)
     };
     let by_qemu = || {
         let mut command = Command::new("qemu-nbd");
         command.args(["-f", "qcow2", "--discard=unmap"]);
-        let server = Server::start(command, &image, &socket)?;
-        make_file_system(&scratch, server)
+        let server = Server::nbd(command, &image, &socket)?;
+        make_file_system(&scratch, &socket, server)
     };
     for bits in CLUSTER_BITS {
         let shape = compact(1 << bits, 1 << 40);
@@ -82,10 +81,8 @@ pub fn mkfs(suite: &Suite, progress: &mut Progress) -> Result<()> {
 
 fn compact(cluster_bytes: u64, size_bytes: u64) -> Shape<'static> {
     Shape {
-        cluster_bytes,
         subclusters: true,
-        size_bytes,
-        backing: None,
+        ..Shape::standard(cluster_bytes, size_bytes)
     }
 }
 
@@ -99,7 +96,7 @@ fn create(suite: &Suite, shape: &Shape, image: &Path) -> Result<()> {
     let options = format!("cluster_size={size},extended_l2=on,allocation=compact");
     let mut command = Command::new(&suite.gaur);
     command.args(["create", "-q", "-f", "qcow2", "-o", &options]);
-    succeed(command.arg(image).arg(shape.size_bytes.to_string()))
+    succeed(command.arg(image).arg(shape.size_bytes.to_string())).map(drop)
 }
 
 /// Allocated bytes after each program has worked on an empty image. Nothing is random here, so one
@@ -114,12 +111,9 @@ fn measure(
     let grown = |work: Work| {
         create(suite, shape, image)?;
         work()?;
-        let mut check = crate::engine::images::qemu_img(&["check", "-q", "-f", "qcow2"]);
+        let mut check = qemu_img(&["check", "-q", "-f", "qcow2"]);
         succeed(check.arg(image)).context("the image is not clean")?;
-        Ok(Run {
-            iops: allocated_bytes(image)? as f64,
-            ..Run::default()
-        })
+        Ok(Run::of(allocated_bytes(image)? as f64))
     };
     let size = short_size(shape.cluster_bytes);
     let labels = [
@@ -139,8 +133,8 @@ fn measure(
 }
 
 /// Makes an ext4 file system on what a server exports, and ends the server in good order.
-fn make_file_system(scratch: &Scratch, server: Server) -> Result<()> {
-    let mount = Mount::new(&scratch.path("mount"), &server.socket)?;
+fn make_file_system(scratch: &Scratch, socket: &Path, server: Server) -> Result<()> {
+    let mount = Mount::new(&scratch.path("mount"), socket)?;
     let mut mkfs = Command::new("mkfs.ext4");
     // A fixed UUID and hash seed: the same bytes for both.
     let uuid = "6f1d7a52-5d0e-4bd4-9d0c-1f2f5a5b9c11";
@@ -153,37 +147,27 @@ fn make_file_system(scratch: &Scratch, server: Server) -> Result<()> {
 
 /// An export as a file: `nbdfuse` of libnbd.
 struct Mount {
-    child: Child,
-    folder: std::path::PathBuf,
+    server: Server,
+    folder: PathBuf,
 }
 
 impl Mount {
     fn new(folder: &Path, socket: &Path) -> Result<Mount> {
         std::fs::create_dir_all(folder)?;
-        let child = Command::new("nbdfuse")
-            .arg(folder.join("disk"))
-            .arg(format!("nbd+unix:///?socket={}", socket.display()))
-            .stdin(Stdio::null())
-            .spawn()
-            .context("cannot start nbdfuse")?;
+        let mut command = Command::new("nbdfuse");
+        command.arg(folder.join("disk"));
+        command.arg(format!("nbd+unix:///?socket={}", socket.display()));
         let mut mount = Mount {
-            child,
+            server: Server::spawn(&mut command, None)?,
             folder: folder.to_owned(),
         };
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while !mount.file().exists() {
-            if let Some(status) = mount.child.try_wait()? {
-                bail!("nbdfuse ended with {status}");
-            }
-            if Instant::now() > deadline {
-                bail!("nbdfuse does not show the disk");
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let file = mount.file();
+        let look = || Ok(file.exists().then_some(()));
+        mount.server.wait_for("the disk", look)?;
         Ok(mount)
     }
 
-    fn file(&self) -> std::path::PathBuf {
+    fn file(&self) -> PathBuf {
         self.folder.join("disk")
     }
 }
@@ -192,6 +176,6 @@ impl Drop for Mount {
     fn drop(&mut self) {
         // Unmounting is what ends nbdfuse; it flushes and disconnects then.
         let _ = Command::new("umount").arg(&self.folder).status();
-        let _ = self.child.wait();
+        self.server.wait();
     }
 }

@@ -13,12 +13,13 @@ use anyhow::{Context, Result};
 use gaur_format::plan::{self, CreateOptions, Preallocation};
 use gaur_format::{Header, HostOffset, L2Entry, l1};
 
-use crate::engine::images::{Scratch, qemu_img, short_size, succeed};
+use crate::engine::images::{Scratch, short_size};
 use crate::engine::load::{L2Cache, Load};
-use crate::engine::record::{Cell, Direction, Unit, Verdict};
 use crate::engine::stride::Disk;
 use crate::engine::suite::{Progress, Suite};
 use crate::engine::turns::{Comparison, Contestant};
+use crate::process::{qemu_img, succeed};
+use crate::record::{Cell, Direction, Unit, Verdict};
 
 const HUGE: Disk = Disk {
     size_bytes: 8 << 40,

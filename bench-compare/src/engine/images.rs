@@ -7,6 +7,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use gaur_bench::Random;
 
+use crate::process::{qemu_img, succeed};
+
 /// A folder for images that is emptied when it goes.
 pub struct Scratch {
     folder: PathBuf,
@@ -46,6 +48,16 @@ pub struct Shape<'a> {
 }
 
 impl Shape<'_> {
+    /// A disk of that size with standard L2 entries, on nothing.
+    pub fn standard(cluster_bytes: u64, size_bytes: u64) -> Shape<'static> {
+        Shape {
+            cluster_bytes,
+            subclusters: false,
+            size_bytes,
+            backing: None,
+        }
+    }
+
     /// Bytes of what is allocated at once: a cluster, or a subcluster.
     pub fn unit_bytes(&self) -> u64 {
         self.cluster_bytes / if self.subclusters { 32 } else { 1 }
@@ -60,7 +72,7 @@ impl Shape<'_> {
         if let Some(backing) = self.backing {
             command.args(["-F", "qcow2", "-b"]).arg(backing);
         }
-        succeed(command.arg(image).arg(self.size_bytes.to_string()))
+        succeed(command.arg(image).arg(self.size_bytes.to_string())).map(drop)
     }
 
     /// Makes an image whose clusters are all written, first to last.
@@ -99,10 +111,8 @@ impl Shape<'_> {
 
     /// Fails unless every byte of the disk is data in this image's own file.
     pub fn verify_full(&self, image: &Path) -> Result<()> {
-        let output = qemu_img(&["map", "--output=json", "-f", "qcow2"])
-            .arg(image)
-            .output()?;
-        let extents: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        let mut map = qemu_img(&["map", "--output=json", "-f", "qcow2"]);
+        let extents: serde_json::Value = serde_json::from_str(&succeed(map.arg(image))?)?;
         let full = is_full(&extents, self.size_bytes);
         full.then_some(())
             .with_context(|| format!("{} is not full of data", image.display()))
@@ -132,24 +142,9 @@ fn fill(format: &str, image: &Path, size_bytes: u64) -> Result<()> {
     const WRITE_BYTES: u64 = 2 << 20;
     let count = (size_bytes / WRITE_BYTES).to_string();
     let size = WRITE_BYTES.to_string();
-    let arguments = [
-        "bench",
-        "-w",
-        "-c",
-        &count,
-        "-d",
-        "1",
-        "-s",
-        &size,
-        "--pattern=165",
-    ];
-    let mut command = qemu_img(&arguments);
-    succeed(
-        command
-            .args(["-f", format])
-            .arg(image)
-            .stdout(Stdio::null()),
-    )
+    let mut command = qemu_img(&["bench", "-w", "-d", "1", "--pattern=165", "-f", format]);
+    command.args(["-c", &count, "-s", &size]).arg(image);
+    succeed(&mut command).map(drop)
 }
 
 /// The numbers below `count` in random order.
@@ -160,24 +155,6 @@ fn shuffled(count: u64, seed: u64) -> Vec<u64> {
         numbers.swap(last, random.index(last + 1));
     }
     numbers
-}
-
-/// A call of `qemu-img`.
-pub fn qemu_img(arguments: &[&str]) -> Command {
-    let mut command = Command::new("qemu-img");
-    command.args(arguments);
-    command
-}
-
-/// Runs a command to its end; an exit status other than 0 is an error.
-pub fn succeed(command: &mut Command) -> Result<()> {
-    let output = command.stdin(Stdio::null()).output();
-    let output = output.with_context(|| format!("cannot start {command:?}"))?;
-    if !output.status.success() {
-        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
-        bail!("{command:?}: {}, {}", output.status, complaint.trim());
-    }
-    Ok(())
 }
 
 /// The number a size is on a label: `64K`, `2M`.

@@ -3,12 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::Deserialize;
 
 use crate::engine::stride::Disk;
+use crate::process::{succeed, text_of};
 
 /// Bytes of a request.
 pub const REQUEST_BYTES: u64 = 4096;
@@ -85,6 +86,16 @@ pub struct GaurOptions {
     pub threads: usize,
 }
 
+impl Run {
+    /// A figure of which no more is known.
+    pub fn of(iops: f64) -> Run {
+        Run {
+            iops,
+            ..Run::default()
+        }
+    }
+}
+
 impl<'a> Load<'a> {
     /// A scattered load on a disk of that size, caches as they come.
     pub fn scattered(image: &'a Path, format: &'static str, disk: Disk, requests: u64) -> Load<'a> {
@@ -116,12 +127,8 @@ impl<'a> Load<'a> {
         if output.status.code().is_none() {
             return Ok(None);
         }
-        let text = text_of(&command, output)?;
-        let seconds = closing_seconds(&text)?;
-        Ok(Some(Run {
-            iops: self.requests as f64 / seconds,
-            details: BTreeMap::new(),
-        }))
+        let seconds = closing_seconds(&text_of(&command, output)?)?;
+        Ok(Some(Run::of(self.requests as f64 / seconds)))
     }
 
     /// Runs `gaur bench`.
@@ -135,9 +142,7 @@ impl<'a> Load<'a> {
         if beyond.threads > 1 {
             command.args(["--threads", &beyond.threads.to_string()]);
         }
-        let output = self.last_arguments(&mut command, None).output();
-        let output = output.with_context(|| format!("cannot start {}", gaur.display()))?;
-        let text = text_of(&command, output)?;
+        let text = succeed(self.last_arguments(&mut command, None))?;
         let report: Report = serde_json::from_str(&text)
             .with_context(|| format!("JSON of gaur bench: {}", text.trim()))?;
         Ok(report.run())
@@ -175,14 +180,6 @@ impl<'a> Load<'a> {
             )),
         }
     }
-}
-
-fn text_of(command: &Command, output: Output) -> Result<String> {
-    if !output.status.success() {
-        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
-        bail!("{command:?}: {}, {}", output.status, complaint.trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// The figure of the line `Run completed in 1.234 seconds.`

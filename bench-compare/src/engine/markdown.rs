@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::engine::record::{Cell, Direction, Record, Table, Unit, Verdict};
 use crate::machine::Machine;
+use crate::record::{Cell, Record, Table, Unit, Verdict};
 
 /// Details of Gaur's runs that a table shows: table, series, detail, heading.
 const DETAILS: &[(&str, &str, &str, &str)] = &[
@@ -19,41 +19,7 @@ pub fn section(table: &Table, plots: &[(String, String)]) -> String {
     for note in &table.notes {
         let _ = writeln!(text, "{note}\n");
     }
-    let names = series_names(table);
-    let ratio = names.iter().any(|name| name == "gaur") && names.iter().any(|name| name == "qemu");
-    let details: Vec<_> = DETAILS
-        .iter()
-        .filter(|detail| detail.0 == table.name)
-        .collect();
-    let unit = table.cells.first().map_or(Unit::Iops, |cell| cell.unit);
-    let mut heading: Vec<String> = Vec::new();
-    if let Some(cell) = table.cells.first() {
-        heading.extend(cell.labels.iter().map(|(name, _)| name.clone()));
-    }
-    heading.extend(names.iter().map(|name| format!("{name}{}", unit_of(unit))));
-    if ratio {
-        heading.push("gaur / qemu".to_owned());
-    }
-    heading.extend(details.iter().map(|detail| detail.3.to_owned()));
-    heading.extend(["target".to_owned(), "notes".to_owned()]);
-    line(&mut text, &heading);
-    line(&mut text, &vec!["---".to_owned(); heading.len()]);
-    for cell in &table.cells {
-        let mut fields: Vec<String> = cell.labels.iter().map(|(_, value)| value.clone()).collect();
-        fields.extend(names.iter().map(|name| figure(cell, name)));
-        if ratio {
-            fields.push(ratio_text(cell));
-        }
-        for (_, who, detail, _) in &details {
-            let value = cell
-                .series(who)
-                .and_then(|series| series.details.get(*detail));
-            fields.push(value.map_or("-".to_owned(), |rate| format!("{:.0} %", rate * 100.0)));
-        }
-        let targets: Vec<String> = cell.verdicts.iter().map(cell_verdict).collect();
-        fields.extend([targets.join("; "), cell.notes.join("; ")]);
-        line(&mut text, &fields);
-    }
+    text += &rows_of(table);
     text.push('\n');
     for verdict in &table.verdicts {
         let _ = writeln!(text, "* {}", verdict_text(verdict));
@@ -62,6 +28,56 @@ pub fn section(table: &Table, plots: &[(String, String)]) -> String {
         let _ = writeln!(text, "\n![{title}]({path})");
     }
     text
+}
+
+/// The table itself.
+pub fn rows_of(table: &Table) -> String {
+    let mut text = String::new();
+    let names = series_names(table);
+    let rival = table.cells.first().and_then(rival);
+    let details: Vec<_> = DETAILS
+        .iter()
+        .filter(|detail| detail.0 == table.name)
+        .collect();
+    let unit = table.cells.first().map_or(Unit::Iops, |cell| cell.unit);
+    let says_more = |cell: &Cell| !cell.verdicts.is_empty() || !cell.notes.is_empty();
+    let says_more = table.cells.iter().any(says_more);
+    let mut heading: Vec<String> = Vec::new();
+    if let Some(cell) = table.cells.first() {
+        heading.extend(cell.labels.iter().map(|(name, _)| name.clone()));
+    }
+    heading.extend(names.iter().map(|name| format!("{name}{}", unit_of(unit))));
+    heading.extend(rival.map(|rival| format!("gaur / {rival}")));
+    heading.extend(details.iter().map(|detail| detail.3.to_owned()));
+    if says_more {
+        heading.extend(["target".to_owned(), "notes".to_owned()]);
+    }
+    line(&mut text, &heading);
+    line(&mut text, &vec!["---".to_owned(); heading.len()]);
+    for cell in &table.cells {
+        let mut fields: Vec<String> = cell.labels.iter().map(|(_, value)| value.clone()).collect();
+        fields.extend(names.iter().map(|name| figure(cell, name)));
+        fields.extend(rival.map(|rival| ratio_text(cell, rival)));
+        for (_, who, detail, _) in &details {
+            let value = cell
+                .series(who)
+                .and_then(|series| series.details.get(*detail));
+            fields.push(value.map_or("-".to_owned(), |rate| format!("{:.0} %", rate * 100.0)));
+        }
+        let targets: Vec<String> = cell.verdicts.iter().map(cell_verdict).collect();
+        if says_more {
+            fields.extend([targets.join("; "), cell.notes.join("; ")]);
+        }
+        line(&mut text, &fields);
+    }
+    text
+}
+
+/// QEMU's program that was measured beside Gaur.
+fn rival(cell: &Cell) -> Option<&'static str> {
+    let is_there = |who: &&str| cell.series(who).is_some();
+    let rival = ["qemu", "qemu-nbd"].into_iter().find(is_there);
+    rival.filter(|_| is_there(&"gaur"))
 }
 
 /// All targets of all tables, and what became of them.
@@ -150,8 +166,8 @@ pub fn plain_line(cell: &Cell) -> String {
     for series in &cell.series {
         let _ = write!(text, "| {} {} ", series.who, figure(cell, &series.who));
     }
-    if cell.series("gaur").is_some() && cell.series("qemu").is_some() {
-        let _ = write!(text, "| {} ", ratio_text(cell));
+    if let Some(rival) = rival(cell) {
+        let _ = write!(text, "| {} ", ratio_text(cell, rival));
     }
     for verdict in &cell.verdicts {
         let _ = write!(text, "| {} ", cell_verdict(verdict));
@@ -182,10 +198,7 @@ fn cell_verdict(verdict: &Verdict) -> String {
 }
 
 fn bound_text(verdict: &Verdict) -> String {
-    let side = match verdict.direction {
-        Direction::AtLeast => "at least",
-        Direction::AtMost => "at most",
-    };
+    let side = verdict.direction.words();
     format!("{side} {}", number(verdict.unit, verdict.bound))
 }
 
@@ -216,7 +229,7 @@ fn circumstances(table: &Table) -> String {
     )
 }
 
-fn on_what(machine: &Machine) -> String {
+pub fn on_what(machine: &Machine) -> String {
     format!(
         "Kernel {}, {} processors ({}), {} GiB of memory, {}, {}.",
         machine.kernel,
@@ -246,8 +259,8 @@ fn figure(cell: &Cell, who: &str) -> String {
     }
 }
 
-fn ratio_text(cell: &Cell) -> String {
-    match cell.ratio("gaur", "qemu") {
+fn ratio_text(cell: &Cell, rival: &str) -> String {
+    match cell.ratio("gaur", rival) {
         Some((ratio, (low, high))) if low < high => format!("{ratio:.2} ({low:.2}-{high:.2})"),
         Some((ratio, _)) => format!("{ratio:.2}"),
         None => "-".to_owned(),
@@ -257,7 +270,7 @@ fn ratio_text(cell: &Cell) -> String {
 fn unit_of(unit: Unit) -> &'static str {
     match unit {
         Unit::Iops => ", kIOPS",
-        Unit::Bytes | Unit::Microseconds | Unit::Ratio => "",
+        _ => "",
     }
 }
 
@@ -268,6 +281,17 @@ fn number(unit: Unit, value: f64) -> String {
         Unit::Bytes => format!("{:.1} MiB", value / 1_048_576.0),
         Unit::Microseconds => format!("{:.2} ms", value / 1000.0),
         Unit::Ratio => format!("{value:.2}"),
+        _ => format!("{} {}", short(value), unit.symbol()),
+    }
+}
+
+/// Three digits that count.
+pub fn short(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
     }
 }
 
@@ -278,7 +302,8 @@ fn line(text: &mut String, fields: &[String]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::record::Series;
+    use crate::record::Direction;
+    use crate::record::Series;
 
     fn table() -> Table {
         let mut table = Table {

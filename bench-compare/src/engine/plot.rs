@@ -7,7 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::engine::record::{Cell, Table, Unit};
+use crate::record::{Cell, Table, Unit};
 
 const WIDTH: u32 = 960;
 const HEIGHT: u32 = 440;
@@ -190,7 +190,7 @@ impl PlotSpec {
                 Unit::Iops => ("thousands of requests a second", 1e3),
                 Unit::Bytes => ("MiB", 1_048_576.0),
                 Unit::Microseconds => ("ms", 1e3),
-                Unit::Ratio => ("", 1.0),
+                _ => ("", 1.0),
             };
             plot.unit = unit.to_owned();
             let end = self
@@ -373,7 +373,7 @@ fn axis_label(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::record::Series;
+    use crate::record::Series;
 
     fn table() -> Table {
         let mut table = Table {

@@ -5,7 +5,6 @@
 //! `gaur bench` threads do on such a file stands beside, and so does the raw file: what that does not
 //! reach is the machine's part.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,9 +13,9 @@ use gaur_bench::engine;
 
 use crate::engine::images::{Scratch, Shape, create_full_raw};
 use crate::engine::load::{GaurOptions, Load, Run};
-use crate::engine::record::{Cell, Unit};
 use crate::engine::suite::{DISK, Progress, Suite};
 use crate::engine::turns::{Contestant, settle, take_turns, warm_memory};
+use crate::record::{Cell, Unit};
 
 const READS: u64 = 1_000_000;
 const WRITES: u64 = 65_536;
@@ -30,10 +29,8 @@ pub fn two_threads(suite: &Suite, progress: &mut Progress) -> Result<()> {
     let scratch = Scratch::new(&suite.memory)?;
     let (image, raw) = (scratch.path("image.qcow2"), scratch.path("full.raw"));
     let shape = |subclusters| Shape {
-        cluster_bytes: 64 << 10,
         subclusters,
-        size_bytes: DISK.size_bytes,
-        backing: None,
+        ..Shape::standard(64 << 10, DISK.size_bytes)
     };
     create_full_raw(&raw, DISK.size_bytes)?;
     shape(false).create_full(&image)?;
@@ -95,10 +92,8 @@ fn engine_alone(suite: &Suite, progress: &mut Progress) -> Result<()> {
         for (name, load, bound) in loads {
             let run = |threads| -> Result<Run> {
                 let rate = engine::measure(load, subclusters, threads as u64, time);
-                Ok(Run {
-                    iops: rate.map_err(|failure| anyhow!("{name}: {failure}"))?,
-                    details: BTreeMap::new(),
-                })
+                let rate = rate.map_err(|failure| anyhow!("{name}: {failure}"))?;
+                Ok(Run::of(rate))
             };
             let with = if subclusters { ", subclusters" } else { "" };
             let label = format!("{name}{with}; engine alone");

@@ -6,10 +6,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::engine::load::{GaurOptions, Load, Run};
-use crate::engine::record::{Cell, Table};
 use crate::engine::stride::Disk;
 use crate::engine::{allocation, cache, full, growth, huge, markdown, scaling};
 use crate::machine;
+use crate::record::{Cell, Table};
 
 /// What every table is run with.
 pub struct Suite {

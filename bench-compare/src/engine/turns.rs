@@ -9,8 +9,9 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::engine::load::{Aio, GaurOptions, Load, Run};
-use crate::engine::record::{Cell, Series};
 use crate::engine::suite::Suite;
+use crate::process::succeed;
+use crate::record::{Cell, Series};
 use crate::statistics::{NO_SLOWER, median};
 
 /// A program that is measured.
@@ -194,11 +195,7 @@ impl<'l> Comparison<'l> {
 
 /// Has the file system write what it still holds, so that no contestant pays for what was done before.
 pub fn settle(path: &Path) -> Result<()> {
-    let status = Command::new("sync").arg("-f").arg(path).status()?;
-    if !status.success() {
-        bail!("sync -f {}: {status}", path.display());
-    }
-    Ok(())
+    succeed(Command::new("sync").arg("-f").arg(path)).map(drop)
 }
 
 /// Has the kernel find that much memory and let go of it again, so that the next run gets pages that are
@@ -219,7 +216,7 @@ pub fn warm_memory(image: &Path, len_bytes: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::record::Unit;
+    use crate::record::Unit;
 
     fn run(iops: f64) -> Run {
         Run {

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
+
+use crate::process;
 
 /// The images of a run: those that are full of data are made on the host, and copied into the guest's
 /// memory when they are needed first.
@@ -36,8 +38,8 @@ fn create(path: &Path, raw: bool, size_bytes: u64) -> Result<()> {
         std::fs::File::create(path)?.set_len(size_bytes)?;
         return Ok(());
     }
-    let path = path.to_str().context("a path of odd characters")?;
-    qemu_img(&["create", "-q", "-f", "qcow2", path, &size_bytes.to_string()])
+    let mut create = process::qemu_img(&["create", "-q", "-f", "qcow2"]);
+    succeed(create.arg(path).arg(size_bytes.to_string()))
 }
 
 impl Images {
@@ -86,24 +88,10 @@ fn fill(path: &Path, raw: bool, size_bytes: u64) -> Result<()> {
     succeed(command.arg(path))
 }
 
-fn qemu_img(arguments: &[&str]) -> Result<()> {
-    succeed(Command::new("qemu-img").args(arguments))
-}
-
-/// Runs a command that must go well, and soon.
+/// Runs a command that must go well, and soon: a device whose server hangs must not hold up the others.
 pub fn succeed(command: &mut Command) -> Result<()> {
     let mut limited = Command::new("timeout");
-    limited
-        .args(["--signal=KILL", "60"])
-        .arg(command.get_program());
-    limited.args(command.get_args());
-    let command = &mut limited;
-    let output = command
-        .output()
-        .with_context(|| format!("cannot start {command:?}"))?;
-    if !output.status.success() {
-        let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        bail!("{command:?}: {text}");
-    }
-    Ok(())
+    limited.args(["--signal=KILL", "60"]);
+    limited.arg(command.get_program()).args(command.get_args());
+    process::succeed(&mut limited).map(drop)
 }

@@ -30,7 +30,7 @@ pub fn run(arguments: &ExportsArguments) -> Result<()> {
     let folder = store::folder(arguments.store, &dir, arguments.size_mib)?;
     let images = Images::new(&arguments.dir, &folder, arguments.size_mib);
     let mut programs = Programs {
-        gaur: arguments.gaur.clone().context("--gaur is missing")?,
+        gaur: arguments.common.gaur()?,
         rublk: arguments.rublk.clone().context("--rublk is missing")?,
         dir,
         qemu_aio: "threads".to_owned(),
@@ -188,7 +188,7 @@ impl Bench<'_> {
 
     fn once(&self, contestant: &Contestant, cell: &Cell, programs: &Programs) -> Result<Run> {
         let image = self.images.ready(&cell.image, contestant.raw)?;
-        let running = (contestant.start)(programs, &image)?;
+        let running = contestant.start(programs, &image)?;
         let size = self.images.size_bytes();
         let seconds = self.arguments.seconds;
         let run = match &running.target {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::record::Cell;
@@ -52,7 +52,8 @@ pub fn run(cell: &Cell, target: &Path, seconds: u64, size_bytes: u64) -> Result<
     };
     // A device whose server hangs must not hold up the others.
     let limit = (seconds + PATIENCE_SECONDS).to_string();
-    let output = Command::new("timeout")
+    let mut command = Command::new("timeout");
+    command
         .args(["--signal=KILL", &limit, "fio"])
         .args([
             "--name=bench",
@@ -61,7 +62,7 @@ pub fn run(cell: &Cell, target: &Path, seconds: u64, size_bytes: u64) -> Result<
             "--thread",
         ])
         .args(["--group_reporting", "--time_based", "--norandommap"])
-        .args(["--randrepeat=0", "--output-format=json", "--rwmixread=70"])
+        .args(["--randrepeat=0", "--rwmixread=70"])
         .arg(format!("--filename={}", target.display()))
         .arg(format!("--rw={kind}"))
         .arg(format!("--bs={}", block_bytes(cell)))
@@ -70,20 +71,11 @@ pub fn run(cell: &Cell, target: &Path, seconds: u64, size_bytes: u64) -> Result<
         .arg(format!("--ramp_time={}ms", warm_up(cell).as_millis()))
         .arg(format!("--runtime={seconds}"))
         .arg(format!("--size={size}"))
-        .arg(format!("--offset_increment={step}"))
-        .output()
-        .context("cannot start fio")?;
-    if !output.status.success() {
-        bail!("fio: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    // fio may print notes before the JSON.
-    let start = text.find('{').context("fio printed no JSON")?;
-    parse(&serde_json::from_str(&text[start..]).context("fio's JSON")?)
+        .arg(format!("--offset_increment={step}"));
+    parse(&crate::fio::job(&mut command)?)
 }
 
-fn parse(report: &Value) -> Result<Run> {
-    let job = &report["jobs"][0];
+fn parse(job: &Value) -> Result<Run> {
     let mut run = Run::default();
     for side in ["read", "write"] {
         run.iops += job[side]["iops"].as_f64().context("fio reports no IOPS")?;
@@ -120,8 +112,8 @@ mod tests {
             "read": {"iops": 70.0, "clat_ns": {"percentile": {"99.000000": 5000}}},
             "write": {"iops": 30.0, "clat_ns": {"percentile": {"99.000000": 9000}}},
         }]});
-        let run = parse(&report).unwrap();
+        let run = parse(&report["jobs"][0]).unwrap();
         assert_eq!((run.iops, run.p99_us), (100.0, 9.0));
-        assert!(parse(&serde_json::json!({"jobs": [{}]})).is_err());
+        assert!(parse(&serde_json::json!({})).is_err());
     }
 }

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, anyhow};
 
-use super::{Bench, Row, Table, Verdict, qemu_img, timed};
+use super::{Bench, create_mapped, row};
 use crate::client::{self, Sample};
-use crate::server::Server;
+use crate::process::{Server, qemu_img, timed};
+use crate::record::{Cell, Direction, Table, Unit, Verdict};
+use crate::statistics::range;
 
 /// Size of the disk in GiB; all of it is mapped.
 const DISK_GIB: u64 = 256;
@@ -26,29 +28,24 @@ pub fn measure(bench: &Bench, table: &mut Table) -> Result<()> {
          4 KiB at random over NBD, {DEPTH} requests at a time. Times of the writes that ended while the \
          snapshot was made or deleted, and of writes beside nothing."
     ));
-    let image = bench.dir.join("online.qcow2");
-    let mut create = qemu_img(
-        &[
-            "create",
-            "-q",
-            "-f",
-            "qcow2",
-            "-o",
-            "preallocation=metadata",
-        ],
-        &image,
-    );
-    timed(create.arg(format!("{DISK_GIB}G")))?;
-    let (socket, control) = (bench.dir.join("nbd.sock"), bench.dir.join("control.sock"));
+    let dir = &bench.arguments.dir;
+    let image = dir.join("online.qcow2");
+    create_mapped(&image, DISK_GIB)?;
+    let [socket, control] = ["nbd.sock", "control.sock"].map(|name| dir.join(name));
     let mut command = Command::new(&bench.gaur);
     command.args(["serve", "--format=qcow2", "--cache=none", "--shared=4"]);
     command.arg("--control").arg(&control);
-    let server = Server::start(command, &image, &socket)?;
-    let mut rows: Vec<Row> = ["nothing", "create", "delete"]
+    let server = Server::nbd(command, &image, &socket)?;
+    let mut rows: Vec<Cell> = ["nothing", "create", "delete"]
         .iter()
-        .map(|what| Row::new(&format!("a client's writes beside {what}"), "ms"))
+        .map(|what| {
+            row(
+                &format!("a client's writes beside {what}"),
+                Unit::Milliseconds,
+            )
+        })
         .collect();
-    let mut took = Row::new("the command itself", "s");
+    let mut took = row("the command itself", Unit::Seconds);
     for _ in 0..bench.arguments.rounds {
         for (row, verb) in rows.iter_mut().zip(["nothing", "create", "delete"]) {
             let (samples, seconds) = beside(&socket, || act(bench, &control, verb))?;
@@ -62,19 +59,21 @@ pub fn measure(bench: &Bench, table: &mut Table) -> Result<()> {
         }
     }
     server.stop()?;
-    timed(&mut qemu_img(&["check", "-q"], &image))?;
+    timed(qemu_img(&["check", "-q"]).arg(&image))?;
     std::fs::remove_file(image)?;
     for row in rows.iter_mut().skip(1) {
-        let value = row.samples("99.9 %").iter().copied().fold(0.0, f64::max);
-        row.verdicts.push(Verdict {
-            what: "99.9 %, the worst round".to_owned(),
-            value,
-            target: TARGET_MS,
-            at_most: true,
-        });
+        let series = row.series("99.9 %");
+        let (_, worst) = range(series.map_or(&[], |series| &series.samples));
+        row.verdicts.push(Verdict::new(
+            "99.9 %, the worst round",
+            Unit::Milliseconds,
+            worst,
+            Direction::AtMost,
+            TARGET_MS,
+        ));
     }
-    table.rows.extend(rows);
-    table.rows.push(took);
+    table.cells.extend(rows);
+    table.cells.push(took);
     Ok(())
 }
 

@@ -10,7 +10,9 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use super::{Bench, Row, Table, qemu_img, settle, timed};
+use super::{Bench, row, settle};
+use crate::process::{qemu_img, timed};
+use crate::record::{Table, Unit};
 
 /// Memory of the guest beside what holds the random bytes.
 const GUEST_BESIDE_MIB: u64 = 256;
@@ -23,12 +25,12 @@ pub fn measure(bench: &Bench, table: &mut Table) -> Result<()> {
          raw file in a row (1 MiB requests, 8 at a time, and a flush at the end). QEMU saves the memory of a \
          stopped guest that holds the same bytes. Gaur's figures are of whole commands."
     ));
-    let source = bench.dir_memory.join("gaur-bench-state");
+    let source = bench.arguments.dir_memory.join("gaur-bench-state");
     random_file(&source, mib)?;
-    let mut save = Row::new("save", "MiB/s");
-    let mut load = Row::new("load", "MiB/s");
+    let mut save = row("save", Unit::MibPerSecond);
+    let mut load = row("load", Unit::MibPerSecond);
     for _ in 0..bench.arguments.rounds {
-        let image = bench.dir.join("state.qcow2");
+        let image = bench.arguments.dir.join("state.qcow2");
         fresh(&image)?;
         settle()?;
         let mut command = snapshot(bench, "save", &image);
@@ -36,7 +38,7 @@ pub fn measure(bench: &Bench, table: &mut Table) -> Result<()> {
             "gaur",
             mib as f64 / timed(command.arg("--state").arg(&source))?,
         );
-        let raw = bench.dir.join("state.raw");
+        let raw = bench.arguments.dir.join("state.raw");
         settle()?;
         save.add("fio", fio(&raw, mib, "write")?);
         settle()?;
@@ -58,17 +60,17 @@ pub fn measure(bench: &Bench, table: &mut Table) -> Result<()> {
     }
     std::fs::remove_file(&source)?;
     for row in [&mut save, &mut load] {
-        row.judge_ratio("gaur", "fio", 0.9, false);
-        row.judge_ratio("gaur", "qemu", 4.0, false);
+        row.expect_ratio("gaur", "fio", 0.9);
+        row.expect_ratio("gaur", "qemu", 4.0);
     }
-    table.rows.extend([save, load]);
+    table.cells.extend([save, load]);
     Ok(())
 }
 
 fn fresh(image: &Path) -> Result<()> {
     let _ = std::fs::remove_file(image);
-    let mut command = qemu_img(&["create", "-q", "-f", "qcow2"], image);
-    timed(command.arg("4G")).map(|_| ())
+    let mut command = qemu_img(&["create", "-q", "-f", "qcow2"]);
+    timed(command.arg(image).arg("4G")).map(drop)
 }
 
 fn snapshot(bench: &Bench, verb: &str, image: &Path) -> Command {
@@ -87,25 +89,14 @@ fn random_file(path: &Path, mib: u64) -> Result<()> {
 
 /// MiB/s of fio in a row on a raw file.
 fn fio(file: &Path, mib: u64, side: &str) -> Result<f64> {
-    let output = Command::new("fio")
+    let mut command = Command::new("fio");
+    command
         .args(["--name=state", "--bs=1m", "--iodepth=8", "--direct=1"])
-        .args([
-            "--ioengine=io_uring",
-            "--end_fsync=1",
-            "--output-format=json",
-        ])
+        .args(["--ioengine=io_uring", "--end_fsync=1"])
         .arg(format!("--rw={side}"))
         .arg(format!("--size={mib}m"))
-        .arg(format!("--filename={}", file.display()))
-        .output()
-        .context("cannot start fio")?;
-    if !output.status.success() {
-        bail!("fio failed: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let start = text.find('{').context("fio printed no JSON")?;
-    let report: Value = serde_json::from_str(&text[start..]).context("fio's JSON")?;
-    let bytes = report["jobs"][0][side]["bw_bytes"].as_f64();
+        .arg(format!("--filename={}", file.display()));
+    let bytes = crate::fio::job(&mut command)?[side]["bw_bytes"].as_f64();
     Ok(bytes.context("fio reports no bandwidth")? / f64::from(1 << 20))
 }
 

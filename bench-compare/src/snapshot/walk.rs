@@ -5,7 +5,9 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::{Bench, Row, Table, qemu_img, settle, timed};
+use super::{Bench, create_mapped, row, settle};
+use crate::process::{qemu_img, timed};
+use crate::record::{Direction, Table, Unit};
 
 /// Snapshots that are there already in the second half of the table.
 const OTHERS: usize = 10;
@@ -17,55 +19,40 @@ pub fn measure(bench: &Bench, table: &mut Table) -> Result<()> {
         "A disk of {gib} GiB, all of whose clusters are mapped (preallocation=metadata) and lie in a sparse \
          file. Seconds of a whole command."
     ));
-    let (ours, theirs) = (bench.dir.join("gaur.qcow2"), bench.dir.join("qemu.qcow2"));
+    let (ours, theirs) = (
+        bench.arguments.dir.join("gaur.qcow2"),
+        bench.arguments.dir.join("qemu.qcow2"),
+    );
     for image in [&ours, &theirs] {
-        let mut create = qemu_img(
-            &[
-                "create",
-                "-q",
-                "-f",
-                "qcow2",
-                "-o",
-                "preallocation=metadata",
-            ],
-            image,
-        );
-        timed(create.arg(format!("{gib}G")))?;
+        create_mapped(image, gib)?;
     }
     for others in [0, OTHERS] {
         for number in 0..others {
             // By one engine for both: QEMU would take minutes for each.
             for image in [&ours, &theirs] {
-                timed(&mut gaur(
-                    bench,
-                    "create",
-                    image,
-                    &format!("other {number}"),
-                ))?;
+                let name = format!("other {number}");
+                timed(&mut gaur(bench, "create", image, &name))?;
             }
         }
-        let mut rows = [
-            Row::new(&format!("create, {others} others"), "s"),
-            Row::new(&format!("apply, {others} others"), "s"),
-            Row::new(&format!("delete, {others} others"), "s"),
-        ];
+        let mut rows = ["create", "apply", "delete"]
+            .map(|verb| row(&format!("{verb}, {others} others"), Unit::Seconds));
         for _ in 0..bench.arguments.walk_rounds {
             let verbs = [("create", "-c"), ("apply", "-a"), ("delete", "-d")];
             for (row, (verb, flag)) in rows.iter_mut().zip(verbs) {
                 settle()?;
                 row.add("gaur", timed(&mut gaur(bench, verb, &ours, "wanted"))?);
                 settle()?;
-                let mut command = qemu_img(&["snapshot", flag, "wanted"], &theirs);
-                row.add("qemu-img", timed(&mut command)?);
+                let mut command = qemu_img(&["snapshot", flag, "wanted"]);
+                row.add("qemu-img", timed(command.arg(&theirs))?);
             }
         }
         for mut row in rows {
-            row.judge_ratio("gaur", "qemu-img", 0.1, true);
-            table.rows.push(row);
+            row.judge_ratio("gaur", "qemu-img", 0.1, Direction::AtMost);
+            table.cells.push(row);
         }
     }
     // Nothing counts that is not right.
-    timed(&mut qemu_img(&["check", "-q"], &ours))?;
+    timed(qemu_img(&["check", "-q"]).arg(&ours))?;
     std::fs::remove_file(ours)?;
     std::fs::remove_file(theirs)?;
     Ok(())

@@ -2,12 +2,10 @@
 
 use std::rc::Rc;
 
-use gaur_block::{Access, File, Host};
-use gaur_engine::OpenOptions;
-use gaur_sim::{DiskProfile, FileImage, Handle, Rotating, Scheduler, SimHost, Trace};
+use gaur_sim::{DiskProfile, FileImage, Rotating, Scheduler, SimHost, Trace};
 
-use super::run::{Times, image_options};
-use super::{Guest, Writer, load, save};
+use super::run::{Times, measure};
+use super::{Guest, Writer};
 use crate::engine::Failure;
 
 const NAME: &str = "disk";
@@ -31,56 +29,15 @@ pub fn on_disk(
     };
     host.add(NAME, FileImage::new(0), direct);
     let guest = Rc::clone(guest);
-    let run = async move { measure(writer, shape, host, handle, &guest, bytes).await };
+    let run = async move {
+        let ready = || host.set_rotating(NAME, shape);
+        let clock = || handle.now_ns() as f64 / 1e9;
+        let file = (&host, NAME);
+        measure(writer, file, true, (&guest, bytes), ready, clock).await
+    };
     let done = scheduler.block_on(NAME, STEPS_MAX, run);
     done.map_err(|stuck| stuck.to_string())?
         .ok_or("it never ends")?
-}
-
-async fn measure(
-    writer: Writer,
-    shape: Rotating,
-    host: SimHost,
-    clock: Handle,
-    guest: &Guest,
-    bytes: u64,
-) -> Result<Times, Failure> {
-    let access = Access {
-        write: true,
-        direct: true,
-        lock: false,
-        force_share: false,
-    };
-    let file = host.open(NAME.as_ref(), access).await;
-    let file = file.map_err(|error| error.to_string())?;
-    gaur_engine::create(
-        &file,
-        &image_options(writer, bytes),
-        &gaur_engine::Job::default(),
-    )
-    .await?;
-    if writer == Writer::Bare {
-        file.set_len(0).await?;
-    }
-    let options = OpenOptions {
-        format: (writer == Writer::Bare).then_some(gaur_engine::Format::Raw),
-        ..OpenOptions::default()
-    };
-    let opened = gaur_engine::open(&host, NAME, &options).await?;
-    let queue = opened.image.queue(opened.files);
-    host.set_rotating(NAME, shape);
-    let since = |started: u64| (clock.now_ns() - started) as f64 / 1e9;
-    let started = clock.now_ns();
-    save(writer, &queue, &file, guest, bytes).await?;
-    let saved = since(started);
-    let started = clock.now_ns();
-    let loaded = load(writer, &queue, &file, bytes).await?;
-    let loaded = loaded.map(|()| since(started));
-    queue.close().await?;
-    Ok(Times {
-        save: saved,
-        load: loaded,
-    })
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use gaur_engine::OpenOptions;
 use gaur_format::plan::{CreateOptions, Preallocation};
 use gaur_reactor::{Config, CreateFile, OpenFile, Reactor, ReactorHost};
 
-use super::{Guest, Writer, load, save};
+use super::{Guest, Writer};
 use crate::engine::Failure;
 
 /// How long a writer took, in seconds.
@@ -22,7 +22,7 @@ pub struct Times {
 /// Options of the image that a writer gets: its disk has room for the whole stream. For those that write to
 /// the disk its clusters have their places, so that a request is one request to the file; otherwise
 /// they would pay for clusters that are taken one request at a time.
-pub fn image_options(writer: Writer, bytes: u64) -> CreateOptions {
+fn image_options(writer: Writer, bytes: u64) -> CreateOptions {
     CreateOptions {
         size_bytes: (bytes + (64 << 20)).next_multiple_of(1 << 20),
         preallocation: match writer {
@@ -44,17 +44,22 @@ pub fn on_file(
     let _ = std::fs::remove_file(path);
     drop(OpenFile::create(path, CreateFile::default()).map_err(|error| error.to_string())?);
     let reactor = Reactor::new(&Config::default())?;
-    let result = reactor.block_on(measure(writer, path, direct, guest, bytes));
+    let start = Instant::now();
+    let clock = || start.elapsed().as_secs_f64();
+    let file = (&ReactorHost, path);
+    let result = reactor.block_on(measure(writer, file, direct, (guest, bytes), || {}, clock));
     std::fs::remove_file(path)?;
     result
 }
 
-async fn measure(
+/// Saves to a file and loads it again, by the seconds of this clock; `ready` is called when the image is there.
+pub(super) async fn measure<H: Host>(
     writer: Writer,
-    path: &str,
+    (host, path): (&H, &str),
     direct: bool,
-    guest: &Guest,
-    bytes: u64,
+    (guest, bytes): (&Guest, u64),
+    ready: impl FnOnce(),
+    clock: impl Fn() -> f64,
 ) -> Result<Times, Failure> {
     let access = Access {
         write: true,
@@ -62,14 +67,10 @@ async fn measure(
         lock: false,
         force_share: false,
     };
-    let file = ReactorHost.open(path.as_ref(), access).await;
+    let file = host.open(path.as_ref(), access).await;
     let file = file.map_err(|error| error.to_string())?;
-    gaur_engine::create(
-        &file,
-        &image_options(writer, bytes),
-        &gaur_engine::Job::default(),
-    )
-    .await?;
+    let job = gaur_engine::Job::default();
+    gaur_engine::create(&file, &image_options(writer, bytes), &job).await?;
     if writer == Writer::Bare {
         file.set_len(0).await?;
     }
@@ -78,17 +79,17 @@ async fn measure(
         direct,
         ..OpenOptions::default()
     };
-    let opened = gaur_engine::open(&ReactorHost, path, &options).await?;
+    let opened = gaur_engine::open(host, path, &options).await?;
     let queue = opened.image.queue(opened.files);
-    let started = Instant::now();
-    save(writer, &queue, &file, guest, bytes).await?;
-    let saved = started.elapsed().as_secs_f64();
-    let started = Instant::now();
-    let loaded = load(writer, &queue, &file, bytes).await?;
-    let loaded = loaded.map(|()| started.elapsed().as_secs_f64());
+    ready();
+    let started = clock();
+    super::save(writer, &queue, &file, guest, bytes).await?;
+    let saved = clock();
+    let loaded = super::load(writer, &queue, &file, bytes).await?;
+    let loaded = loaded.map(|()| clock() - saved);
     queue.close().await?;
     Ok(Times {
-        save: saved,
+        save: saved - started,
         load: loaded,
     })
 }

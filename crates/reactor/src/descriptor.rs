@@ -25,19 +25,15 @@ pub struct Descriptor {
 impl Descriptor {
     /// Takes a descriptor over.
     pub fn new(fd: OwnedFd) -> Descriptor {
-        Descriptor {
-            fd,
-            never_blocks: AtomicBool::new(false),
-        }
+        let never_blocks = AtomicBool::new(false);
+        Descriptor { fd, never_blocks }
     }
 
     /// Takes over one that does not block (`O_NONBLOCK`), or belongs to a process that must not be trusted to
     /// have it answer at once: it is only ever asked whether there is something.
     pub fn never_blocking(fd: OwnedFd) -> Descriptor {
-        Descriptor {
-            fd,
-            never_blocks: AtomicBool::new(true),
-        }
+        let never_blocks = AtomicBool::new(true);
+        Descriptor { fd, never_blocks }
     }
 
     /// Waits until something can be read, or the other side has gone.

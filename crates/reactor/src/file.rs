@@ -21,7 +21,7 @@ use crate::page_cache::{CachedReads, CachedWrites};
 use crate::reactor::Core;
 use crate::ring::Ring;
 use crate::syscall;
-use crate::whole::{Raw, file_by_raw};
+use crate::whole::{Raw, file_by_raw, part_of};
 
 /// Opens files for the reactor of the calling thread.
 #[derive(Clone, Copy, Debug, Default)]
@@ -196,15 +196,10 @@ impl Raw for ReactorFile {
         let zeros = self.core.zeros()?;
         let mut done = 0;
         while done < to.len {
-            let len = (to.len - done).min(syscall::RW_MAX);
-            let rest = Registered {
-                offset: to.offset + done as u64,
-                len,
-                ..to
-            };
+            let rest = part_of(to, done);
             let start = registered_start(ring, rest)? as *mut u8;
             let fd = types::Fd(zeros.as_raw_fd());
-            let entry = opcode::ReadFixed::new(fd, start, length(len), to.index).build();
+            let entry = opcode::ReadFixed::new(fd, start, length(rest.len), to.index).build();
             // SAFETY: the address is one that the kernel checks against the registered buffer.
             match unsafe { Op::run(ring, entry) }.await? {
                 0 => return Err(Errno::EIO),

@@ -144,14 +144,8 @@ impl Ring {
         let mut chunks = self.chunks.borrow_mut();
         assert!(index <= chunks.len(), "the pool's chunks come in order");
         // One without length holds no memory.
-        let chunk = if registered {
-            chunk
-        } else {
-            Chunk {
-                len_bytes: 0,
-                ..chunk
-            }
-        };
+        let len_bytes = if registered { chunk.len_bytes } else { 0 };
+        let chunk = Chunk { len_bytes, ..chunk };
         match chunks.get_mut(index) {
             Some(place) => *place = chunk,
             None => chunks.push(chunk),

@@ -93,11 +93,8 @@ impl Listener {
     /// other than a socket.
     pub fn bind(address: &Address) -> Result<Listener, Errno> {
         let start = Instant::now();
-        let in_the_way = |path: &PathBuf| {
-            let found = std::fs::symlink_metadata(path);
-            found.is_ok_and(|found| !FileTypeExt::is_socket(&found.file_type()))
-        };
-        let hopeless = matches!(address, Address::Unix(path) if in_the_way(path));
+        // What is there and is no socket stays.
+        let hopeless = matches!(address, Address::Unix(path) if path.symlink_metadata().is_ok() && !is_socket(path));
         loop {
             match Listener::try_bind(address) {
                 Err(Errno::EADDRINUSE) if !hopeless && start.elapsed() < PATIENCE => {
@@ -199,12 +196,15 @@ impl Drop for Listener {
     }
 }
 
+fn is_socket(path: &std::path::Path) -> bool {
+    path.symlink_metadata()
+        .is_ok_and(|facts| facts.file_type().is_socket())
+}
+
 /// Removes a socket file without a listener.
 fn remove_dead_socket(path: &std::path::Path, raw: &SocketAddrAny) -> Result<(), Errno> {
     let in_use = Err(Errno::from_raw(libc::EADDRINUSE));
-    let is_socket = std::fs::symlink_metadata(path)
-        .is_ok_and(|facts| std::os::unix::fs::FileTypeExt::is_socket(&facts.file_type()));
-    if !is_socket {
+    if !is_socket(path) {
         return in_use;
     }
     let probe = socket(raw.address_family())?;

@@ -107,11 +107,10 @@ fn check_range(offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
     }
 }
 
-fn check_writable(file: &OpenFile) -> Result<(), Errno> {
-    if file.limits().read_only {
-        Err(Errno::EROFS)
-    } else {
-        Ok(())
+fn check_change(raw: &impl Raw, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
+    match raw.file().limits().read_only {
+        true => Err(Errno::EROFS),
+        false => check_range(offset_bytes, len_bytes),
     }
 }
 
@@ -172,7 +171,7 @@ async fn read_registered<R: Raw>(raw: &R, offset: u64, to: Registered) -> Result
 }
 
 /// What is left of a registered buffer after `done` bytes, as much as one call moves.
-fn part_of(whole: Registered, done: usize) -> Registered {
+pub(crate) fn part_of(whole: Registered, done: usize) -> Registered {
     let len = (whole.len - done).min(RW_MAX);
     Registered {
         offset: whole.offset + done as u64,
@@ -186,8 +185,7 @@ pub(crate) async fn write_at<R: Raw>(
     offset_bytes: u64,
     source: Source<'_>,
 ) -> Result<(), Errno> {
-    check_writable(raw.file())?;
-    check_range(offset_bytes, source.len() as u64)?;
+    check_change(raw, offset_bytes, source.len() as u64)?;
     match source {
         Source::Memory(memory) => write_memory(raw, offset_bytes, memory).await,
         Source::Registered(from) => {
@@ -226,8 +224,7 @@ pub(crate) async fn write_zeroes_at<R: Raw>(
     len_bytes: u64,
     may_unmap: bool,
 ) -> Result<(), Errno> {
-    check_writable(raw.file())?;
-    check_range(offset_bytes, len_bytes)?;
+    check_change(raw, offset_bytes, len_bytes)?;
     let pieces = Pieces::of(offset_bytes, len_bytes, raw.file().sector_bytes());
     // The middle first: when the device cannot do it, nothing has been done at all.
     if pieces.middle.len > 0 {
@@ -242,8 +239,7 @@ pub(crate) async fn write_zeroes_at<R: Raw>(
 }
 
 pub(crate) async fn discard_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Result<(), Errno> {
-    check_writable(raw.file())?;
-    check_range(offset, len)?;
+    check_change(raw, offset, len)?;
     // The file system zeroes the edges of a hole in a regular file; on a block device a discard
     // promises nothing about the contents, and its edges are left alone.
     let middle = Pieces::of(offset, len, raw.file().sector_bytes()).middle;
@@ -259,8 +255,7 @@ pub(crate) async fn discard_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Result
 }
 
 pub(crate) async fn allocate_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Result<(), Errno> {
-    check_writable(raw.file())?;
-    check_range(offset, len)?;
+    check_change(raw, offset, len)?;
     // A block device has its space, and what `fallocate` does there is to write zeros.
     if len == 0 || raw.file().is_block_device() {
         return Ok(());
@@ -269,8 +264,7 @@ pub(crate) async fn allocate_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Resul
 }
 
 pub(crate) async fn set_len<R: Raw>(raw: &R, len_bytes: u64) -> Result<(), Errno> {
-    check_writable(raw.file())?;
-    check_range(len_bytes, 0)?;
+    check_change(raw, len_bytes, 0)?;
     if !raw.file().limits().resizable {
         return Err(Errno::EOPNOTSUPP);
     }

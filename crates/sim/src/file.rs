@@ -6,7 +6,7 @@ use std::rc::Rc;
 use gaur_block::{Errno, Extent, File, FileId, FileLimits, Source, Target};
 
 use crate::disk::Disk;
-use crate::operation::{Fill, Operation};
+use crate::operation::{Fill, Operation, OperationKind};
 use crate::{Handle, SECTOR_BYTES, SimBuffer};
 
 /// The write lock of one open; given back when its last handle goes.
@@ -45,6 +45,10 @@ impl SimFile {
             return Err(Errno::EROFS);
         }
         self.disk.borrow().check_writable(end)
+    }
+
+    async fn run(&self, kind: OperationKind) -> Result<Vec<u8>, Errno> {
+        Operation::new(&self.disk, kind).run(&self.handle).await
     }
 
     async fn change(&self, range: std::ops::Range<u64>, fill: Fill) -> Result<(), Errno> {
@@ -101,8 +105,8 @@ impl File for SimFile {
         self.disk
             .borrow()
             .assert_transfer("read", offset_bytes, *memory);
-        let operation = Operation::read(&self.disk, offset_bytes..end);
-        let bytes = operation.run(&self.handle).await?;
+        let read = OperationKind::Read(offset_bytes..end);
+        let bytes = self.run(read).await?;
         memory.copy_from(&bytes);
         Ok(())
     }
@@ -148,10 +152,8 @@ impl File for SimFile {
             return Err(Errno::EOPNOTSUPP);
         }
         let end = offset_bytes.saturating_add(len_bytes);
-        Operation::allocate(&self.disk, offset_bytes..end)
-            .run(&self.handle)
-            .await
-            .map(drop)
+        let allocate = OperationKind::Allocate(offset_bytes..end);
+        self.run(allocate).await.map(drop)
     }
 
     async fn discard_at(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
@@ -173,10 +175,8 @@ impl File for SimFile {
     }
 
     async fn flush(&self) -> Result<(), Errno> {
-        Operation::flush(&self.disk)
-            .run(&self.handle)
-            .await
-            .map(drop)
+        let mark = self.disk.borrow().mark();
+        self.run(OperationKind::Flush(mark)).await.map(drop)
     }
 
     async fn set_len(&self, len_bytes: u64) -> Result<(), Errno> {
@@ -184,10 +184,7 @@ impl File for SimFile {
         if self.disk.borrow().profile.device.is_some() {
             return Err(Errno::EOPNOTSUPP);
         }
-        Operation::set_len(&self.disk, len_bytes)
-            .run(&self.handle)
-            .await
-            .map(drop)
+        self.run(OperationKind::SetLen(len_bytes)).await.map(drop)
     }
 
     async fn extent_at(&self, offset_bytes: u64) -> Result<Extent, Errno> {

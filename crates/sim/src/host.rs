@@ -141,15 +141,6 @@ impl SimHost {
             .is_some_and(|disk| disk.borrow().dirty.contains_key(&sector))
     }
 
-    /// Sectors with unflushed versions, on all files.
-    pub fn dirty_sectors(&self) -> usize {
-        self.disks
-            .borrow()
-            .values()
-            .map(|disk| disk.borrow().dirty.len())
-            .sum()
-    }
-
     /// What the files hold for a reader now, power on.
     pub fn images(&self) -> BTreeMap<String, FileImage> {
         let disks = self.disks.borrow();

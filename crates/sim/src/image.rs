@@ -50,11 +50,6 @@ impl FileImage {
         self.len_bytes
     }
 
-    /// Whether parts never written hold garbage: a device.
-    pub fn is_device(&self) -> bool {
-        self.garbage.is_some()
-    }
-
     /// Fills `target` from `offset_bytes`; bytes past the end are zeros.
     pub fn read(&self, offset_bytes: u64, target: &mut [u8]) {
         let inside = self

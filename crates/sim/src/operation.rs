@@ -98,9 +98,10 @@ impl Change {
     }
 }
 
-enum OperationKind {
+pub(crate) enum OperationKind {
     Read(Range<u64>),
     Change(Rc<Change>),
+    /// Of what was complete at that moment.
     Flush(Tick),
     SetLen(u64),
     /// Takes space; no byte changes.
@@ -123,23 +124,6 @@ struct Outcome {
 }
 
 impl Operation {
-    pub(crate) fn read(disk: &Rc<RefCell<Disk>>, range: Range<u64>) -> Rc<Operation> {
-        Operation::new(disk, OperationKind::Read(range))
-    }
-
-    pub(crate) fn flush(disk: &Rc<RefCell<Disk>>) -> Rc<Operation> {
-        let mark = disk.borrow().mark();
-        Operation::new(disk, OperationKind::Flush(mark))
-    }
-
-    pub(crate) fn set_len(disk: &Rc<RefCell<Disk>>, len_bytes: u64) -> Rc<Operation> {
-        Operation::new(disk, OperationKind::SetLen(len_bytes))
-    }
-
-    pub(crate) fn allocate(disk: &Rc<RefCell<Disk>>, range: Range<u64>) -> Rc<Operation> {
-        Operation::new(disk, OperationKind::Allocate(range))
-    }
-
     pub(crate) fn change(disk: &Rc<RefCell<Disk>>, range: Range<u64>, fill: Fill) -> Rc<Operation> {
         let mut state = disk.borrow_mut();
         let sectors = range.start / SECTOR_BYTES..range.end.div_ceil(SECTOR_BYTES);
@@ -159,7 +143,7 @@ impl Operation {
         Operation::new(disk, OperationKind::Change(change))
     }
 
-    fn new(disk: &Rc<RefCell<Disk>>, kind: OperationKind) -> Rc<Operation> {
+    pub(crate) fn new(disk: &Rc<RefCell<Disk>>, kind: OperationKind) -> Rc<Operation> {
         Rc::new(Operation {
             disk: Rc::clone(disk),
             kind,

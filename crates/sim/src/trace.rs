@@ -49,16 +49,6 @@ impl Trace {
     pub fn hash(&self) -> u64 {
         self.hash
     }
-
-    /// How many events there were.
-    pub fn events(&self) -> u64 {
-        self.events
-    }
-
-    /// Whether lines are wanted at all.
-    pub fn is_read(&self) -> bool {
-        self.sink.is_some()
-    }
 }
 
 impl fmt::Debug for Trace {

@@ -102,9 +102,8 @@ impl Load {
         random: &mut Random,
         cancel_per_mille: u32,
     ) -> RunningOperation {
-        let tag = self.tag();
-        let what = format!("{what} tag {}", tag);
-        self.begin(tag, what.clone());
+        let tag = self.begin(&what);
+        let what = format!("{what} tag {tag}");
         let cancelled = random.chance(cancel_per_mille);
         let job = self.impatient_job(cancelled, random);
         RunningOperation {
@@ -167,9 +166,9 @@ impl Load {
 
     /// The least of what a refcount has to bear is more than it can.
     pub(super) fn may_overflow(&self) -> bool {
-        let shape = self.config.shape;
+        let shape = self.config.image.shape;
         let snapshots = self.model.borrow().saved().len() as u64;
-        let shared = if self.config.compressed_per_mille > 0 {
+        let shared = if self.config.image.compressed_per_mille > 0 {
             10
         } else {
             1
@@ -180,7 +179,7 @@ impl Load {
 
     async fn create(&self, queue: &Queue<SimFile>, random: &mut Random, load: &SnapshotLoad) {
         let resizing = self.growing.get() || self.exclusive.get();
-        if self.config.shape.version == 2 && resizing {
+        if self.config.image.shape.version == 2 && resizing {
             return;
         }
         if self.is_full_of_snapshots(load) {
@@ -337,7 +336,7 @@ impl Load {
             self.check_answer(&begun, result.ok(), &saved.seen);
         }
         if shrinks {
-            self.shrunk_at.set(self.next_tag.get());
+            self.shrunk_at.set(self.tag.get());
         }
         self.shrinking.set(false);
         self.exclusive.set(self.exclusive.get() && !alone);
@@ -355,8 +354,7 @@ impl Load {
     }
 
     async fn list(&self, queue: &Queue<SimFile>) {
-        let tag = self.tag();
-        self.begin(tag, format!("list tag {}", tag));
+        let tag = self.begin("list");
         let expected = |load: &Load| {
             let model = load.model.borrow();
             let seen = model.saved().iter().map(|saved| saved.seen.clone());
@@ -367,11 +365,11 @@ impl Load {
         let after = expected(self);
         match result {
             Err(error) if !self.may_fail.get() => {
-                self.fail(format!("list {} fails: {error:#}", tag));
+                self.fail(format!("list {tag} fails: {error:#}"));
             }
             Ok(list) if before.is_some() && before == after => {
                 if let Err(what) = check_list(&list, &after.unwrap_or_default()) {
-                    self.fail(format!("list {}: {what}", tag));
+                    self.fail(format!("list {tag}: {what}"));
                 }
             }
             _ => {}
@@ -393,41 +391,39 @@ impl Load {
         let held = [&one.seen.id, &other.seen.id];
         held.iter().for_each(|id| self.model.borrow_mut().hold(id));
         let job = Job::default();
-        let tag = self.tag();
-        let (what, result) = match random.below(3) {
+        let (what, tag, result) = match random.below(3) {
             0 if id != other.seen.id => {
-                self.begin(tag, format!("rename to {name} again tag {}", tag));
+                let tag = self.begin(format_args!("rename to {name} again"));
                 let result = queue.rename_snapshot(&other.seen.id, &name).await;
-                ("rename to a name twice", result)
+                ("rename to a name twice", tag, result)
             }
             1 => {
-                self.begin(tag, format!("create with id {id} again tag {}", tag));
+                let tag = self.begin(format_args!("create with id {id} again"));
                 let new = NewSnapshot {
                     id: Some(id),
                     ..new
                 };
                 let result = queue.create_snapshot(&new, &job).await;
-                ("create of an id twice", result)
+                ("create of an id twice", tag, result)
             }
             _ => {
-                self.begin(tag, format!("create {name} again tag {}", tag));
+                let tag = self.begin(format_args!("create {name} again"));
                 let new = NewSnapshot { name, ..new };
                 let result = queue.create_snapshot(&new, &job).await;
-                ("create of a name twice", result)
+                ("create of a name twice", tag, result)
             }
         };
         held.iter()
             .for_each(|id| self.model.borrow_mut().release(id));
         if result.is_ok() {
-            self.fail(format!("{what} {} goes well", tag));
+            self.fail(format!("{what} {tag} goes well"));
         }
     }
 
     async fn ask_for_nothing(&self, queue: &Queue<SimFile>, random: &mut Random, new: NewSnapshot) {
         let job = Job::default();
-        let tag = self.tag();
         let what = random.below(4);
-        self.begin(tag, format!("ask for nothing ({what}) tag {}", tag));
+        let tag = self.begin(format_args!("ask for nothing ({what})"));
         let (what, result) = match what {
             0 => ("delete", queue.delete_snapshot("none", &job).await),
             1 => ("apply", queue.apply_snapshot("none", &job).await),
@@ -441,7 +437,7 @@ impl Load {
             }
         };
         if result.is_ok() {
-            self.fail(format!("{what} {} of nothing goes well", tag));
+            self.fail(format!("{what} {tag} of nothing goes well"));
         }
     }
 }

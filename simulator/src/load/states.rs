@@ -88,7 +88,7 @@ impl Load {
         load: &SnapshotLoad,
     ) {
         let resizing = self.growing.get() || self.exclusive.get();
-        if self.config.shape.version == 2 && resizing {
+        if self.config.image.shape.version == 2 && resizing {
             return;
         }
         let queue = &queues[random.index(queues.len())];
@@ -123,15 +123,10 @@ impl Load {
             left: Cell::new(count),
             failed: Cell::new(false),
         });
-        let tag = self.tag();
         let (len, pieces) = (wanted.bytes.len(), wanted.pieces.len());
-        self.begin(
-            tag,
-            format!(
-                "state of {len} bytes in {pieces} pieces by {count} tag {}",
-                tag
-            ),
-        );
+        self.begin(format_args!(
+            "state of {len} bytes in {pieces} pieces by {count}"
+        ));
         for number in 0..count {
             let queue = Rc::clone(&queues[random.index(queues.len())]);
             let (load, writers) = (Rc::clone(self), Rc::clone(&writers));
@@ -206,8 +201,7 @@ impl Load {
         };
         let id = saved.seen.id.clone();
         self.model.borrow_mut().hold(&id);
-        let tag = self.tag();
-        self.begin(tag, format!("read the state of {id} tag {}", tag));
+        let tag = self.begin(format_args!("read the state of {id}"));
         let reading = async {
             let mut reader = VmStateReader::open(queue, &id).await?;
             let seed = random.fork();

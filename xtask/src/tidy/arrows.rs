@@ -57,21 +57,7 @@ const IMPURE: &[&str] = &[
 
 /// Findings about dependencies of the workspace's crates.
 pub fn check() -> Result<Vec<Finding>, String> {
-    let output = workspace::cargo()
-        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
-        .output()
-        .map_err(|error| format!("cannot start cargo metadata: {error}"))?;
-    if !output.status.success() {
-        return Err(format!(
-            "cargo metadata: {}",
-            String::from_utf8_lossy(&output.stderr)
-        ));
-    }
-    let metadata: Value = serde_json::from_slice(&output.stdout)
-        .map_err(|error| format!("cargo metadata: {error}"))?;
-    let packages = metadata["packages"]
-        .as_array()
-        .ok_or("cargo metadata lists no packages")?;
+    let packages = workspace::packages(false)?;
     Ok(packages.iter().flat_map(check_package).collect())
 }
 

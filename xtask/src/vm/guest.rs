@@ -17,6 +17,7 @@ use gaur_artifacts::{Cache, failed, write};
 use crate::vm::console::{Console, Output};
 use crate::vm::run_folder::RunFolder;
 use crate::vm::session;
+use crate::workspace;
 
 const BOOT: &str = include_str!("boot.sh");
 const COMMAND: &str = include_str!("command.sh");
@@ -219,19 +220,12 @@ impl Guest {
     fn memory_folder(&self, folder: &RunFolder) -> PathBuf {
         let in_memory = Path::new("/dev/shm");
         let mut df = Command::new("df");
-        let output = df.args(["--output=avail", "-BM"]).arg(in_memory).output();
-        let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-        let free = text.unwrap_or_default();
-        let free = free
-            .lines()
-            .last()
-            .map(|line| line.trim().trim_end_matches('M'));
-        let free = free
-            .and_then(|digits| digits.parse::<u64>().ok())
-            .unwrap_or(0);
-        match free > self.memory_mib {
-            true => in_memory.to_path_buf(),
-            false => folder.folder().to_path_buf(),
+        df.args(["--output=avail", "-BM"]).arg(in_memory);
+        let text = workspace::output(&mut df).unwrap_or_default();
+        let free = text.lines().last().unwrap_or_default();
+        match free.trim().trim_end_matches('M').parse::<u64>() {
+            Ok(free) if free > self.memory_mib => in_memory.to_path_buf(),
+            _ => folder.folder().to_path_buf(),
         }
     }
 

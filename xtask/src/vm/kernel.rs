@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use gaur_artifacts::{BuildLock, Cache, entries, failed, make_folder, remove, write};
 
-use crate::ci::succeed;
 use crate::vm::console::Output;
 use crate::vm::guest::Guest;
 use crate::vm::source::{Index, Package, numbers};
+use crate::workspace::succeed;
 
 /// On top of `make allnoconfig`.
 const CONFIGURATION: &str = include_str!("kernel.config");

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use gaur_artifacts::{entries, failed, make_folder, write};
 
-use crate::ci::succeed;
+use crate::workspace::{output, succeed};
 
 /// Where newer kernels than the stable release's own are packaged.
 const SUITE_DEFAULT: &str = "trixie-backports";
@@ -181,19 +181,6 @@ fn mirror() -> Result<String, String> {
         .find(|(code, _)| Some(*code) == name)
         .map(|(_, address)| address.trim_end_matches('/').to_owned())
         .ok_or_else(|| "apt knows no mirror of this release: set GAUR_VM_MIRROR".into())
-}
-
-/// What a command prints, if it goes well.
-fn output(command: &mut Command) -> Result<String, String> {
-    let shown = format!("{command:?}");
-    let output = command
-        .output()
-        .map_err(|error| format!("cannot start {shown}: {error}"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("{shown}: {}\n{said}", output.status));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// The one file of a folder whose name ends like that.

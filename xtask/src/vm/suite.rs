@@ -243,17 +243,10 @@ fn clip(log: &str) -> &str {
 fn tests() -> Result<Vec<Test>, String> {
     let mut build = workspace::cargo();
     build.args(["test", "--workspace", "--test", "guest_*", "--no-run"]);
-    build
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit());
-    let output = build
-        .output()
-        .map_err(|error| format!("cannot start cargo: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("the tests cannot be built: {}", output.status));
-    }
+    build.arg("--message-format=json-render-diagnostics");
+    let messages = workspace::output(build.stderr(Stdio::inherit()))?;
     let mut tests = Vec::new();
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
+    for line in messages.lines() {
         let Ok(message) = serde_json::from_str::<Value>(line) else {
             continue;
         };
@@ -271,18 +264,8 @@ fn tests() -> Result<Vec<Test>, String> {
 
 /// The ignored tests of a program.
 fn tests_of(program: PathBuf, program_name: &str) -> Result<Vec<Test>, String> {
-    let shown = program.display();
-    let listed = Command::new(&program)
-        .args(["--list", "--ignored", "--format=terse"])
-        .output()
-        .map_err(|error| format!("{shown}: {error}"))?;
-    if !listed.status.success() {
-        return Err(format!(
-            "{shown} does not list its tests: {}",
-            listed.status
-        ));
-    }
-    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let mut list = Command::new(&program);
+    let listed = workspace::output(list.args(["--list", "--ignored", "--format=terse"]))?;
     let names = listed
         .lines()
         .filter_map(|line| line.strip_suffix(": test"));
@@ -296,15 +279,7 @@ fn tests_of(program: PathBuf, program_name: &str) -> Result<Vec<Test>, String> {
 
 /// The folder of the C project.
 fn c_project() -> Result<PathBuf, String> {
-    let output = workspace::cargo()
-        .args(["metadata", "--format-version=1"])
-        .output()
-        .map_err(|error| format!("cannot start cargo metadata: {error}"))?;
-    let metadata: Value = serde_json::from_slice(&output.stdout)
-        .map_err(|error| format!("cargo metadata: {error}"))?;
-    let packages = metadata["packages"]
-        .as_array()
-        .map_or(&[][..], Vec::as_slice);
+    let packages = workspace::packages(true)?;
     let (package, folder) = C_PROJECT;
     let manifest = packages
         .iter()

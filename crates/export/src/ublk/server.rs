@@ -34,12 +34,8 @@ pub struct Server {
     server: serve::Server,
 }
 
-/// A device whose threads wait to be told to serve.
-struct Prepared {
-    info: Info,
-    char_device: CharDevice,
-    threads: DeviceThreads,
-}
+/// Threads that wait to be told to serve a device.
+type Prepared = (CharDevice, DeviceThreads);
 
 /// Makes a block device and serves it. `devices` is called on each of the threads; all of them are
 /// queues of one image. The block device is there when this returns.
@@ -75,7 +71,7 @@ where
         |control, geometry| set_params(control, &mut info, &options, geometry),
     );
     match prepared {
-        Ok(prepared) => launch(control, Prepared { info, ..prepared }, options, false),
+        Ok(prepared) => launch(control, info, prepared, options, false),
         Err(error) => {
             let _ = control.delete_later(&info);
             Err(error)
@@ -108,7 +104,7 @@ where
         sectors = check_same(&found, &options, geometry)?;
         Ok(())
     })?;
-    let server = launch(control, prepared, options, true)?;
+    let server = launch(control, found, prepared, options, true)?;
     if sectors * SECTOR_BYTES != found.size_bytes {
         server.resized()?;
     }
@@ -161,11 +157,7 @@ where
         }
     })?;
     settle(control, &threads.prepared.report)?;
-    Ok(Prepared {
-        info,
-        char_device,
-        threads,
-    })
+    Ok((char_device, threads))
 }
 
 /// Tells the driver what the block device is.
@@ -194,15 +186,11 @@ fn set_params(
 /// Lets the threads fetch, shows the block device, and leaves everything to a supervisor.
 fn launch(
     control: Control,
-    prepared: Prepared,
+    mut info: Info,
+    (char_device, threads): Prepared,
     options: Options,
     recovering: bool,
 ) -> Result<Server, ServeError> {
-    let Prepared {
-        mut info,
-        char_device,
-        threads,
-    } = prepared;
     let size_queries = Channel::new();
     let shared = Shared {
         info,

@@ -18,7 +18,7 @@ fn everybody_hears_of_it() {
             thread.join().unwrap();
         }
         assert!(stop.is_stopped());
-        let waiting = stop.shared.waiting.lock().unwrap();
+        let waiting = stop.shared.waiting.lock();
         assert!(waiting.iter().all(Option::is_none));
     });
 }

@@ -30,10 +30,6 @@ pub const OPTION_HEADER_LEN: usize = 16;
 pub const REQUEST_LEN: usize = 28;
 /// Length of an extended request's header in bytes.
 pub const EXTENDED_REQUEST_LEN: usize = 32;
-/// Length of a simple reply in bytes.
-pub const SIMPLE_REPLY_LEN: usize = 16;
-/// Length of a chunk's header in bytes.
-pub const CHUNK_LEN: usize = 20;
 /// Length of an extended chunk's header in bytes.
 pub const EXTENDED_CHUNK_LEN: usize = 32;
 
@@ -98,8 +94,6 @@ pub mod rep {
     pub const ERR_INVALID: u32 = 0x8000_0003;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = 0x8000_0006;
-    /// The server is going away.
-    pub const ERR_SHUTDOWN: u32 = 0x8000_0007;
     /// The option is too long.
     pub const ERR_TOO_BIG: u32 = 0x8000_0009;
     /// Extended headers were agreed on already.

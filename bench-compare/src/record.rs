@@ -79,6 +79,24 @@ pub enum Unit {
     Microseconds,
     /// A quotient.
     Ratio,
+    /// Seconds.
+    Seconds,
+    /// Milliseconds.
+    Milliseconds,
+    /// MiB a second.
+    MibPerSecond,
+}
+
+impl Unit {
+    /// What stands behind a number.
+    pub fn symbol(self) -> &'static str {
+        match self {
+            Unit::Seconds => "s",
+            Unit::Milliseconds => "ms",
+            Unit::MibPerSecond => "MiB/s",
+            Unit::Iops | Unit::Bytes | Unit::Microseconds | Unit::Ratio => "",
+        }
+    }
 }
 
 /// One row of a table.
@@ -130,32 +148,47 @@ impl Cell {
         (!ratios.is_empty()).then(|| (median(&ratios), range(&ratios)))
     }
 
+    /// Adds a sample of a contestant, and shows it.
+    pub fn add(&mut self, who: &str, sample: f64) {
+        let unit = self.unit.symbol();
+        println!("{}: {who} {sample:.3} {unit}", self.label("what"));
+        match self.series.iter_mut().find(|series| series.who == who) {
+            Some(series) => series.samples.push(sample),
+            None => self.series.push(Series {
+                who: who.to_owned(),
+                samples: vec![sample],
+                ..Series::default()
+            }),
+        }
+    }
+
     /// Judges that `over` is at least `bound` times `under`.
     pub fn expect_ratio(&mut self, over: &str, under: &str, bound: f64) {
+        self.judge_ratio(over, under, bound, Direction::AtLeast);
+    }
+
+    /// Judges the ratio of two.
+    pub fn judge_ratio(&mut self, over: &str, under: &str, bound: f64, direction: Direction) {
         let Some((measured, range)) = self.ratio(over, under) else {
             return;
         };
         self.verdicts.push(Verdict {
-            what: format!("{over} / {under}"),
-            unit: Unit::Ratio,
-            measured,
             range: Some(range),
-            bound,
-            direction: Direction::AtLeast,
+            ..Verdict::new(
+                format!("{over} / {under}"),
+                Unit::Ratio,
+                measured,
+                direction,
+                bound,
+            )
         });
     }
 
     /// Judges that the median figure of `who` is at most `bound`.
     pub fn expect_at_most(&mut self, who: &str, bound: f64) {
         let measured = self.median(who);
-        self.verdicts.push(Verdict {
-            what: who.to_owned(),
-            unit: self.unit,
-            measured,
-            range: None,
-            bound,
-            direction: Direction::AtMost,
-        });
+        let verdict = Verdict::new(who, self.unit, measured, Direction::AtMost, bound);
+        self.verdicts.push(verdict);
     }
 }
 
@@ -186,6 +219,16 @@ pub enum Direction {
     AtLeast,
     /// Less is better.
     AtMost,
+}
+
+impl Direction {
+    /// As in a report.
+    pub fn words(self) -> &'static str {
+        match self {
+            Direction::AtLeast => "at least",
+            Direction::AtMost => "at most",
+        }
+    }
 }
 
 /// A target and what became of it.
