@@ -28,23 +28,28 @@ use record::Record;
 
 /// How the benchmark of exports is run.
 #[derive(clap::Args, Clone)]
+#[command(args_override_self = true)]
 pub struct ExportsArguments {
     #[command(flatten)]
     common: Common,
     /// Contestants to measure, by name [default: all]
     #[arg(long, value_delimiter = ',')]
     who: Vec<String>,
-    /// Images to measure on: full, empty [default: both]
-    #[arg(long, value_delimiter = ',')]
+    /// Images to measure on
+    #[arg(long, value_delimiter = ',', default_value = "full,empty")]
     images: Vec<String>,
-    /// Loads to measure: randread, randwrite, mix, read, write [default: all]
-    #[arg(long, value_delimiter = ',')]
+    /// Loads to measure
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "randread,randwrite,mix,read,write"
+    )]
     loads: Vec<String>,
-    /// Requests in flight [default: 1 and 64]
-    #[arg(long, value_delimiter = ',')]
+    /// Requests in flight
+    #[arg(long, value_delimiter = ',', default_value = "1,64")]
     depths: Vec<u32>,
-    /// Jobs at once [default: 1 and 2]
-    #[arg(long, value_delimiter = ',')]
+    /// Jobs at once
+    #[arg(long, value_delimiter = ',', default_value = "1,2")]
     jobs: Vec<u32>,
     /// Where the images are
     #[arg(long, value_enum, default_value = "xfs")]
@@ -120,29 +125,13 @@ fn measure(arguments: &ExportsArguments) -> Result<Record> {
     for folder in programs.iter().flatten().filter_map(|path| path.parent()) {
         command.arg("--see").arg(folder);
     }
-    command
-        .arg("--")
-        .arg(std::env::current_exe()?)
-        .arg("exports");
+    command.arg("--").arg(std::env::current_exe()?);
+    // The same arguments; those that follow replace some of them.
+    command.args(std::env::args_os().skip(1));
     command.arg("--inside").arg("--dir").arg(&dir);
     command.arg("--gaur").arg(gaur).arg("--rublk").arg(rublk);
     if let Some(before) = before {
         command.arg("--before").arg(before);
-    }
-    for (option, values) in [
-        ("--who", &arguments.who),
-        ("--images", &arguments.images),
-        ("--loads", &arguments.loads),
-        ("--depths", &numbers(&arguments.depths)),
-        ("--jobs", &numbers(&arguments.jobs)),
-        ("--store", &vec![arguments.store.name().to_owned()]),
-        ("--seconds", &vec![arguments.seconds.to_string()]),
-        ("--rounds", &vec![arguments.rounds.to_string()]),
-        ("--size-mib", &vec![arguments.size_mib.to_string()]),
-    ] {
-        if !values.is_empty() {
-            command.arg(option).arg(values.join(","));
-        }
     }
     let status = command.status().context("cannot start the guest")?;
     let text = std::fs::read_to_string(&result).context("the guest left no record")?;
@@ -153,10 +142,6 @@ fn measure(arguments: &ExportsArguments) -> Result<Record> {
     // The tree's state and the host's processor are not to be seen in the guest.
     record.host = machine::Machine::here();
     Ok(record)
-}
-
-fn numbers(values: &[u32]) -> Vec<String> {
-    values.iter().map(u32::to_string).collect()
 }
 
 /// The command that runs another in a guest, without that other. `GAUR_BENCH_GUEST` replaces it.

@@ -54,6 +54,12 @@ pub struct Table {
 }
 
 impl Table {
+    /// Judges a ratio of the table as a whole, which is to be at least `bound`.
+    pub fn expect_ratio(&mut self, what: impl Into<String>, measured: f64, bound: f64) {
+        let verdict = Verdict::new(what, Unit::Ratio, measured, Direction::AtLeast, bound);
+        self.verdicts.push(verdict);
+    }
+
     /// The geometric mean over cells of the medians of `over` / `under`.
     pub fn mean_ratio(&self, over: &str, under: &str) -> f64 {
         let ratios: Vec<f64> = self

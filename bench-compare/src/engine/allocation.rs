@@ -12,7 +12,7 @@ use crate::engine::images::{Scratch, Shape, create_full_raw, short_size};
 use crate::engine::load::Load;
 use crate::engine::suite::{DISK, Progress, Suite};
 use crate::engine::turns::{Comparison, Contestant, Qemu};
-use crate::record::{Cell, Direction, Unit, Verdict};
+use crate::record::{Cell, Unit};
 
 /// Cluster sizes of the tables, as powers of two: 16 KiB to 2 MiB.
 pub const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 14..=21;
@@ -54,14 +54,8 @@ pub fn empty(suite: &Suite, progress: &mut Progress) -> Result<()> {
     let cells = &progress.table().cells;
     let ours: Vec<f64> = cells.iter().map(|cell| cell.median("gaur")).collect();
     let (slowest, fastest) = crate::statistics::range(&ours);
-    let flat = Verdict::new(
-        "gaur: slowest cluster size / fastest",
-        Unit::Ratio,
-        slowest / fastest,
-        Direction::AtLeast,
-        0.5,
-    );
-    progress.table().verdicts.push(flat);
+    let what = "gaur: slowest cluster size / fastest";
+    progress.table().expect_ratio(what, slowest / fastest, 0.5);
     Ok(())
 }
 
@@ -89,30 +83,15 @@ fn every_cluster_size(
     }
     let table = progress.table();
     let mean = table.mean_ratio("gaur", "qemu");
-    let what = "gaur / qemu, geometric mean of all cells";
-    let mean = Verdict::new(what, Unit::Ratio, mean, Direction::AtLeast, MEAN);
-    table.verdicts.push(mean);
-    let of_raw = table
-        .cells
-        .iter()
-        .filter(|cell| cell.series("raw by qemu").is_some());
-    let mut verdicts = Vec::new();
-    for cell in of_raw {
+    table.expect_ratio("gaur / qemu, geometric mean of all cells", mean, MEAN);
+    let is_beside_raw = |cell: &&Cell| cell.series("raw by qemu").is_some();
+    if let Some(cell) = table.cells.iter().find(is_beside_raw).cloned() {
         for raw in ["raw by qemu", "raw by gaur"] {
-            let ratio = cell
-                .ratio("gaur", raw)
-                .map_or(f64::NAN, |(median, _)| median);
+            let ratio = cell.ratio("gaur", raw);
             let what = format!("128K/4K: gaur / {raw}, allocated writes");
-            verdicts.push(Verdict::new(
-                what,
-                Unit::Ratio,
-                ratio,
-                Direction::AtLeast,
-                OF_RAW,
-            ));
+            table.expect_ratio(what, ratio.map_or(f64::NAN, |(median, _)| median), OF_RAW);
         }
     }
-    table.verdicts.extend(verdicts);
     Ok(())
 }
 

@@ -12,11 +12,6 @@ use super::record::{BEFORE, Cell, Record, Series};
 use super::{ExportsArguments, store, vhost};
 use crate::machine;
 
-const IMAGES: &[&str] = &["full", "empty"];
-const LOADS: &[&str] = &["randread", "randwrite", "mix", "read", "write"];
-const DEPTHS: &[u32] = &[1, 64];
-const JOBS: &[u32] = &[1, 2];
-
 /// Whose reads tell which of QEMU's ways is the fastest: no kernel stands before it.
 const PROBE: &str = "qsd vhost-user";
 
@@ -81,19 +76,11 @@ impl Bench<'_> {
     }
 
     fn cells(&self) -> Vec<Cell> {
-        let or = |given: &[String], all: &[&str]| match given.is_empty() {
-            true => all.iter().map(|one| (*one).to_owned()).collect(),
-            false => given.to_vec(),
-        };
-        let or_numbers = |given: &[u32], all: &[u32]| match given.is_empty() {
-            true => all.to_vec(),
-            false => given.to_vec(),
-        };
         let mut cells = Vec::new();
-        for image in or(&self.arguments.images, IMAGES) {
-            for load in or(&self.arguments.loads, LOADS) {
-                for depth in or_numbers(&self.arguments.depths, DEPTHS) {
-                    for jobs in or_numbers(&self.arguments.jobs, JOBS) {
+        for image in &self.arguments.images {
+            for load in &self.arguments.loads {
+                for &depth in &self.arguments.depths {
+                    for &jobs in &self.arguments.jobs {
                         cells.push(Cell {
                             image: image.clone(),
                             load: load.clone(),

@@ -11,76 +11,41 @@ struct Goal<'a> {
     over: &'a str,
     under: &'a str,
     at_least: f64,
-    /// In words.
-    cells: &'static str,
-    counts: fn(&Cell) -> bool,
+    cells: Cells,
 }
 
+/// Which cells count, in words and as a test.
+type Cells = (&'static str, fn(&Cell) -> bool);
+
+const EVERY: Cells = ("every cell", |_| true);
+const FULL: Cells = ("the full image", |cell| cell.image == "full");
+const RANDOM_DEEP: Cells = ("random 4 KiB requests at depth 64", |cell| {
+    cell.depth == 64 && !cell.is_sequential()
+});
+const UNMIXED_DEEP: Cells = ("random 4 KiB reads and writes at depth 64", |cell| {
+    cell.depth == 64 && matches!(cell.load.as_str(), "randread" | "randwrite")
+});
+
 const GOALS: &[Goal<'static>] = &[
-    Goal {
-        over: "gaur ublk",
-        under: "qemu-nbd",
-        at_least: 4.2,
-        cells: "random 4 KiB reads and writes at depth 64",
-        counts: |cell| cell.depth == 64 && matches!(cell.load.as_str(), "randread" | "randwrite"),
-    },
-    Goal {
-        over: "gaur ublk",
-        under: "rublk",
-        at_least: 1.1,
-        cells: "every cell",
-        counts: |_| true,
-    },
-    Goal {
-        over: "gaur ublk, direct",
-        under: "rublk",
-        at_least: 1.1,
-        cells: "every cell",
-        counts: |_| true,
-    },
-    Goal {
-        over: "gaur ublk",
-        under: "gaur ublk, raw",
-        at_least: 0.85,
-        cells: "the full image",
-        counts: |cell| cell.image == "full",
-    },
-    Goal {
-        over: "gaur NBD",
-        under: "qemu-nbd",
-        at_least: 2.5,
-        cells: "random 4 KiB requests at depth 64",
-        counts: |cell| cell.depth == 64 && !cell.is_sequential(),
-    },
-    Goal {
-        over: "gaur NBD",
-        under: "qsd NBD",
-        at_least: 1.0,
-        cells: "every cell",
-        counts: |_| true,
-    },
-    Goal {
-        over: "gaur VDUSE",
-        under: "qsd VDUSE",
-        at_least: 1.0,
-        cells: "every cell",
-        counts: |_| true,
-    },
-    Goal {
-        over: "gaur FUSE",
-        under: "qsd FUSE",
-        at_least: 1.0,
-        cells: "every cell",
-        counts: |_| true,
-    },
-    Goal {
-        over: "gaur vhost-user",
-        under: "qsd vhost-user",
-        at_least: 1.0,
-        cells: "every cell",
-        counts: |_| true,
-    },
+    goal("gaur ublk", "qemu-nbd", 4.2, UNMIXED_DEEP),
+    goal("gaur ublk", "rublk", 1.1, EVERY),
+    goal("gaur ublk, direct", "rublk", 1.1, EVERY),
+    goal("gaur ublk", "gaur ublk, raw", 0.85, FULL),
+    goal("gaur NBD", "qemu-nbd", 2.5, RANDOM_DEEP),
+    goal("gaur NBD", "qsd NBD", 1.0, EVERY),
+    goal("gaur VDUSE", "qsd VDUSE", 1.0, EVERY),
+    goal("gaur FUSE", "qsd FUSE", 1.0, EVERY),
+    goal("gaur vhost-user", "qsd vhost-user", 1.0, EVERY),
 ];
+
+const fn goal<'a>(over: &'a str, under: &'a str, at_least: f64, cells: Cells) -> Goal<'a> {
+    Goal {
+        over,
+        under,
+        at_least,
+        cells,
+    }
+}
 
 /// All tables as Markdown.
 pub fn section(record: &Record) -> String {
@@ -125,13 +90,7 @@ fn no_slower(record: &Record) -> Vec<Goal<'_>> {
     let series = record.cells.first().map_or(&[][..], |cell| &cell.series);
     let older = series.iter().filter_map(|series| {
         let over = series.who.strip_suffix(BEFORE)?;
-        Some(Goal {
-            over,
-            under: &series.who,
-            at_least: NO_SLOWER,
-            cells: "every cell",
-            counts: |_| true,
-        })
+        Some(goal(over, &series.who, NO_SLOWER, EVERY))
     });
     older.collect()
 }
@@ -140,10 +99,11 @@ fn goals(record: &Record) -> String {
     let mut text = "| | over | in | target | met in | mean | least, in |\n".to_owned();
     text += "|---|---|---|---|---|---|---|\n";
     for goal in no_slower(record).iter().chain(GOALS) {
+        let (cells, counts) = goal.cells;
         let ratios: Vec<(f64, &Cell)> = record
             .cells
             .iter()
-            .filter(|cell| (goal.counts)(cell))
+            .filter(|cell| counts(cell))
             .filter_map(|cell| Some((cell.ratio(goal.over, goal.under)?, cell)))
             .collect();
         let Some((least, worst)) = ratios.iter().min_by(|a, b| a.0.total_cmp(&b.0)) else {
@@ -163,7 +123,7 @@ fn goals(record: &Record) -> String {
             "| {} | {} | {} | {} | {verdict} | {:.2} | {least:.2}, {} |",
             goal.over,
             goal.under,
-            goal.cells,
+            cells,
             goal.at_least,
             geometric_mean(&values),
             label(worst, true),

@@ -17,14 +17,6 @@ pub enum Store {
 }
 
 impl Store {
-    /// As on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Store::Xfs => "xfs",
-            Store::Memory => "memory",
-        }
-    }
-
     /// As in a report.
     pub fn words(self) -> &'static str {
         match self {

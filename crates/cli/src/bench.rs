@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use gaur_engine::{AllocationPolicy, OpenOptions};
+use gaur_engine::{AllocationPolicy, Job, OpenOptions};
 use gaur_reactor::{Config, Driver, ReactorFile, Threads, ThreadsConfig, block_on};
 
 use crate::cache_cleaner::CacheCleaner;
@@ -189,8 +189,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         cleaner.add(image.image(), interval);
     }
     let stop = Arc::new(AtomicBool::new(false));
-    let asked = Arc::clone(&stop);
-    let job = interrupt::job_and(move || asked.store(true, Ordering::Relaxed))?;
+    let job = Arc::new(Job::default());
+    let (cancelled, asked) = (Arc::clone(&job), Arc::clone(&stop));
+    interrupt::on_signal(move || {
+        cancelled.cancel();
+        asked.store(true, Ordering::Relaxed);
+    })?;
     let outcome = measure(&image, &load, Policy::of(args.cache, &spec), (host, stop));
     let outcome = interrupt::check(&job).and(outcome);
     drop(cleaner);

@@ -25,17 +25,9 @@ pub fn on_signal(act: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
 
 /// A job that the first signal cancels. To be called once in a process.
 pub fn job() -> Result<Arc<Job>, Failure> {
-    job_and(|| {})
-}
-
-/// The same; `act` is called as well.
-pub fn job_and(act: impl FnOnce() + Send + 'static) -> Result<Arc<Job>, Failure> {
     let job = Arc::new(Job::default());
     let asked = Arc::clone(&job);
-    on_signal(move || {
-        asked.cancel();
-        act();
-    })?;
+    on_signal(move || asked.cancel())?;
     Ok(job)
 }
 

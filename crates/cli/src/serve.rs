@@ -170,7 +170,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let server = start(args, exports, nbd, host)?;
     if let Some(path) = &args.pid_file {
         std::fs::write(path, format!("{}\n", std::process::id()))
-            .map_err(|error| Failure::io(&path, &error))?;
+            .map_err(|error| Failure::io(path, &error))?;
     }
     let outcome = serve(args, server, out);
     if let Some(path) = &args.pid_file {
@@ -264,7 +264,7 @@ fn start(
     let (of_nbd, others): (Vec<_>, Vec<_>) = exports.into_iter().partition(of_nbd);
     let only = (of_nbd.len() == 1).then(|| of_nbd[0].name.clone());
     for new in of_nbd {
-        server.add(new)?;
+        server.exporter().add(new)?;
     }
     if let Some(only) = only {
         server.exporter().set_default(&only);
@@ -276,11 +276,11 @@ fn start(
     for new in others {
         let added = match args.recover {
             true => server.take_over(&new),
-            false => server.add(new),
+            false => server.exporter().add(new),
         };
         if let Err(failure) = added {
             // Those that run already are not left to the end of the process.
-            let _ = server.close();
+            let _ = server.exporter().finish();
             return Err(failure);
         }
     }

@@ -26,6 +26,12 @@ impl ServeError {
 }
 
 /// The number of a system's error, `EIO` where it has none.
+#[cfg(any(
+    feature = "fuse",
+    feature = "ublk",
+    feature = "vduse",
+    feature = "vhost-user"
+))]
 pub(crate) fn errno_of(error: impl Into<std::io::Error>) -> Errno {
     Errno::from_raw(error.into().raw_os_error().unwrap_or(libc::EIO))
 }

@@ -109,8 +109,9 @@ struct Table {
 
 /// The exports of this process.
 pub struct Exporter {
-    host: HostKind,
-    pin: Pin,
+    /// How files are reached.
+    pub(crate) host: HostKind,
+    pub(crate) pin: Pin,
     log: Option<Log>,
     limits: Limits,
     images: Images,
@@ -157,16 +158,6 @@ impl Exporter {
             changed: Condvar::new(),
             nbd: Mutex::default(),
         })
-    }
-
-    /// Whether its memory is pinned, and so to be kept.
-    pub fn is_pinned(&self) -> bool {
-        self.pin.is_locked()
-    }
-
-    /// How files are reached.
-    pub fn host(&self) -> HostKind {
-        self.host
     }
 
     /// The exports that are there, oldest first.

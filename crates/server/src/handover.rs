@@ -40,7 +40,7 @@ impl Handover {
             std::io::ErrorKind::InvalidData => unusable(path, LogError::Foreign),
             _ => Failure::io(path, &error),
         })?;
-        let found = std::fs::metadata(image).map_err(|error| Failure::io(&image, &error))?;
+        let found = std::fs::metadata(image).map_err(|error| Failure::io(image, &error))?;
         let owner = LogOwner {
             boot: boot(),
             file: [found.dev(), found.ino()],
@@ -138,7 +138,7 @@ fn unusable(path: &Path, error: LogError) -> Failure {
             "serve that image with it, or remove it to give that up".to_owned(),
         ),
     };
-    let failure = Failure::about(&path, text);
+    let failure = Failure::about(path, text);
     failure.kind(ErrorKind::Corrupt).hint(hint)
 }
 

@@ -327,7 +327,7 @@ impl OptionReader {
             self.qcow2(&mut changes)?;
         }
         changes.merge(&top, &file);
-        if let Some(key) = self.keys.first_key() {
+        if let Some(key) = self.keys.find_key(|_| true) {
             let what = match UNSUPPORTED.iter().any(|start| key.starts_with(start)) {
                 true => "is not supported",
                 false => "is unknown",

@@ -58,7 +58,7 @@ impl KeyValues {
         for (name, tree) in members {
             let key = format!("{start}{name}");
             match tree {
-                JsonTree::Leaf(_) if self.has(&key) => {
+                JsonTree::Leaf(_) if self.find_key(|other| other == key).is_some() => {
                     return Err(Failure::new(format!("option '{key}' is given twice")));
                 }
                 JsonTree::Leaf(value) => self.0.push((key, value)),
@@ -71,15 +71,6 @@ impl KeyValues {
             }
         }
         Ok(())
-    }
-
-    fn has(&self, key: &str) -> bool {
-        self.0.iter().any(|(name, _)| name == key)
-    }
-
-    /// A key that is left.
-    pub fn first_key(&self) -> Option<&str> {
-        self.0.first().map(|(key, _)| key.as_str())
     }
 
     /// A key that is left and for which `wanted` holds.
@@ -236,7 +227,7 @@ mod tests {
             found.take_bool("file.cache.direct").expect("a bool"),
             Some(true)
         );
-        assert_eq!(found.first_key(), Some("driver"));
+        assert_eq!(found.find_key(|_| true), Some("driver"));
     }
 
     #[test]

@@ -136,14 +136,9 @@ impl Server {
         })
     }
 
-    /// Opens the image and exports it.
-    pub fn add(&self, new: NewExport) -> Result<Arc<Export>, Failure> {
-        self.exporter.add(new)
-    }
-
-    /// The same after a server that is gone: waits for its locks.
+    /// Exports an image after a server that is gone: waits for its locks.
     pub fn take_over(&self, new: &NewExport) -> Result<Arc<Export>, Failure> {
-        patiently(LOCKS_LINGER, || self.add(new.clone()))
+        patiently(LOCKS_LINGER, || self.exporter.add(new.clone()))
     }
 
     /// Its exports.
@@ -154,11 +149,6 @@ impl Server {
     /// Tells it to stop, from any thread.
     pub fn stopper(&self) -> Stopper {
         Stopper(Arc::clone(&self.ending))
-    }
-
-    /// Ends without having served.
-    pub fn close(self) -> Result<(), Failure> {
-        self.exporter.finish().map(drop)
     }
 
     /// Serves until there is a reason to end, and ends everything in order, or gives that up.

@@ -15,17 +15,8 @@ fn not_a_size(text: &str) -> String {
 
 /// Bytes per unit of a suffix letter.
 fn unit(letter: char) -> Option<u64> {
-    let exponent = match letter.to_ascii_lowercase() {
-        'b' => 0,
-        'k' => 10,
-        'm' => 20,
-        'g' => 30,
-        't' => 40,
-        'p' => 50,
-        'e' => 60,
-        _ => return None,
-    };
-    Some(1 << exponent)
+    let place = "bkmgtpe".find(letter.to_ascii_lowercase())?;
+    Some(1 << (10 * place))
 }
 
 /// Reads a size in bytes: decimal with an optional fraction and an optional suffix (b k M G T P E,

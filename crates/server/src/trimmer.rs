@@ -21,7 +21,7 @@ pub fn start(exporter: &Arc<Exporter>) {
 
 fn trim(exporter: &Weak<Exporter>) {
     while let Some(alive) = exporter.upgrade() {
-        if !alive.is_pinned() {
+        if !alive.pin.is_locked() {
             // What the reactors give back meanwhile goes with the next look.
             gaur_reactor::trim_heap();
             gaur_reactor::trim_memory();

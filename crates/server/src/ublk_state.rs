@@ -50,7 +50,7 @@ pub fn base() -> PathBuf {
 impl State {
     /// Writes it: all of it, or nothing.
     pub fn write(&self, directory: &Path) -> Result<(), Failure> {
-        let failed = |error: std::io::Error| Failure::io(&directory, &error);
+        let failed = |error: std::io::Error| Failure::io(directory, &error);
         make(directory)?;
         let mut file = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
         serde_json::to_writer(&mut file, self).map_err(|error| failed(error.into()))?;

@@ -41,7 +41,8 @@ fn server_tells_its_exports_and_ends_in_order() {
         description: String::new(),
         front: FrontConfig::Nbd {},
     };
-    let again = server.add(new.clone()).and_then(|_| server.add(new));
+    let exporter = server.exporter();
+    let again = exporter.add(new.clone()).and_then(|_| exporter.add(new));
     assert!(again.is_err(), "the name is taken");
     let facts = server.exporter().all_facts();
     assert_eq!(facts.len(), 1);

@@ -269,24 +269,21 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Sends some of the state.
-    pub fn send(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+    /// Sends some of the state. The failure is that of a server that takes nothing for too long; the
+    /// connection is ended then, for who waits for the answer too. Any other reason it tells in its answer.
+    pub fn send(&mut self, bytes: &[u8]) -> Result<(), Option<Failure>> {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.stream.write_all(&Head::of(bytes.len()).encode())?;
-        self.stream.write_all(bytes)
-    }
-
-    /// The failure of a server that takes nothing for too long. Any other reason it tells in its answer.
-    pub fn failure(&self, error: &std::io::Error) -> Option<Failure> {
-        is_late(error).then(|| silent(&self.name, self.limit))
-    }
-
-    /// Ends the connection, for who waits for the answer too.
-    pub fn hang_up(&self) {
-        // It fails when the server was faster.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        let head = self.stream.write_all(&Head::of(bytes.len()).encode());
+        let sent = head.and_then(|()| self.stream.write_all(bytes));
+        sent.map_err(|error| {
+            is_late(&error).then(|| {
+                // It fails when the server was faster.
+                let _ = self.stream.shutdown(Shutdown::Both);
+                silent(&self.name, self.limit)
+            })
+        })
     }
 
     /// Says that this was all, or that there will be no more.

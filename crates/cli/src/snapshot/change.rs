@@ -21,17 +21,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// Makes the disk what it was.
-    pub fn apply(&self, out: &mut dyn Write) -> Result<u8, Failure> {
-        self.run(|snapshot| Operation::Apply { snapshot }, out)
-    }
-
-    /// Deletes the snapshot.
-    pub fn delete(&self, out: &mut dyn Write) -> Result<u8, Failure> {
-        self.run(|snapshot| Operation::Delete { snapshot }, out)
-    }
-
-    fn run(
+    /// Does it to the snapshot.
+    pub fn run(
         &self,
         operation: impl FnOnce(String) -> Operation,
         out: &mut dyn Write,

@@ -14,6 +14,7 @@ use crate::control::protocol::{Answer, Command, Event};
 use crate::drive::drive;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
+use crate::open;
 use crate::progress::Progress;
 use crate::shared_image::SharedImage;
 use crate::state_pipe::{PIECE_BYTES, Receiver, pipe};
@@ -129,7 +130,7 @@ fn extract_here(
     which: &str,
     progress: Progress,
 ) -> Result<(), Failure> {
-    let mut options = target::reading(args.force_share);
+    let mut options = open::reading(None, args.force_share);
     options.direct = args.act.cache.direct();
     let image = SharedImage::open(spec, &options).map_err(target::explain_lock)?;
     let (sender, receiver, handle) = pipe();

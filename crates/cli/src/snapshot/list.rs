@@ -11,7 +11,7 @@ use crate::control::protocol::Command;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::json;
-use crate::open::Output;
+use crate::open::{self, Output};
 use crate::progress::Progress;
 use crate::snapshot_report::{self, SnapshotInfo};
 use crate::snapshot_table;
@@ -67,7 +67,7 @@ pub fn details(target: &Target, force_share: bool) -> Result<Vec<SnapshotInfo>, 
 
 /// Only the table is read, so that images whose data cannot be read here can be looked at, too.
 fn read(spec: &ImageSpec, force_share: bool) -> Result<Vec<SnapshotInfo>, Failure> {
-    let file = spec.open_file(&target::reading(force_share))?;
+    let file = spec.open_file(&open::reading(None, force_share))?;
     if spec.format_of(&file)? == Format::Raw {
         return Ok(Vec::new());
     }

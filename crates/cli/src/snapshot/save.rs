@@ -188,12 +188,8 @@ fn push(mut source: Source, mut frames: Frames, trouble: &mpsc::Sender<Failure>,
                 return;
             }
         };
-        // Why the server does not take it, it says in its answer, unless it hangs.
-        if let Err(error) = frames.send(&buffer) {
-            if let Some(failure) = frames.failure(&error) {
-                let _ = trouble.send(failure);
-                frames.hang_up();
-            }
+        if let Err(failure) = frames.send(&buffer) {
+            failure.map(|failure| trouble.send(failure));
             return;
         }
         sent.fetch_add(filled as u64, Ordering::Relaxed);

@@ -9,7 +9,7 @@ use gaur_engine::{Format, OpenOptions};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
-use crate::open::{self, CacheMode, format_parser};
+use crate::open::{CacheMode, format_parser};
 use crate::shared_image::SharedImage;
 
 /// Where the image is.
@@ -100,7 +100,11 @@ impl TargetArgs {
         wanted: [&str; N],
     ) -> Result<(Target, [String; N]), Failure> {
         let (target, rest) = match &self.control {
-            Some(socket) => (Target::Server(self.server(socket)), words),
+            Some(socket) => {
+                let (socket, export) = (socket.clone(), self.export_name.clone());
+                let server = Server::new(socket, export, self.timeout);
+                (Target::Server(server), words)
+            }
             None => {
                 let (first, rest) = words.split_first().ok_or_else(|| {
                     Failure::new("an image is needed").hint("or --control SOCKET")
@@ -128,10 +132,6 @@ impl TargetArgs {
         };
         Err(Failure::new(message).hint(hint))
     }
-
-    fn server(&self, socket: &std::path::Path) -> Server {
-        Server::new(socket.to_owned(), self.export_name.clone(), self.timeout)
-    }
 }
 
 impl ChangeArgs {
@@ -145,11 +145,6 @@ impl ChangeArgs {
         let spec = spec.clone().with_probed_format()?;
         SharedImage::open(&spec, &options).map_err(|failure| failure.hint_if_locked(LOCKED_HINT))
     }
-}
-
-/// Options for reading an image.
-pub fn reading(force_share: bool) -> OpenOptions {
-    open::reading(None, force_share)
 }
 
 /// Adds what to do about an image that another program has open.

@@ -78,7 +78,7 @@ impl ControlServer {
         let stop = closing.clone();
         let run = move || {
             let config = Config {
-                driver: match exporter.host() {
+                driver: match exporter.host {
                     HostKind::Blocking => Driver::Fallback,
                     _ => Driver::Auto,
                 },
