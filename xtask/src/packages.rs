@@ -39,10 +39,7 @@ pub fn document() -> Result<(), String> {
 /// functions of the standard library is a lint of clippy, `incompatible_msrv`.
 fn no_newer_compiler(packages: &[Value]) -> Result<(), String> {
     let ours = packages.iter().filter(|package| is_ours(package));
-    let ours = ours
-        .map(|package| version(package))
-        .max()
-        .unwrap_or_default();
+    let ours = ours.map(version).max().unwrap_or_default();
     let newer = packages.iter().filter(|package| version(package) > ours);
     let newer: Vec<String> = newer
         .map(|package| format!("{} {}", package["name"], package["rust_version"]))

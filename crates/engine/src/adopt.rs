@@ -18,7 +18,6 @@ use gaur_format::l2::L2Entry;
 use crate::active::Active;
 use crate::commit_log::Commit;
 use crate::error::ImageError;
-use crate::metadata::alloc::AllocError;
 use crate::metadata::maps::Located;
 use crate::queue::Queue;
 use crate::write::{Need, reference_of};
@@ -89,15 +88,8 @@ impl<F: File> Active<'_, F> {
         let Some(reference) = reference_of(entry, self.geometry()) else {
             return Ok(());
         };
-        loop {
-            let counted = self.writer.alloc.lock().adopt(reference.start);
-            match counted {
-                Ok(()) => return Ok(()),
-                Err(AllocError::Need(need)) => self.resolve_alloc(need).await?,
-                Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),
-            }
-        }
+        self.allocate(|| self.writer.alloc.lock().adopt(reference.start))
+            .await
     }
 
     /// Gives a cluster its entry, unless it has it; says whether it did not.

@@ -12,7 +12,7 @@ use gaur_format::refcount;
 use crate::active::Active;
 use crate::image::Writer;
 use crate::job::Job;
-use crate::metadata::alloc::{AllocError, AllocNeed};
+use crate::metadata::alloc::AllocError;
 use crate::metadata::area::{AreaPlan, Uncounted};
 use crate::range::{ClusterRange, HostRange};
 use crate::tables::Taken;
@@ -54,22 +54,15 @@ impl<'q, F: File> Active<'q, F> {
             return Ok(self.taken(run.range()));
         }
         let _making = self.writer.blocks.lock().await;
+        let find = || {
+            job.step(0).map_err(AllocError::Failed)?;
+            self.writer.alloc.lock().find_area(clusters)
+        };
         loop {
-            job.step(0)?;
-            let found = self.writer.alloc.lock().find_area(clusters);
-            match found {
-                Ok(plan) => {
-                    let start = plan.area_start();
-                    if self.make_area(plan, job).await? {
-                        return Ok(self.taken(ClusterRange::new(start, clusters)));
-                    }
-                }
-                Err(AllocError::Need(AllocNeed::Slice(slice))) => {
-                    self.load_refcounts(slice).await?;
-                }
-                Err(AllocError::Failed(errno)) => return Err(errno),
-                Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),
-                Err(AllocError::Need(_)) => return Err(Errno::EIO),
+            let plan = self.allocate(find).await?;
+            let start = plan.area_start();
+            if self.make_area(plan, job).await? {
+                return Ok(self.taken(ClusterRange::new(start, clusters)));
             }
         }
     }

@@ -7,34 +7,22 @@
 //! counts from the working directory. To read it otherwise would be to read other data.
 
 use std::ffi::OsStr;
-use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Why a name cannot be followed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadName {
     /// There is no name.
+    #[error("the name is empty")]
     Empty,
     /// The name contains a zero byte, which no path can.
+    #[error("the name contains a zero byte")]
     ZeroByte,
     /// The name asks for a way to reach it that is not supported, `nbd` for example.
+    #[error("protocol {0:?} is not supported, only files are")]
     Protocol(String),
 }
-
-impl fmt::Display for BadName {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BadName::Empty => out.write_str("the name is empty"),
-            BadName::ZeroByte => out.write_str("the name contains a zero byte"),
-            BadName::Protocol(name) => {
-                write!(out, "protocol {name:?} is not supported, only files are")
-            }
-        }
-    }
-}
-
-impl std::error::Error for BadName {}
 
 /// The path that `backing`, found in the header of the image opened as `overlay`, stands for. Both are
 /// bytes that need not be text.

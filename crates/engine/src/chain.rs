@@ -231,7 +231,7 @@ async fn open_file<H: Host>(
 
 /// The layer below, if there is one.
 fn backing_of(parts: &LayerParts) -> Result<Option<Next>, ImageError> {
-    let Some(header) = &parts.header else {
+    let Some(header) = &parts.layer.header else {
         return Ok(None);
     };
     let Some(backing) = header.backing_file() else {
@@ -239,9 +239,12 @@ fn backing_of(parts: &LayerParts) -> Result<Option<Next>, ImageError> {
     };
     let context = || {
         let backing = String::from_utf8_lossy(backing);
-        format!("cannot use {backing:?}, backing file of {:?}", parts.path)
+        format!(
+            "cannot use {backing:?}, backing file of {:?}",
+            parts.layer.path
+        )
     };
-    let path = backing_name::resolve(&parts.path, backing)
+    let path = backing_name::resolve(&parts.layer.path, backing)
         .map_err(|error| ImageError::caused(ErrorKind::Unsupported, error, context()))?;
     let format = match header.extension(extension::BACKING_FORMAT) {
         None | Some(&[]) => None,
@@ -259,7 +262,7 @@ fn backing_of(parts: &LayerParts) -> Result<Option<Next>, ImageError> {
     Ok(Some(Next {
         path,
         format,
-        overlay: Some(parts.path.clone()),
+        overlay: Some(parts.layer.path.clone()),
         snapshot: None,
     }))
 }

@@ -46,39 +46,35 @@ impl FlushGroup {
         let mine = self.state.lock().started + 1;
         loop {
             let ticket = self.waiters.ticket();
-            let leads = {
+            let leader = {
                 let mut state = self.state.lock();
                 if state.done >= mine {
-                    break;
+                    return poison.get().map_or(Ok(()), Err);
                 }
-                let leads = !state.running;
-                if leads {
-                    state.running = true;
-                    state.started += 1;
-                }
-                leads.then_some(state.started)
+                self.start(&mut state, poison)
             };
-            match leads {
+            match leader {
                 None => self.waiters.wait(ticket).await,
-                Some(number) => {
-                    let leader = Leader {
-                        poison,
-                        group: self,
-                        pass: number,
-                        ended: false,
-                    };
-                    let result = match poison.get() {
-                        Some(errno) => Err(errno),
-                        None => pass().await,
-                    };
-                    leader.end(result);
+                Some(leader) => {
+                    // All who waited for it find its failure in the poison.
+                    let _ = leader.carry_out(pass()).await;
                 }
             }
         }
-        match poison.get() {
-            Some(errno) => Err(errno),
-            None => Ok(()),
+    }
+
+    /// Begins a pass unless one is running.
+    fn start<'a>(&'a self, state: &mut State, poison: &'a Poison) -> Option<Leader<'a>> {
+        if std::mem::replace(&mut state.running, true) {
+            return None;
         }
+        state.started += 1;
+        Some(Leader {
+            poison,
+            group: self,
+            pass: state.started,
+            ended: false,
+        })
     }
 
     /// Waits until no pass runs. Another may begin at once.
@@ -99,30 +95,14 @@ impl FlushGroup {
         poison: &Poison,
         pass: impl AsyncFnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let number = loop {
+        loop {
             let ticket = self.waiters.ticket();
-            {
-                let mut state = self.state.lock();
-                if !state.running {
-                    state.running = true;
-                    state.started += 1;
-                    break state.started;
-                }
+            let leader = self.start(&mut self.state.lock(), poison);
+            if let Some(leader) = leader {
+                return leader.carry_out(pass()).await;
             }
             self.waiters.wait(ticket).await;
-        };
-        let leader = Leader {
-            poison,
-            group: self,
-            pass: number,
-            ended: false,
-        };
-        let result = match poison.get() {
-            Some(errno) => Err(errno),
-            None => pass().await,
-        };
-        leader.end(result);
-        result
+        }
     }
 }
 
@@ -181,11 +161,19 @@ impl<F: File> Active<'_, F> {
 }
 
 impl Leader<'_> {
-    fn end(mut self, result: Result<(), Errno>) {
+    async fn carry_out(
+        mut self,
+        pass: impl Future<Output = Result<(), Errno>>,
+    ) -> Result<(), Errno> {
+        let result = match self.poison.get() {
+            Some(errno) => Err(errno),
+            None => pass.await,
+        };
         if let Err(errno) = result {
             self.poison.set(errno);
         }
         self.ended = true;
+        result
     }
 }
 

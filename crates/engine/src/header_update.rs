@@ -48,10 +48,6 @@ impl<'q, F: File> Active<'q, F> {
         self.step(&[(at, bytes)]).await
     }
 
-    async fn write_header(&self, at: u64, bytes: &[u8]) -> Result<(), Errno> {
-        self.write_fields(&[(at, bytes)]).await
-    }
-
     /// Replaces bytes at several places of one sector of the header.
     async fn write_fields(&self, fields: &[(u64, &[u8])]) -> Result<(), Errno> {
         let file = self.queue.top_file();
@@ -194,7 +190,8 @@ impl<'q, F: File> Active<'q, F> {
             }
             let bits = header.incompatible.0 | CORRUPT;
             let bytes = bits.to_be_bytes();
-            if self.write_header(field::INCOMPATIBLE, &bytes).await.is_ok() {
+            let fields = [(field::INCOMPATIBLE, &bytes[..])];
+            if self.write_fields(&fields).await.is_ok() {
                 let _ = self.queue.flush_host().await;
             }
         }

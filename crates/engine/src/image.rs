@@ -10,7 +10,7 @@ use gaur_block::{Errno, File, FileId, FileLimits};
 use gaur_format::feature::{Autoclear, Compatible};
 use gaur_format::geometry::{Geometry, Version};
 use gaur_format::header::{CompressionType, Header};
-use gaur_format::{AllocationPolicy, limit, refcount};
+use gaur_format::{AllocationPolicy, limit};
 
 use crate::bitmaps::LostBitmaps;
 use crate::cache_options::{CacheOptions, CacheSizes};
@@ -60,11 +60,11 @@ pub struct Image {
 
 /// One image of the backing chain.
 pub struct Layer {
-    path: PathBuf,
-    format: Format,
-    id: Option<FileId>,
-    size_bytes: u64,
-    header: Option<Header>,
+    pub(crate) path: PathBuf,
+    pub(crate) format: Format,
+    pub(crate) id: Option<FileId>,
+    pub(crate) size_bytes: u64,
+    pub(crate) header: Option<Header>,
     pub(crate) qcow2: Option<Qcow2>,
 }
 
@@ -174,10 +174,10 @@ impl Image {
         let mut writer = None;
         let mut size_bytes = 0;
         let mut read_only = options.read_only;
-        for (depth, part) in parts.into_iter().enumerate() {
+        for (depth, mut part) in parts.into_iter().enumerate() {
             let writable = depth == 0 && !options.read_only && !part.limits.read_only;
             if depth == 0 {
-                size_bytes = part.size_bytes;
+                size_bytes = part.layer.size_bytes;
                 read_only = !writable;
             }
             let cache = if depth == 0 {
@@ -185,20 +185,20 @@ impl Image {
             } else {
                 CacheOptions::default()
             };
-            let version = part.header.as_ref().map(|header| header.version);
+            let version = part.layer.header().map(|header| header.version);
             if writable && options.commit_log.is_some() && version == Some(Version::V2) {
                 let text = "a version 2 image cannot name the log of the process that writes to it";
                 return Err(ImageError::new(ErrorKind::Unsupported, text));
             }
-            let (mut layer, made) = assemble_layer(part, cache, writable)?;
-            if let (true, Some(qcow2)) = (writable, &mut layer.qcow2) {
+            let made = add_mapping(&mut part, cache, writable)?;
+            if let (true, Some(qcow2)) = (writable, &mut part.layer.qcow2) {
                 qcow2.maps.log.clone_from(&options.commit_log);
             }
             if let Some(mut made) = made {
                 made.allocation = options.allocation.unwrap_or(made.allocation);
                 writer = Some(made);
             }
-            layers.push(layer);
+            layers.push(part.layer);
         }
         let name = layers.first().map(|top: &Layer| top.name().into_owned());
         let name = name.unwrap_or_default();
@@ -372,58 +372,39 @@ impl Image {
     }
 }
 
-fn assemble_layer(
-    part: LayerParts,
+/// Gives a layer its mapping, and what it needs besides if it is to be written.
+fn add_mapping(
+    part: &mut LayerParts,
     cache: CacheOptions,
     writable: bool,
-) -> Result<(Layer, Option<Writer>), ImageError> {
-    let (qcow2, writer) = match &part.header {
-        None => (None, None),
-        Some(header) => {
-            let geometry = header.geometry();
-            let (metadata, clean) = metadata_clusters(&part, header, &geometry);
-            if writable && !clean {
-                let text = format!(
-                    "tables of {} overlap; check the image first",
-                    part.path.display()
-                );
-                return Err(ImageError::new(ErrorKind::Corrupt, text));
-            }
-            let sizes = cache.resolve(&geometry, part.size_bytes)?;
-            let l1 = L1Table::new(header.l1_table_offset.0, &part.l1);
-            let maps = Maps::new(geometry, sizes, metadata, l1);
-            let writer = writable.then(|| new_writer(&part, header, &maps, sizes));
-            (Some(Qcow2::new(maps, header.compression_type)), writer)
-        }
+) -> Result<Option<Writer>, ImageError> {
+    let Some(header) = part.layer.header() else {
+        return Ok(None);
     };
-    let layer = Layer {
-        path: part.path,
-        format: part.format,
-        id: part.id,
-        size_bytes: part.size_bytes,
-        header: part.header,
-        qcow2,
-    };
-    Ok((layer, writer))
+    let geometry = header.geometry();
+    let (metadata, clean) = metadata_clusters(part, header, &geometry);
+    if writable && !clean {
+        let path = part.layer.path.display();
+        let text = format!("tables of {path} overlap; check the image first");
+        return Err(ImageError::new(ErrorKind::Corrupt, text));
+    }
+    let sizes = cache.resolve(&geometry, part.layer.size_bytes)?;
+    let l1 = L1Table::new(header.l1_table_offset.0, &part.l1);
+    let maps = Maps::new(geometry, sizes, metadata, l1);
+    let writer = writable.then(|| new_writer(part, header, &maps, sizes));
+    part.layer.qcow2 = Some(Qcow2::new(maps, header.compression_type));
+    Ok(writer)
 }
 
 fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes) -> Writer {
     let geometry = maps.geometry;
-    let table = part
-        .refcount_table
-        .iter()
-        .map(|raw| match refcount::decode_table_entry(*raw, &geometry) {
-            Ok(Some(offset)) => offset.0,
-            _ => 0,
-        })
-        .collect();
     let place = (
         header.refcount_table_offset.0,
         u64::from(header.refcount_table_clusters),
     );
     let alloc = Alloc::new(
         geometry,
-        table,
+        part.refcount_table.clone(),
         place,
         sizes.refcount_bytes,
         part.file_len_bytes,
@@ -485,10 +466,8 @@ fn metadata_clusters(
     for snapshot in &part.snapshots {
         add(snapshot.l1_table_offset.0, u64::from(snapshot.l1_size) * 8);
     }
-    for raw in &part.refcount_table {
-        if let Ok(Some(block)) = refcount::decode_table_entry(*raw, geometry) {
-            add(block.0, 1);
-        }
+    for block in part.refcount_table.iter().filter(|block| **block != 0) {
+        add(*block, 1);
     }
     for raw in &part.l1 {
         if let Ok(Some(table)) = gaur_format::l1::decode(*raw, geometry) {

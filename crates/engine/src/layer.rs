@@ -8,7 +8,7 @@
 
 use std::path::PathBuf;
 
-use gaur_block::{File, FileId, FileLimits, Target};
+use gaur_block::{File, FileLimits, Target};
 use gaur_format::feature::Incompatible;
 use gaur_format::header::{CryptMethod, Header};
 use gaur_format::probe::{self, ImageFormat};
@@ -18,6 +18,7 @@ use gaur_format::{Geometry, HostOffset, l1, limit, refcount};
 use crate::align;
 use crate::bitmaps::LostBitmaps;
 use crate::error::{ErrorKind, ImageError};
+use crate::image::Layer;
 use crate::options::Format;
 use crate::pool::Pool;
 use crate::snapshot::find_snapshot;
@@ -37,19 +38,14 @@ pub async fn probe<F: File>(file: &F) -> Result<ImageFormat, ImageError> {
 
 /// One image of a chain, as read when it was opened.
 pub(crate) struct LayerParts {
-    /// The path it was opened by.
-    pub(crate) path: PathBuf,
-    pub(crate) format: Format,
-    pub(crate) id: Option<FileId>,
-    /// Guest size in bytes.
-    pub(crate) size_bytes: u64,
+    /// As the image keeps it, still without its mapping.
+    pub(crate) layer: Layer,
     pub(crate) file_len_bytes: u64,
     pub(crate) limits: FileLimits,
-    /// `None` for a raw layer.
-    pub(crate) header: Option<Header>,
     /// Entries of the active L1 table as they stand.
     pub(crate) l1: Vec<u64>,
-    /// Entries of the refcount table; only when the layer is to be written.
+    /// Entries of the refcount table, all sound: host offsets of blocks, 0 for none. Only when the layer is
+    /// to be written.
     pub(crate) refcount_table: Vec<u64>,
     /// Only when the layer is to be written.
     pub(crate) snapshots: Vec<Snapshot>,
@@ -105,14 +101,17 @@ impl<'a, F: File> LayerReader<'a, F> {
             None => self.guess(purpose.writable).await?,
         };
         let mut parts = LayerParts {
-            path,
-            format,
-            id: self.file.id(),
-            // A disk has whole sectors; what the file lacks of the last one reads as zeros.
-            size_bytes: self.len_bytes.next_multiple_of(512),
+            layer: Layer {
+                path,
+                format,
+                id: self.file.id(),
+                // A disk has whole sectors; what the file lacks of the last one reads as zeros.
+                size_bytes: self.len_bytes.next_multiple_of(512),
+                header: None,
+                qcow2: None,
+            },
             file_len_bytes: self.len_bytes,
             limits: self.file.limits(),
-            header: None,
             l1: Vec::new(),
             refcount_table: Vec::new(),
             snapshots: Vec::new(),
@@ -139,17 +138,17 @@ impl<'a, F: File> LayerReader<'a, F> {
         let header = self.header().await?;
         check_supported(&header, purpose.writable)?;
         let geometry = header.geometry();
-        let disk = match purpose.snapshot {
-            None => Disk::of_today(&header),
+        let (size_bytes, l1_offset, l1_size) = match purpose.snapshot {
+            None => (header.size_bytes, header.l1_table_offset, header.l1_size),
             Some(which) => {
                 let (snapshots, _) = self.snapshots(&header, &geometry).await?;
-                Disk::kept(&header, find_snapshot(&snapshots, which)?)?
+                kept_disk(&header, find_snapshot(&snapshots, which)?)?
             }
         };
-        parts.size_bytes = disk.size_bytes;
-        let l1_bytes = u64::from(disk.l1_size) * 8;
+        parts.layer.size_bytes = size_bytes;
+        let l1_bytes = u64::from(l1_size) * 8;
         parts.l1 = self
-            .table("l1 table", disk.l1_table_offset, l1_bytes, table_budget)
+            .table("l1 table", l1_offset, l1_bytes, table_budget)
             .await?;
         self.check_l2_tables(&parts.l1, &geometry)?;
         if purpose.writable {
@@ -163,7 +162,7 @@ impl<'a, F: File> LayerReader<'a, F> {
                 self.snapshots(&header, &geometry).await?;
             parts.lost_bitmaps = self.lost_bitmaps(&header, purpose.drop_bitmaps).await?;
         }
-        parts.header = Some(header);
+        parts.layer.header = Some(header);
         Ok(())
     }
 
@@ -372,42 +371,22 @@ impl<'a, F: File> LayerReader<'a, F> {
     }
 }
 
-/// A disk in an image: that of today, or one that a snapshot keeps.
-struct Disk {
-    size_bytes: u64,
-    l1_table_offset: HostOffset,
-    l1_size: u32,
-}
-
-impl Disk {
-    fn of_today(header: &Header) -> Disk {
-        Disk {
-            size_bytes: header.size_bytes,
-            l1_table_offset: header.l1_table_offset,
-            l1_size: header.l1_size,
+/// The disk that a snapshot keeps: size, place and entries of its L1 table. Snapshots from before they had
+/// a size of their own show that of today: what their L1 tables lack was not there.
+fn kept_disk(header: &Header, snapshot: &Snapshot) -> Result<(u64, HostOffset, u32), ImageError> {
+    if let Some(size_bytes) = snapshot.disk_size {
+        let needed = header.geometry().l1_entries_for(size_bytes);
+        if u64::from(snapshot.l1_size) < needed {
+            let text = format!(
+                "snapshot {:?} is damaged: its l1 table has {} entries, its disk needs {needed}",
+                String::from_utf8_lossy(&snapshot.name),
+                snapshot.l1_size
+            );
+            return Err(ImageError::new(ErrorKind::Corrupt, text));
         }
     }
-
-    /// Snapshots from before they had a size of their own show that of today: what their L1 tables lack
-    /// was not there.
-    fn kept(header: &Header, snapshot: &Snapshot) -> Result<Disk, ImageError> {
-        if let Some(size_bytes) = snapshot.disk_size {
-            let needed = header.geometry().l1_entries_for(size_bytes);
-            if u64::from(snapshot.l1_size) < needed {
-                let text = format!(
-                    "snapshot {:?} is damaged: its l1 table has {} entries, its disk needs {needed}",
-                    String::from_utf8_lossy(&snapshot.name),
-                    snapshot.l1_size
-                );
-                return Err(ImageError::new(ErrorKind::Corrupt, text));
-            }
-        }
-        Ok(Disk {
-            size_bytes: snapshot.disk_size.unwrap_or(header.size_bytes),
-            l1_table_offset: snapshot.l1_table_offset,
-            l1_size: snapshot.l1_size,
-        })
-    }
+    let size_bytes = snapshot.disk_size.unwrap_or(header.size_bytes);
+    Ok((size_bytes, snapshot.l1_table_offset, snapshot.l1_size))
 }
 
 /// Refuses by name what this engine would misread or damage.

@@ -13,19 +13,16 @@
 //! A plain load by aligned writes would not do: one already under way when a read-modify-write
 //! begins must hold it up.
 //!
-//! Fair: a range is granted when no range held and no range asked for earlier overlaps it. No lock is
+//! Fair: a range is granted when no range asked for earlier overlaps it. No lock is
 //! held over an await, and wakers run outside the mutex. A task asks for one range at a time and asks
 //! for none while it is counted as fast, so there is no deadlock. The lists keep their capacity, so
 //! after warm-up nothing is allocated.
 
-use std::collections::VecDeque;
-use std::future::Future;
 use std::ops::Range;
-use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
+use crate::waiters::Waiters;
 
 const FAST: u64 = 1;
 const SLOW: u64 = 1 << 32;
@@ -37,14 +34,15 @@ pub(crate) struct SectorLocks {
     /// Fast writers in the low half, slow ones (waiting or holding) in the high half.
     writers: AtomicU64,
     table: Mutex<Table>,
+    /// Notified when something was given up that a slow writer may wait for.
+    freed: Waiters,
 }
 
 #[derive(Default)]
 struct Table {
     next_ticket: u64,
-    held: Vec<Claim>,
-    /// In order of arrival.
-    waiting: VecDeque<Waiting>,
+    /// Held and waited for, in order of arrival.
+    claims: Vec<Claim>,
 }
 
 struct Claim {
@@ -52,40 +50,16 @@ struct Claim {
     bytes: Range<u64>,
 }
 
-struct Waiting {
-    claim: Claim,
-    waker: Option<Waker>,
-}
-
-impl Claim {
-    fn overlaps(&self, other: &Claim) -> bool {
-        self.bytes.start < other.bytes.end && other.bytes.start < self.bytes.end
-    }
-}
-
 impl Table {
-    /// Moves the first claim that may go ahead to the held ones; its waker if it left one.
-    fn grant_one(&mut self) -> Option<Option<Waker>> {
-        let free = |index: usize, waiting: &Waiting| {
-            let earlier = self
-                .waiting
-                .iter()
-                .take(index)
-                .map(|earlier| &earlier.claim);
-            !self
-                .held
-                .iter()
-                .chain(earlier)
-                .any(|other| other.overlaps(&waiting.claim))
+    /// Whether no earlier claim overlaps this one.
+    fn is_first(&self, ticket: u64) -> bool {
+        let mut claims = self.claims.iter();
+        let Some(at) = claims.position(|claim| claim.ticket == ticket) else {
+            return false;
         };
-        let index = self
-            .waiting
-            .iter()
-            .enumerate()
-            .position(|(index, waiting)| free(index, waiting))?;
-        let granted = self.waiting.remove(index)?;
-        self.held.push(granted.claim);
-        Some(granted.waker)
+        let (earlier, own) = (&self.claims[..at], &self.claims[at].bytes);
+        let overlaps = |other: &Claim| own.start < other.bytes.end && other.bytes.start < own.end;
+        !earlier.iter().any(overlaps)
     }
 }
 
@@ -110,10 +84,7 @@ impl SectorLocks {
             let mut table = self.table();
             let ticket = table.next_ticket;
             table.next_ticket += 1;
-            table.waiting.push_back(Waiting {
-                claim: Claim { ticket, bytes },
-                waker: None,
-            });
+            table.claims.push(Claim { ticket, bytes });
             ticket
         };
         // From here on a drop, also of the unfinished wait, takes the claim back.
@@ -121,31 +92,19 @@ impl SectorLocks {
             locks: self,
             ticket,
         };
-        self.grant();
-        Wait {
-            locks: self,
-            ticket,
+        loop {
+            let moment = self.freed.ticket();
+            if self.may_go_ahead(ticket) {
+                return held;
+            }
+            self.freed.wait(moment).await;
         }
-        .await;
-        held
     }
 
-    /// Grants whatever can be granted. Called after every change that may have freed something.
-    fn grant(&self) {
-        loop {
-            let granted = {
-                let mut table = self.table();
-                if self.writers.load(Ordering::Acquire) & FAST_MASK != 0 {
-                    // The last of them to leave calls this again.
-                    return;
-                }
-                table.grant_one()
-            };
-            match granted {
-                Some(waker) => waker.into_iter().for_each(Waker::wake),
-                None => return,
-            }
-        }
+    /// Whether a claim is granted: no fast writer is left, and no earlier claim overlaps it.
+    fn may_go_ahead(&self, ticket: u64) -> bool {
+        let table = self.table();
+        self.writers.load(Ordering::Acquire) & FAST_MASK == 0 && table.is_first(ticket)
     }
 }
 
@@ -158,7 +117,7 @@ impl Drop for Fast<'_> {
     fn drop(&mut self) {
         let before = self.locks.writers.fetch_sub(FAST, Ordering::AcqRel);
         if before & FAST_MASK == FAST && before >= SLOW {
-            self.locks.grant();
+            self.locks.freed.notify();
         }
     }
 }
@@ -171,49 +130,18 @@ pub(crate) struct Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        {
-            let mut table = self.locks.table();
-            table.held.retain(|claim| claim.ticket != self.ticket);
-            table
-                .waiting
-                .retain(|waiting| waiting.claim.ticket != self.ticket);
-        }
+        let other = |claim: &Claim| claim.ticket != self.ticket;
+        self.locks.table().claims.retain(other);
         self.locks.writers.fetch_sub(SLOW, Ordering::AcqRel);
-        self.locks.grant();
-    }
-}
-
-struct Wait<'a> {
-    locks: &'a SectorLocks,
-    ticket: u64,
-}
-
-impl Future for Wait<'_> {
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let mut table = self.locks.table();
-        let mine = table
-            .waiting
-            .iter_mut()
-            .find(|waiting| waiting.claim.ticket == self.ticket);
-        match mine {
-            None => Poll::Ready(()),
-            Some(waiting) => {
-                match &mut waiting.waker {
-                    Some(waker) => waker.clone_from(context.waker()),
-                    none => *none = Some(context.waker().clone()),
-                }
-                Poll::Pending
-            }
-        }
+        self.locks.freed.notify();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::pin::pin;
+    use std::pin::{Pin, pin};
+    use std::task::{Context, Poll, Waker};
 
     fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         match future.poll(&mut Context::from_waker(Waker::noop())) {
@@ -302,7 +230,7 @@ mod tests {
         drop(poll(pin!(locks.lock(0..512))));
         drop(locks.enter());
         assert_eq!(locks.writers.load(Ordering::Relaxed), 0);
-        assert!(locks.table().held.is_empty() && locks.table().waiting.is_empty());
+        assert!(locks.table().claims.is_empty());
     }
 }
 

@@ -150,20 +150,26 @@ impl<F: File> Queue<F> {
 }
 
 impl<F: File> Active<'_, F> {
-    /// Tries `switch` until it is not told to begin again.
-    pub(crate) async fn try_switch<T>(
+    /// Changes the whole image: tries `switch` until it is not told to begin again, and gives back what that
+    /// has freed.
+    pub(crate) async fn switch_image<T>(
         &self,
         doing: &str,
+        job: &Job,
         switch: impl AsyncFn() -> Result<T, Failure>,
     ) -> Result<T, ImageError> {
+        let announced = self.announce().await;
+        announced.map_err(|errno| ImageError::io(errno, doing))?;
         let mut tries = 0;
-        loop {
+        let switched = loop {
             tries += 1;
             match switch().await {
                 Err(Failure::Again) if tries < TRIES_MAX => {}
-                other => return other.map_err(|failure| failure.explain(doing)),
+                other => break other,
             }
-        }
+        };
+        self.release_freed(job).await;
+        switched.map_err(|failure| failure.explain(doing))
     }
 }
 

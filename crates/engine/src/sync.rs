@@ -5,11 +5,9 @@
 //! ships through every interleaving; see `docs/testing.md`.
 
 #[cfg(not(loom))]
-pub(crate) use futures_util::lock::{Mutex as TaskMutex, MutexGuard as TaskMutexGuard};
+pub(crate) use futures_util::lock::Mutex as TaskMutex;
 #[cfg(loom)]
-pub(crate) use gaur_model::{
-    Mutex, MutexGuard, OnceLock, RwLock, TaskMutex, TaskMutexGuard, atomic,
-};
+pub(crate) use gaur_model::{Mutex, MutexGuard, OnceLock, RwLock, TaskMutex, atomic};
 #[cfg(not(loom))]
 pub(crate) use parking_lot::{Mutex, MutexGuard, RwLock};
 #[cfg(not(loom))]

@@ -83,9 +83,17 @@ impl<'q, F: File> Active<'q, F> {
 
     /// Takes up to `want` clusters in a row, doing whatever that needs.
     pub(crate) async fn take_clusters(&self, want: u64) -> Result<Run, Errno> {
+        self.allocate(|| self.take_local(want)).await
+    }
+
+    /// Asks the allocator until it can answer, and does what it needs for that.
+    pub(crate) async fn allocate<T>(
+        &self,
+        mut ask: impl FnMut() -> Result<T, AllocError>,
+    ) -> Result<T, Errno> {
         loop {
-            match self.take_local(want) {
-                Ok(run) => return Ok(run),
+            match ask() {
+                Ok(answer) => return Ok(answer),
                 Err(AllocError::Need(need)) => self.resolve_alloc(need).await?,
                 Err(AllocError::Failed(errno)) => return Err(errno),
                 Err(AllocError::Corrupt(fault)) => return Err(self.image.corrupt(0, fault)),

@@ -7,7 +7,7 @@ use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Mutex, TaskMutex, TaskMutexGuard};
+use crate::sync::{Mutex, TaskMutex};
 
 /// An event with a generation number.
 ///
@@ -72,18 +72,7 @@ impl Waiters {
 
 /// A lock that a task may hold while it waits for input and output. Giving it up wakes one of the
 /// tasks that wait.
-#[derive(Debug, Default)]
-pub(crate) struct AsyncLock(TaskMutex<()>);
-
-impl AsyncLock {
-    /// Waits until the lock is free and takes it.
-    pub(crate) async fn lock(&self) -> AsyncGuard<'_> {
-        self.0.lock().await
-    }
-}
-
-/// Holds an [`AsyncLock`].
-pub(crate) type AsyncGuard<'a> = TaskMutexGuard<'a, ()>;
+pub(crate) type AsyncLock = TaskMutex<()>;
 
 /// Locks on single numbers: host offsets being loaded, L1 entries being given a table.
 #[derive(Debug, Default)]

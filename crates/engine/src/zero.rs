@@ -305,6 +305,16 @@ enum EntryChange {
     Write,
 }
 
+impl EntryChange {
+    /// The entry becomes one without a cluster.
+    fn free(entry: L2Entry) -> EntryChange {
+        EntryChange::Replace {
+            entry,
+            frees_old: true,
+        }
+    }
+}
+
 impl<F: File> Unmapper<'_, F> {
     fn run(&self, maps: &Maps, range: GuestRange, frees: &mut Vec<ClusterRange>) -> UnmapStep {
         if !maps.slices.pin(self.slice) {
@@ -398,10 +408,7 @@ impl<F: File> Unmapper<'_, F> {
         if self.mode == UnmapMode::Forget {
             return match entry {
                 L2Entry::UNALLOCATED => EntryChange::None,
-                _ => EntryChange::Replace {
-                    entry: L2Entry::UNALLOCATED,
-                    frees_old: true,
-                },
+                _ => EntryChange::free(L2Entry::UNALLOCATED),
             };
         }
         let cluster = part.start & !(geometry.cluster_size() - 1);
@@ -415,10 +422,7 @@ impl<F: File> Unmapper<'_, F> {
             }
             L2Entry::Compressed(_) if mask != all => return EntryChange::Write,
             L2Entry::Compressed(_) => {
-                return EntryChange::Replace {
-                    entry: plain_zero(all),
-                    frees_old: true,
-                };
+                return EntryChange::free(plain_zero(all));
             }
             L2Entry::Cluster {
                 host,
@@ -435,10 +439,7 @@ impl<F: File> Unmapper<'_, F> {
         // A cluster shared with a snapshot is no space of ours to keep.
         let keep = self.mode == UnmapMode::Keep && copied;
         if host.is_some() && alloc == 0 && !keep {
-            return EntryChange::Replace {
-                entry: plain_zero(zero_now),
-                frees_old: true,
-            };
+            return EntryChange::free(plain_zero(zero_now));
         }
         let new = L2Entry::Cluster {
             host,
@@ -462,10 +463,7 @@ impl<F: File> Unmapper<'_, F> {
             (_, UnmapMode::Discard) if backed => EntryChange::None,
             (_, _) if backed => EntryChange::Write,
             (L2Entry::UNALLOCATED, _) => EntryChange::None,
-            _ => EntryChange::Replace {
-                entry: L2Entry::UNALLOCATED,
-                frees_old: true,
-            },
+            _ => EntryChange::free(L2Entry::UNALLOCATED),
         }
     }
 }

@@ -125,86 +125,62 @@ impl fmt::Debug for Error {
 impl core::error::Error for Error {}
 
 /// How a table entry is wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 #[non_exhaustive]
 pub enum CorruptionKind {
     /// L1 entry: the L2 table is not at a cluster boundary.
+    #[error("l1 entry points to an l2 table that is not cluster aligned")]
     L2TableUnaligned,
     /// L1 entry: reserved bits are set.
+    #[error("l1 entry has reserved bits set")]
     L1Reserved,
     /// L2 entry: the data cluster is not at a cluster boundary.
+    #[error("l2 entry points to a data cluster that is not cluster aligned")]
     DataUnaligned,
     /// L2 entry: the zero flag in an image of version 2.
+    #[error("l2 entry has the zero flag in a version 2 image")]
     ZeroFlagInV2,
     /// L2 entry: a subcluster is both allocated and zero.
+    #[error("l2 entry has subclusters that are both allocated and zero")]
     SubclusterBothSet,
     /// L2 entry: allocated subclusters without a cluster.
+    #[error("l2 entry has allocated subclusters but no cluster")]
     SubclusterWithoutCluster,
     /// L2 entry: compressed data beyond what a host offset can say.
+    #[error("l2 entry points to compressed data beyond 2^56 bytes")]
     CompressedOutside,
     /// L2 entry: reserved bits are set.
+    #[error("l2 entry has reserved bits set")]
     L2Reserved,
     /// Extended L2 entry: bit 0, which only standard entries use.
+    #[error("extended l2 entry has bit 0 set, which is reserved there")]
     ZeroFlagInExtended,
     /// Compressed L2 entry with the copied flag.
+    #[error("compressed l2 entry has the copied flag")]
     CompressedCopied,
     /// Compressed L2 entry with a subcluster bitmap.
+    #[error("compressed l2 entry has a subcluster bitmap")]
     CompressedBitmap,
     /// Refcount table entry: reserved bits are set.
+    #[error("refcount table entry has reserved bits set")]
     RefcountTableReserved,
     /// Refcount table entry: the block is not at a cluster boundary.
+    #[error("refcount table entry points to a block that is not cluster aligned")]
     RefcountBlockUnaligned,
     /// Refcount table entry: the block lies beyond what a host offset can say.
+    #[error("refcount table entry points to a block beyond 2^56 bytes")]
     RefcountBlockOutside,
     /// Bitmap table entry: reserved bits are set.
+    #[error("bitmap table entry has reserved bits set")]
     BitmapReserved,
     /// Bitmap table entry: the data is not at a cluster boundary.
+    #[error("bitmap table entry points to a cluster that is not cluster aligned")]
     BitmapUnaligned,
 }
 
-impl CorruptionKind {
-    const fn text(self) -> &'static str {
-        match self {
-            CorruptionKind::L2TableUnaligned => {
-                "l1 entry points to an l2 table that is not cluster aligned"
-            }
-            CorruptionKind::L1Reserved => "l1 entry has reserved bits set",
-            CorruptionKind::DataUnaligned => {
-                "l2 entry points to a data cluster that is not cluster aligned"
-            }
-            CorruptionKind::ZeroFlagInV2 => "l2 entry has the zero flag in a version 2 image",
-            CorruptionKind::SubclusterBothSet => {
-                "l2 entry has subclusters that are both allocated and zero"
-            }
-            CorruptionKind::SubclusterWithoutCluster => {
-                "l2 entry has allocated subclusters but no cluster"
-            }
-            CorruptionKind::CompressedOutside => {
-                "l2 entry points to compressed data beyond 2^56 bytes"
-            }
-            CorruptionKind::L2Reserved => "l2 entry has reserved bits set",
-            CorruptionKind::ZeroFlagInExtended => {
-                "extended l2 entry has bit 0 set, which is reserved there"
-            }
-            CorruptionKind::CompressedCopied => "compressed l2 entry has the copied flag",
-            CorruptionKind::CompressedBitmap => "compressed l2 entry has a subcluster bitmap",
-            CorruptionKind::RefcountTableReserved => "refcount table entry has reserved bits set",
-            CorruptionKind::RefcountBlockUnaligned => {
-                "refcount table entry points to a block that is not cluster aligned"
-            }
-            CorruptionKind::RefcountBlockOutside => {
-                "refcount table entry points to a block beyond 2^56 bytes"
-            }
-            CorruptionKind::BitmapReserved => "bitmap table entry has reserved bits set",
-            CorruptionKind::BitmapUnaligned => {
-                "bitmap table entry points to a cluster that is not cluster aligned"
-            }
-        }
-    }
-}
-
 /// A table entry that cannot be right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("{kind} ({raw:#018x})")]
 pub struct Corruption {
     /// How it is wrong.
     pub kind: CorruptionKind,
@@ -219,11 +195,3 @@ impl Corruption {
         Corruption { kind, raw }
     }
 }
-
-impl fmt::Display for Corruption {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{} ({:#018x})", self.kind.text(), self.raw)
-    }
-}
-
-impl core::error::Error for Corruption {}

@@ -114,35 +114,36 @@ impl fmt::Display for ImageFormat {
 /// What a file looks like whose first [`END_BYTES`] bytes are these. It counts more than the end of the
 /// file: that of a qcow2 image may be any cluster of its guest.
 pub fn by_head(head: &[u8]) -> Option<ImageFormat> {
-    let starts = |magic: &[u8]| head.starts_with(magic);
-    let format = if starts(&MAGIC) {
-        match bytes::u32_at(head, 4) {
+    if head.starts_with(&MAGIC) {
+        return Some(match bytes::u32_at(head, 4) {
             Some(1) => ImageFormat::Qcow,
             _ => ImageFormat::Qcow2,
-        }
-    } else if starts(b"KDMV") || starts(b"COWD") || is_vmdk_descriptor(head) {
-        ImageFormat::Vmdk
-    } else if bytes::u32_at(head, VDI_SIGNATURE_AT) == Some(VDI_SIGNATURE) {
-        ImageFormat::Vdi
-    } else if starts(VHD_COOKIE) {
-        ImageFormat::Vhd
-    } else if starts(b"vhdxfile") {
-        ImageFormat::Vhdx
-    } else if starts(b"QED\0") {
-        ImageFormat::Qed
-    } else if starts(b"WithoutFreeSpace") || starts(b"WithouFreSpacExt") {
-        ImageFormat::Parallels
-    } else if starts(b"LUKS\xba\xbe") {
-        ImageFormat::Luks
-    } else if starts(b"Bochs Virtual HD Image\0") {
-        ImageFormat::Bochs
-    } else if starts(b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop file=$0") {
-        ImageFormat::Cloop
-    } else {
-        return None;
-    };
-    Some(format)
+        });
+    }
+    if head.starts_with(b"KDMV") || head.starts_with(b"COWD") || is_vmdk_descriptor(head) {
+        return Some(ImageFormat::Vmdk);
+    }
+    if bytes::u32_at(head, VDI_SIGNATURE_AT) == Some(VDI_SIGNATURE) {
+        return Some(ImageFormat::Vdi);
+    }
+    let found = STARTS.iter().find(|(start, _)| head.starts_with(start));
+    found.map(|(_, format)| *format)
 }
+
+/// What files of other formats begin with.
+const STARTS: [(&[u8], ImageFormat); 8] = [
+    (VHD_COOKIE, ImageFormat::Vhd),
+    (b"vhdxfile", ImageFormat::Vhdx),
+    (b"QED\0", ImageFormat::Qed),
+    (b"WithoutFreeSpace", ImageFormat::Parallels),
+    (b"WithouFreSpacExt", ImageFormat::Parallels),
+    (b"LUKS\xba\xbe", ImageFormat::Luks),
+    (b"Bochs Virtual HD Image\0", ImageFormat::Bochs),
+    (
+        b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop file=$0",
+        ImageFormat::Cloop,
+    ),
+];
 
 /// Where VirtualBox has its signature, behind a text of its choice.
 const VDI_SIGNATURE_AT: usize = 64;

@@ -4,8 +4,6 @@
 //! share a byte, the first in its lowest bits. Table entries are host offsets of blocks (bits 9 to
 //! 63), 0 for a block of zeros that has no space.
 
-use core::fmt;
-
 use crate::addr::HostOffset;
 use crate::bytes;
 use crate::error::{Corruption, CorruptionKind};
@@ -13,16 +11,9 @@ use crate::geometry::Geometry;
 use crate::limit;
 
 /// A refcount that does not fit in its width, or lies outside its block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[error("refcount does not fit in its width")]
 pub struct ValueTooLarge;
-
-impl fmt::Display for ValueTooLarge {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("refcount does not fit in its width")
-    }
-}
-
-impl core::error::Error for ValueTooLarge {}
 
 /// Byte of a sub-byte refcount and its shift within it.
 #[inline]

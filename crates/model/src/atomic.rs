@@ -85,13 +85,6 @@ macro_rules! atomic {
                 self.floor.with(ordering, Access::Store, store);
             }
 
-            /// Replaces the value and returns the one before.
-            #[track_caller]
-            pub fn swap(&self, value: $value, ordering: Ordering) -> $value {
-                let swap = |granted| self.value.swap(value, granted);
-                self.floor.with(ordering, Access::Both, swap)
-            }
-
             /// Replaces the value if it is `current`.
             #[track_caller]
             pub fn compare_exchange(
@@ -106,40 +99,32 @@ macro_rules! atomic {
                 })
             }
         }
+
+        replacing!($name, $value: "Replaces the value and returns the one before." swap,);
+    };
+}
+
+macro_rules! replacing {
+    ($name:ident, $value:ty: $($doc:literal $operation:ident,)*) => {
+        impl $name {
+            $(#[doc = $doc]
+            #[track_caller]
+            pub fn $operation(&self, value: $value, ordering: Ordering) -> $value {
+                let replace = |granted| self.value.$operation(value, granted);
+                self.floor.with(ordering, Access::Both, replace)
+            })*
+        }
     };
 }
 
 macro_rules! counting {
     ($name:ident, $value:ty) => {
-        impl $name {
-            /// Adds to the value, and returns the one before.
-            #[track_caller]
-            pub fn fetch_add(&self, value: $value, ordering: Ordering) -> $value {
-                let add = |granted| self.value.fetch_add(value, granted);
-                self.floor.with(ordering, Access::Both, add)
-            }
-
-            /// Subtracts from the value, and returns the one before.
-            #[track_caller]
-            pub fn fetch_sub(&self, value: $value, ordering: Ordering) -> $value {
-                let subtract = |granted| self.value.fetch_sub(value, granted);
-                self.floor.with(ordering, Access::Both, subtract)
-            }
-
-            /// Makes the value at least `value`, and returns the one before.
-            #[track_caller]
-            pub fn fetch_max(&self, value: $value, ordering: Ordering) -> $value {
-                let max = |granted| self.value.fetch_max(value, granted);
-                self.floor.with(ordering, Access::Both, max)
-            }
-
-            /// Sets bits of the value, and returns the one before.
-            #[track_caller]
-            pub fn fetch_or(&self, value: $value, ordering: Ordering) -> $value {
-                let or = |granted| self.value.fetch_or(value, granted);
-                self.floor.with(ordering, Access::Both, or)
-            }
-        }
+        replacing!($name, $value:
+            "Adds to the value, and returns the one before." fetch_add,
+            "Subtracts from the value, and returns the one before." fetch_sub,
+            "Makes the value at least `value`, and returns the one before." fetch_max,
+            "Sets bits of the value, and returns the one before." fetch_or,
+        );
     };
 }
 

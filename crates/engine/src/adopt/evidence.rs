@@ -62,13 +62,6 @@ struct Suspects {
     snapshot: BTreeSet<u64>,
 }
 
-/// Which disks an L2 table belongs to.
-#[derive(Clone, Copy, Default)]
-struct Owners {
-    active: bool,
-    snapshot: bool,
-}
-
 impl<F: File> Active<'_, F> {
     /// Refuses a log that names a host cluster which belongs to another structure or guest cluster.
     pub(super) async fn check_evidence(
@@ -87,9 +80,9 @@ impl<F: File> Active<'_, F> {
         let tables = self.tables_of_all(&suspects).await?;
         let size = self.geometry().cluster_size();
         let mut bytes = self.queue.pool.take(self.queue.top_file(), size as usize);
-        for ((index, table), owners) in tables {
+        for ((index, table), is_active) in tables {
             self.read_evidence(table, &mut bytes).await?;
-            suspects.see_table(index, &bytes, owners)?;
+            suspects.see_table(index, &bytes, is_active)?;
         }
         suspects.judge()
     }
@@ -182,15 +175,16 @@ impl<F: File> Active<'_, F> {
         })
     }
 
-    /// Every L2 table of the active image and its snapshots, by L1 index and host offset.
+    /// Every L2 table of the active image and its snapshots, by L1 index and host offset, and whether it is
+    /// the active image's.
     async fn tables_of_all(
         &self,
         suspects: &Suspects,
-    ) -> Result<BTreeMap<(u64, u64), Owners>, ImageError> {
-        let mut tables: BTreeMap<(u64, u64), Owners> = BTreeMap::new();
+    ) -> Result<BTreeMap<(u64, u64), bool>, ImageError> {
+        let mut tables = BTreeMap::new();
         for (index, raw) in (0..).zip(self.qcow2.maps.l1.entries()) {
             if let Some(table) = suspects.table(raw)? {
-                tables.entry((index, table)).or_default().active = true;
+                tables.insert((index, table), true);
             }
         }
         let snapshots = self.writer.snapshots.lock().all().to_vec();
@@ -202,7 +196,7 @@ impl<F: File> Active<'_, F> {
                     .await?;
                 for (index, raw) in (done / 8..).zip(bytes.as_chunks().0) {
                     if let Some(table) = suspects.table(u64::from_be_bytes(*raw))? {
-                        tables.entry((index, table)).or_default().snapshot = true;
+                        tables.entry((index, table)).or_insert(false);
                     }
                 }
             }
@@ -240,7 +234,7 @@ impl Suspects {
         }
     }
 
-    fn see_table(&mut self, index: u64, bytes: &[u8], owners: Owners) -> Result<(), ImageError> {
+    fn see_table(&mut self, index: u64, bytes: &[u8], is_active: bool) -> Result<(), ImageError> {
         let entry_bytes = self.geometry.l2_entry_size() as usize;
         let first = index * self.geometry.l2_entries();
         for (guest, entry) in (first..).zip(bytes.chunks_exact(entry_bytes)) {
@@ -259,12 +253,12 @@ impl Suspects {
             match self.guests.get(&host) {
                 None => {}
                 Some(named) if *named == guest => {
-                    if owners.active {
-                        self.active.insert(host);
-                    }
-                    if owners.snapshot {
-                        self.snapshot.insert(host);
-                    }
+                    let seen = if is_active {
+                        &mut self.active
+                    } else {
+                        &mut self.snapshot
+                    };
+                    seen.insert(host);
                 }
                 Some(_) => {
                     let text = format!("host cluster {host} belongs to guest cluster {guest}");

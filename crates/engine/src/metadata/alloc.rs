@@ -309,15 +309,8 @@ impl Alloc {
     /// Gives the empty reservation of `queue` a new run.
     fn refill(&mut self, queue: usize, want: u64) -> Result<(), AllocError> {
         let want = want.max(self.batch());
-        if let Some(run) = self.free.last_mut() {
-            let len = run.len.min(want);
-            let taken = Run { len, ..*run };
-            run.start += len;
-            run.len -= len;
-            if run.len == 0 {
-                self.free.pop();
-            }
-            return self.reserve(queue, taken);
+        if !self.free.is_empty() {
+            return self.refill_from_free(queue, want);
         }
         if self.scan < self.scan_end && self.scan_step()? {
             return self.refill_from_free(queue, want);

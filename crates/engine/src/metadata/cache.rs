@@ -2,14 +2,11 @@
 //!
 //! A slice is a piece of a refcount block: 4 KiB, or a cluster if that is smaller. The bytes are kept
 //! as they are on disk, so that loading and writing back copy and do not convert. A slice that is
-//! dirty or being written stays; the others are evicted by a clock. When nothing can be evicted the cache grows past its budget for a while and
-//! reports pressure, which makes the caller write back.
+//! dirty or being written stays; the others are evicted by a clock. When nothing can be evicted the cache
+//! grows past its budget for a while and reports pressure, which makes the caller write back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use hashbrown::HashMap;
-use rustc_hash::FxBuildHasher;
 
 use crate::range::HostRange;
 use crate::statistics::CacheStatistics;
@@ -19,25 +16,28 @@ use crate::statistics::CacheStatistics;
 pub(crate) struct SliceCache {
     slice_bytes: usize,
     capacity: usize,
-    slots: Vec<CachedSlice>,
-    index: HashMap<u64, u32, FxBuildHasher>,
-    vacant: Vec<u32>,
-    hand: usize,
+    /// By host offset.
+    slices: BTreeMap<u64, CachedSlice>,
+    /// Where the clock is: the next slice at or after this offset is looked at for eviction.
+    hand: u64,
     dirty: usize,
-    /// Dirty slices while they are staged; kept for its memory.
-    order: Vec<(u64, usize)>,
     /// Slices that were changed since a switch began to watch.
     changed: Option<BTreeSet<u64>>,
 }
 
 #[derive(Debug)]
 struct CachedSlice {
-    offset: u64,
     data: Box<[u8]>,
-    present: bool,
     dirty: bool,
     writing: bool,
     used: AtomicBool,
+}
+
+impl CachedSlice {
+    /// Whether it may go: it was not used since this was asked last, and the disk has it.
+    fn is_idle(&mut self) -> bool {
+        !self.dirty && !self.writing && !std::mem::take(self.used.get_mut())
+    }
 }
 
 /// Fewest slices a cache holds, whatever its budget.
@@ -51,12 +51,9 @@ impl SliceCache {
         SliceCache {
             slice_bytes,
             capacity,
-            slots: Vec::new(),
-            index: HashMap::default(),
-            vacant: Vec::new(),
+            slices: BTreeMap::new(),
             hand: 0,
             dirty: 0,
-            order: Vec::new(),
             changed: None,
         }
     }
@@ -68,23 +65,22 @@ impl SliceCache {
 
     /// Bytes of the slice at host offset `offset`, if cached.
     pub(crate) fn get(&self, offset: u64) -> Option<&[u8]> {
-        let slot = self.slot(offset)?;
-        slot.used.store(true, Ordering::Relaxed);
-        Some(&slot.data)
+        let slice = self.slices.get(&offset)?;
+        slice.used.store(true, Ordering::Relaxed);
+        Some(&slice.data)
     }
 
     /// Bytes of the slice at `offset` to be changed; it counts as dirty from now on.
     pub(crate) fn get_dirty(&mut self, offset: u64) -> Option<&mut [u8]> {
-        let at = *self.index.get(&offset)? as usize;
-        let slot = self.slots.get_mut(at)?;
-        if !slot.dirty {
-            slot.dirty = true;
+        let slice = self.slices.get_mut(&offset)?;
+        if !slice.dirty {
+            slice.dirty = true;
             self.dirty += 1;
         }
         if let Some(changed) = &mut self.changed {
             changed.insert(offset);
         }
-        Some(&mut slot.data)
+        Some(&mut slice.data)
     }
 
     /// Begins to note which slices are changed, or ends that.
@@ -102,32 +98,31 @@ impl SliceCache {
 
     /// Puts a slice read from disk into the cache; one that is there already wins.
     pub(crate) fn insert(&mut self, offset: u64, bytes: &[u8]) {
-        if self.index.contains_key(&offset) {
+        if self.slices.contains_key(&offset) {
             return;
         }
-        let at = self.vacate();
-        if let Some(slot) = self.slots.get_mut(at as usize) {
-            slot.offset = offset;
-            slot.data.copy_from_slice(bytes);
-            slot.present = true;
-            slot.dirty = false;
-            slot.writing = false;
-            slot.used.store(true, Ordering::Relaxed);
+        let mut data = None;
+        while self.slices.len() >= self.capacity
+            && let Some(evicted) = self.evict()
+        {
+            data = Some(evicted.data);
         }
-        self.index.insert(offset, at);
+        let mut data = data.unwrap_or_else(|| vec![0; self.slice_bytes].into_boxed_slice());
+        data.copy_from_slice(bytes);
+        let slice = CachedSlice {
+            data,
+            dirty: false,
+            writing: false,
+            used: AtomicBool::new(true),
+        };
+        self.slices.insert(offset, slice);
     }
 
     /// Forgets every slice in these bytes, dirty or not: the cluster there begins a new life, or ends one.
     pub(crate) fn invalidate(&mut self, range: HostRange) {
         for slice in range.pieces(self.slice_bytes as u64) {
-            if let Some(at) = self.index.remove(&slice.start)
-                && let Some(slot) = self.slots.get_mut(at as usize)
-            {
-                self.dirty -= usize::from(slot.dirty);
-                slot.present = false;
-                slot.dirty = false;
-                slot.writing = false;
-                self.vacant.push(at);
+            if let Some(gone) = self.slices.remove(&slice.start) {
+                self.dirty -= usize::from(gone.dirty);
             }
         }
     }
@@ -139,7 +134,7 @@ impl SliceCache {
 
     /// Whether writing back is due: most of the budget is dirty, or the budget is exceeded.
     pub(crate) fn pressure(&self) -> bool {
-        self.dirty * 8 > self.capacity * 7 || (self.slots.len() > self.capacity && self.dirty > 0)
+        self.dirty * 8 > self.capacity * 7 || (self.slices.len() > self.capacity && self.dirty > 0)
     }
 
     /// Hands every dirty slice, in host order, to `stage`; each is clean afterwards, but stays
@@ -148,39 +143,27 @@ impl SliceCache {
         if self.dirty == 0 {
             return;
         }
-        let mut order = std::mem::take(&mut self.order);
-        for (at, slot) in self.slots.iter().enumerate() {
-            if slot.present && slot.dirty {
-                order.push((slot.offset, at));
-            }
+        for (offset, slice) in self.slices.iter_mut().filter(|(_, slice)| slice.dirty) {
+            slice.dirty = false;
+            slice.writing = true;
+            stage(*offset, &slice.data);
         }
-        order.sort_unstable();
-        for (offset, at) in order.drain(..) {
-            if let Some(slot) = self.slots.get_mut(at) {
-                slot.dirty = false;
-                slot.writing = true;
-                stage(offset, &slot.data);
-            }
-        }
-        self.order = order;
         self.dirty = 0;
     }
 
     /// The staged slice at `offset` is on disk as staged.
     pub(crate) fn written(&mut self, offset: u64) {
-        if let Some(at) = self.index.get(&offset)
-            && let Some(slot) = self.slots.get_mut(*at as usize)
-        {
-            slot.writing = false;
+        if let Some(slice) = self.slices.get_mut(&offset) {
+            slice.writing = false;
         }
     }
 
     /// How the cache is doing.
     pub(crate) fn statistics(&self) -> CacheStatistics {
-        let slices = self.index.len() as u64;
+        let slices = self.slices.len() as u64;
         CacheStatistics {
             budget_bytes: (self.capacity * self.slice_bytes) as u64,
-            held_bytes: (self.slots.len() * self.slice_bytes) as u64,
+            held_bytes: slices * self.slice_bytes as u64,
             covered_bytes: slices * self.slice_bytes as u64,
             slices,
             ..CacheStatistics::default()
@@ -189,61 +172,18 @@ impl SliceCache {
 
     /// Evicts what was not used since the last call.
     pub(crate) fn clean(&mut self) {
-        for at in 0..self.slots.len() {
-            let Some(slot) = self.slots.get_mut(at) else {
-                return;
-            };
-            let busy = slot.dirty || slot.writing;
-            if slot.present && !busy && !std::mem::take(slot.used.get_mut()) {
-                slot.present = false;
-                let offset = slot.offset;
-                self.index.remove(&offset);
-                self.vacant.push(at as u32);
-            }
-        }
+        self.slices.retain(|_, slice| !slice.is_idle());
     }
 
-    fn slot(&self, offset: u64) -> Option<&CachedSlice> {
-        let at = *self.index.get(&offset)?;
-        self.slots.get(at as usize)
-    }
-
-    /// A slot to fill: a vacant one, a new one within the budget, an evicted one, or one too many.
-    fn vacate(&mut self) -> u32 {
-        if let Some(at) = self.vacant.pop() {
-            return at;
-        }
-        if self.slots.len() >= self.capacity
-            && let Some(at) = self.evict()
-        {
-            return at;
-        }
-        self.slots.push(CachedSlice {
-            offset: 0,
-            data: vec![0; self.slice_bytes].into_boxed_slice(),
-            present: false,
-            dirty: false,
-            writing: false,
-            used: AtomicBool::new(false),
-        });
-        (self.slots.len() - 1) as u32
-    }
-
-    fn evict(&mut self) -> Option<u32> {
-        for _ in 0..2 * self.slots.len() {
-            let at = self.hand;
-            self.hand = (self.hand + 1) % self.slots.len();
-            let slot = self.slots.get_mut(at)?;
-            let busy = slot.dirty || slot.writing;
-            if !slot.present || busy || std::mem::take(slot.used.get_mut()) {
-                continue;
-            }
-            slot.present = false;
-            let offset = slot.offset;
-            self.index.remove(&offset);
-            return Some(at as u32);
-        }
-        None
+    /// Takes out a slice that may go, the next that the clock comes by.
+    fn evict(&mut self) -> Option<CachedSlice> {
+        // Those that were used since go in the second round at the latest.
+        let found = [self.hand, 0, 0].into_iter().find_map(|from| {
+            let mut slices = self.slices.range_mut(from..);
+            slices.find_map(|(offset, slice)| slice.is_idle().then_some(*offset))
+        })?;
+        self.hand = found + 1;
+        self.slices.remove(&found)
     }
 }
 
@@ -273,7 +213,7 @@ mod tests {
                 Some((kept / 4096) as u8)
             );
         }
-        assert_eq!(cache.slots.len(), 16, "the others made room");
+        assert_eq!(cache.slices.len(), 16, "the others made room");
         cache.written(0);
         for n in 64..128_u64 {
             cache.insert(n * 4096, &[n as u8; 4096]);

@@ -294,14 +294,7 @@ impl Shape {
 
     /// The smallest form of a slice given in raw form.
     pub(crate) fn plan(&self, raw: &(impl Words + ?Sized)) -> Packing {
-        let none = Packing {
-            form: Form::Raw,
-            words: self.raw_words(),
-            base: 0,
-            flags: 0,
-            width: 0,
-            uniform: false,
-        };
+        let none = self.unpacked();
         let packed = self.plan_packed(raw, 0).unwrap_or(none);
         let most = packed.words.min(none.words - 1);
         let runs = self.count_runs(raw, most / self.run_words()) * self.run_words();
@@ -333,9 +326,14 @@ impl Shape {
                 return plan;
             }
         }
+        self.unpacked()
+    }
+
+    /// A slice in raw form.
+    fn unpacked(&self) -> Packing {
         Packing {
             form: Form::Raw,
-            words,
+            words: self.raw_words(),
             base: 0,
             flags: 0,
             width: 0,

@@ -2,6 +2,7 @@
 //! no request's bytes are undone. A wake-up that is lost shows as a deadlock.
 
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
 use gaur_model::{Strength, block_on, check, check_weakened, thread};
 
@@ -50,8 +51,7 @@ impl Blocks {
 
     fn check_idle(&self) {
         assert_eq!(self.locks.writers.load(Ordering::Relaxed), 0);
-        let table = self.locks.table();
-        assert!(table.held.is_empty() && table.waiting.is_empty());
+        assert!(self.locks.table().claims.is_empty());
     }
 }
 

@@ -13,6 +13,7 @@ use gaur_format::geometry::Version;
 use gaur_format::snapshot::Snapshot;
 
 use super::create::Copying;
+use super::delete::drop_table;
 use super::failure::Failure;
 use super::plan::SwitchPlan;
 use super::select::find_snapshot;
@@ -35,14 +36,9 @@ impl<F: File> Active<'_, F> {
         let all = self.writer.snapshots.lock().all().to_vec();
         let wanted = find_snapshot(&all, which)?;
         let size_bytes = self.size_to_apply(wanted)?;
-        let announced = self.announce().await;
-        announced.map_err(|errno| ImageError::io(errno, DOING))?;
-        let flushed = self.flush_all().await;
-        flushed.map_err(|errno| ImageError::io(errno, DOING))?;
         let apply = async || self.try_apply(wanted, (size_bytes, &all), job).await;
-        let applied = self.try_switch(DOING, apply).await;
-        self.release_freed(job).await;
-        applied.map(|()| wanted.clone())
+        self.switch_image(DOING, job, apply).await?;
+        Ok(wanted.clone())
     }
 
     fn size_to_apply(&self, wanted: &Snapshot) -> Result<u64, ImageError> {
@@ -66,9 +62,9 @@ impl<F: File> Active<'_, F> {
         (size_bytes, all): (u64, &[Snapshot]),
         job: &Job,
     ) -> Result<(), Failure> {
+        self.flush_all().await?;
         let geometry = self.geometry();
-        let needed = geometry.l1_entries_for(size_bytes);
-        let entries = needed.max(1);
+        let entries = geometry.l1_entries_for(size_bytes).max(1);
         let table_bytes = list::encode(all, geometry)?.len() as u64;
         let mut switch = Switch::begin(*self, job);
         let l1_area = switch.take_area(entries * 8).await?;
@@ -93,35 +89,18 @@ impl<F: File> Active<'_, F> {
 impl<F: File> Switch<'_, F> {
     /// The entries of the active L1 table that share the tables of `wanted`.
     async fn take_over(&mut self, wanted: &Snapshot, entries: u64) -> Result<Vec<u64>, Failure> {
-        let mut tables = self.snapshot_tables(wanted).await?;
-        tables.retain(|(index, _)| *index < entries);
-        let theirs: BTreeSet<(u64, u64)> = tables.iter().copied().collect();
-        let own = self.active_tables();
-        let both: BTreeSet<(u64, u64)> = own
-            .iter()
-            .copied()
-            .filter(|one| theirs.contains(one))
-            .collect();
-        let lost: Vec<(u64, u64)> = own.into_iter().filter(|one| !both.contains(one)).collect();
-        self.each_table(&lost, false, |plan, index, bytes| {
-            plan.refer(bytes, -1)?;
-            plan.count(plan.slots[index as usize].table, -1)?;
-            Ok(None)
-        })
-        .await?;
+        let tables = self.snapshot_tables(wanted).await?.into_iter();
+        let theirs: BTreeSet<(u64, u64)> = tables.filter(|(index, _)| *index < entries).collect();
+        let own: BTreeSet<(u64, u64)> = self.active_tables().into_iter().collect();
+        let lost: Vec<(u64, u64)> = own.difference(&theirs).copied().collect();
+        self.each_table(&lost, false, drop_table).await?;
         let mut l1 = vec![0; entries as usize];
-        for (index, table) in &both {
+        for (index, table) in own.intersection(&theirs) {
             l1[*index as usize] = SwitchPlan::raw_entry(*table, false);
         }
         let size = self.cluster_size();
-        let gained: Vec<(u64, u64)> = tables
-            .into_iter()
-            .filter(|one| !both.contains(one))
-            .collect();
-        let gained_places: Vec<u64> = gained.iter().map(|(_, table)| *table).collect();
-        let numbered: Vec<(u64, u64)> = (0..).zip(gained_places).collect();
-        self.each_table(&numbered, true, |plan, number, bytes| {
-            let (index, table) = gained[number as usize];
+        let gained: Vec<(u64, u64)> = theirs.difference(&own).copied().collect();
+        self.each_table(&gained, true, |plan, (index, table), bytes| {
             plan.refer(bytes, 1)?;
             // Flags in tables of snapshots mean nothing, and are not to mean anything now.
             let flagged = references::clear_flags(bytes, &plan.geometry);

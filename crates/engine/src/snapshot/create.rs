@@ -8,6 +8,7 @@ use gaur_block::File;
 use gaur_format::snapshot::Snapshot;
 use gaur_format::{HostOffset, limit};
 
+use super::delete::drop_table;
 use super::failure::Failure;
 use super::plan::SwitchPlan;
 use super::references;
@@ -53,17 +54,13 @@ impl<F: File> Active<'_, F> {
         let all = self.writer.snapshots.lock().all().to_vec();
         let mut entry = new.entry(&all, size_bytes)?;
         entry.vm_state_size = state.map_or(0, |state| state.size_bytes);
-        let announced = self.announce().await;
-        announced.map_err(|errno| ImageError::io(errno, DOING))?;
         let wanted = Wanted {
             entry: &entry,
             state,
             size_bytes,
         };
         let create = async || self.try_create(&wanted, &all, job).await;
-        let created = self.try_switch(DOING, create).await;
-        self.release_freed(job).await;
-        created
+        self.switch_image(DOING, job, create).await
     }
 
     async fn try_create(
@@ -153,18 +150,9 @@ impl<F: File> Switch<'_, F> {
     /// machine that was applied once; the active image gives it up.
     async fn copy_active(&mut self, needed: u64) -> Result<(), Failure> {
         let tables = self.active_tables();
-        let disk = tables.iter().filter(|(index, _)| *index < needed);
-        let disk: Vec<(u64, u64)> = disk.copied().collect();
-        let state = tables.into_iter().filter(|(index, _)| *index >= needed);
-        let state: Vec<(u64, u64)> = state.collect();
-        self.each_table(&disk, true, share_table).await?;
-        let give_up = |plan: &mut SwitchPlan, index: u64, bytes: &mut [u8]| {
-            plan.refer(bytes, -1)?;
-            let table = plan.slots[index as usize].table;
-            plan.count(table, -1)?;
-            Ok(None)
-        };
-        self.each_table(&state, false, give_up).await
+        let (disk, state) = tables.split_at(tables.partition_point(|(index, _)| *index < needed));
+        self.each_table(disk, true, share_table).await?;
+        self.each_table(state, false, drop_table).await
     }
 
     /// L2 tables of the active image, by L1 index.
@@ -332,7 +320,7 @@ impl<F: File> Switch<'_, F> {
 /// copy goes. A table that is shared already is shared as it is.
 fn share_table(
     plan: &mut SwitchPlan,
-    index: u64,
+    (index, _): (u64, u64),
     bytes: &mut [u8],
 ) -> Result<Option<u64>, Failure> {
     let mut slot = plan.slots[index as usize];

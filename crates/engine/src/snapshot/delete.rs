@@ -36,12 +36,9 @@ impl<F: File> Active<'_, F> {
             let text = format!("snapshot {which:?} is being read; delete it when that has ended");
             return Err(ImageError::new(ErrorKind::Locked, text));
         }
-        let announced = self.announce().await;
-        announced.map_err(|errno| ImageError::io(errno, DOING))?;
         let delete = async || self.try_delete(gone, &all, job).await;
-        let deleted = self.try_switch(DOING, delete).await;
-        self.release_freed(job).await;
-        deleted.map(|()| gone.clone())
+        self.switch_image(DOING, job, delete).await?;
+        Ok(gone.clone())
     }
 
     async fn try_delete(
@@ -61,9 +58,6 @@ impl<F: File> Active<'_, F> {
         let entries = self.qcow2.maps.l1.len();
         let tables = switch.snapshot_tables(gone).await?;
         switch.each_table(&tables, false, drop_table).await?;
-        for (_, table) in &tables {
-            switch.plan.count(*table, -1)?;
-        }
         let own_l1 = l1_range(gone);
         switch.plan.count_bytes(own_l1, -1)?;
         switch.note_shared(&rest).await?;
@@ -94,15 +88,24 @@ impl<F: File> Active<'_, F> {
 /// L1 tables of snapshots read at once.
 const L1_TABLES_AT_ONCE: usize = 32;
 
-/// Everything a table of the snapshot refers to has one reference less.
-fn drop_table(plan: &mut SwitchPlan, _: u64, bytes: &mut [u8]) -> Result<Option<u64>, Failure> {
+/// A table, and everything it refers to, has one reference less.
+pub(super) fn drop_table(
+    plan: &mut SwitchPlan,
+    (_, table): (u64, u64),
+    bytes: &mut [u8],
+) -> Result<Option<u64>, Failure> {
     plan.refer(bytes, -1)?;
+    plan.count(table, -1)?;
     Ok(None)
 }
 
 /// Sets the flags in the active image's table with this index as they will be right; where its copy
 /// goes if that changes any.
-fn flag_table(plan: &mut SwitchPlan, index: u64, bytes: &mut [u8]) -> Result<Option<u64>, Failure> {
+fn flag_table(
+    plan: &mut SwitchPlan,
+    (index, _): (u64, u64),
+    bytes: &mut [u8],
+) -> Result<Option<u64>, Failure> {
     let mut slot = plan.slots[index as usize];
     let geometry = plan.geometry;
     let single = |cluster| plan.new_count(cluster).map(|count| count == 1);

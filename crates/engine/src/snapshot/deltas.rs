@@ -14,12 +14,17 @@ pub(crate) struct Deltas {
 }
 
 /// Why a change cannot be noted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DeltaError {
     /// No refcount block counts this cluster.
+    #[error("no refcount block counts cluster {0}")]
     Uncounted(u64),
     /// More references to this cluster than any width but the largest could count.
+    #[error("cluster {0} has too many references")]
     TooMany(u64),
+    /// This cluster has more references than it counts.
+    #[error("the refcount of cluster {0} is too low")]
+    Negative(u64),
 }
 
 impl Deltas {

@@ -138,10 +138,10 @@ impl SwitchPlan {
             let cluster = base + within;
             let next = now
                 .checked_add_signed(i64::from(*delta))
-                .ok_or(Failure::Negative(cluster))?;
+                .ok_or(DeltaError::Negative(cluster))?;
             if now == 0 {
                 // A reference to a cluster that counts as free.
-                return Err(Failure::Negative(cluster));
+                return Err(DeltaError::Negative(cluster).into());
             }
             refcount::set(bytes, order, within, next).map_err(|_| Failure::TooLarge {
                 cluster,

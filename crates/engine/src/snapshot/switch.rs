@@ -111,14 +111,14 @@ impl<'a, F: File> Switch<'a, F> {
         Ok(clusters.bytes(geometry))
     }
 
-    /// Reads tables at the host offsets of `list` and shows each to `visit` with its number. Where that
+    /// Reads the tables of `list`, by number and host offset, and shows each to `visit`. Where that
     /// answers with an offset, the table as it is then is written there. With `copies` the tables are
     /// those of the active image, as they are in memory, and there is a spare cluster for each.
     pub(crate) async fn each_table(
         &mut self,
         list: &[(u64, u64)],
         copies: bool,
-        mut visit: impl FnMut(&mut SwitchPlan, u64, &mut [u8]) -> Result<Option<u64>, Failure>,
+        mut visit: impl FnMut(&mut SwitchPlan, (u64, u64), &mut [u8]) -> Result<Option<u64>, Failure>,
     ) -> Result<(), Failure> {
         let size = self.cluster_size();
         let batch = (BATCH_BYTES / size).clamp(1, BATCH_TABLES) as usize;
@@ -142,8 +142,8 @@ impl<'a, F: File> Switch<'a, F> {
             self.cover_blocks();
             let mut writes = Vec::new();
             let pieces = buffer.chunks_exact_mut(size as usize);
-            for ((number, _), bytes) in tables.iter().zip(pieces) {
-                writes.push(visit(&mut self.plan, *number, bytes)?);
+            for (table, bytes) in tables.iter().zip(pieces) {
+                writes.push(visit(&mut self.plan, *table, bytes)?);
             }
             self.write_some(&writes, size, &buffer).await?;
             self.job.step(len as u64)?;

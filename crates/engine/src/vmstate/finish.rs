@@ -154,10 +154,7 @@ impl VmStateSave {
         queue: &Queue<F>,
         shape: &Shape,
     ) -> Result<(), ImageError> {
-        let Zeros::Written { clusters } = shape.zeros else {
-            return Ok(());
-        };
-        let gaps = self.shared.lock().map.gaps(0..clusters);
+        let gaps = self.shared.lock().map.gaps(0..shape.written);
         let (size, per_chunk) = (self.cluster_bytes, self.chunk_clusters());
         for gap in gaps {
             for index in gap.start / per_chunk..gap.end.div_ceil(per_chunk) {
@@ -235,23 +232,16 @@ impl Drop for Tables {
     }
 }
 
-/// How a hole says that it is zeros.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Zeros {
-    /// By having no cluster: there is nothing below that could show.
-    Unallocated,
-    /// By entries; the backing file reaches over so many tables.
-    Flagged { tables: u64 },
-    /// By clusters of zeros: version 2 has no such entries. The backing file reaches over so many.
-    Written { clusters: u64 },
-}
-
 /// What the tables of a state are made of.
 struct Shape {
     geometry: gaur_format::geometry::Geometry,
     /// Tables of a state of that length.
     tables: u64,
-    zeros: Zeros,
+    /// Where the backing file reaches, entries say that a hole is zeros: over so many tables. `None` where a
+    /// hole needs no entries, because nothing below could show.
+    flagged: Option<u64>,
+    /// Version 2 has no such entries: holes in so many clusters become clusters of zeros.
+    written: u64,
 }
 
 impl Shape {
@@ -260,29 +250,23 @@ impl Shape {
         let start = geometry.l1_entries_for(image.size_bytes()) * geometry.guest_bytes_per_l2();
         let backing = image.layers().get(1).map(|layer| layer.size_bytes());
         let reach = backing.map(|len| len.saturating_sub(start).min(size_bytes));
-        let zeros = match (reach, geometry.version()) {
-            (None, _) => Zeros::Unallocated,
-            (Some(reach), Version::V3) => Zeros::Flagged {
-                tables: geometry.l1_entries_for(reach),
-            },
-            (Some(reach), Version::V2) => Zeros::Written {
-                clusters: geometry.clusters_for(reach),
-            },
-        };
+        let v2 = geometry.version() == Version::V2;
         Shape {
             geometry,
             tables: geometry.l1_entries_for(size_bytes),
-            zeros,
+            flagged: reach
+                .filter(|_| !v2)
+                .map(|reach| geometry.l1_entries_for(reach)),
+            written: reach
+                .filter(|_| v2)
+                .map_or(0, |reach| geometry.clusters_for(reach)),
         }
     }
 
     /// Numbers of the tables that have to be there.
     fn tables(&self, map: &StateMap) -> Vec<u64> {
         let entries = self.geometry.l2_entries();
-        let covered = match self.zeros {
-            Zeros::Flagged { tables } => tables,
-            Zeros::Unallocated | Zeros::Written { .. } => 0,
-        };
+        let covered = self.flagged.unwrap_or(0);
         let mut tables: Vec<u64> = (0..covered).collect();
         let mut next = covered;
         while let Some(cluster) = map.next_from(next * entries) {
@@ -306,14 +290,14 @@ impl Shape {
     fn fill(&self, map: &StateMap, table: u64, out: &mut [u8]) {
         let entries = self.geometry.l2_entries();
         let clusters = table * entries..(table + 1) * entries;
-        let nothing = match self.zeros {
-            Zeros::Flagged { .. } => L2Entry::Cluster {
+        let nothing = match self.flagged {
+            Some(_) => L2Entry::Cluster {
                 host: None,
                 copied: false,
                 alloc: 0,
                 zero: self.geometry.subcluster_mask(),
             },
-            Zeros::Unallocated | Zeros::Written { .. } => L2Entry::UNALLOCATED,
+            None => L2Entry::UNALLOCATED,
         };
         self.put(out, 0..entries, |_| nothing);
         for place in map.inside(clusters.clone()) {

@@ -103,29 +103,9 @@ fn parse_crypt_method(bytes: &[u8]) -> Result<CryptMethod, Error> {
     }
 }
 
-/// The fields that only version 3 has.
-struct V3Fields {
-    incompatible: Incompatible,
-    compatible: Compatible,
-    autoclear: Autoclear,
-    refcount_order: u32,
-    compression_type: CompressionType,
-    tail: Vec<u8>,
-    length: u32,
-}
-
-impl V3Fields {
-    const OF_V2: V3Fields = V3Fields {
-        incompatible: Incompatible(0),
-        compatible: Compatible(0),
-        autoclear: Autoclear(0),
-        refcount_order: limit::REFCOUNT_ORDER_V2,
-        compression_type: CompressionType::Deflate,
-        tail: Vec::new(),
-        length: LENGTH_V2,
-    };
-
-    fn parse(bytes: &[u8], cluster_size: u64) -> Result<V3Fields, Error> {
+impl Header {
+    /// The fields that only version 3 has; returns the length of the header.
+    fn parse_v3(&mut self, bytes: &[u8], cluster_size: u64) -> Result<u32, Error> {
         let length = u32_field(bytes, field::HEADER_LENGTH)?;
         if length.value < LENGTH_V3 || !length.value.is_multiple_of(8) {
             return Err(length
@@ -148,7 +128,7 @@ impl V3Fields {
             .get(field::COMPRESSION_TYPE as usize)
             .copied()
             .unwrap_or(0);
-        let compression_type = match compression {
+        self.compression_type = match compression {
             0 => CompressionType::Deflate,
             1 => CompressionType::Zstd,
             value => {
@@ -159,15 +139,12 @@ impl V3Fields {
                     .allowed("0 and 1"));
             }
         };
-        Ok(V3Fields {
-            incompatible: Incompatible(u64_field(bytes, field::INCOMPATIBLE)?.value),
-            compatible: Compatible(u64_field(bytes, field::COMPATIBLE)?.value),
-            autoclear: Autoclear(u64_field(bytes, field::AUTOCLEAR)?.value),
-            refcount_order: refcount_order.value,
-            compression_type,
-            tail: all.get(TAIL as usize..).unwrap_or(&[]).to_vec(),
-            length: length.value,
-        })
+        self.incompatible = Incompatible(u64_field(bytes, field::INCOMPATIBLE)?.value);
+        self.compatible = Compatible(u64_field(bytes, field::COMPATIBLE)?.value);
+        self.autoclear = Autoclear(u64_field(bytes, field::AUTOCLEAR)?.value);
+        self.refcount_order = refcount_order.value;
+        self.tail = all.get(TAIL as usize..).unwrap_or(&[]).to_vec();
+        Ok(length.value)
     }
 }
 
@@ -229,21 +206,11 @@ impl Header {
         if bytes.len() < LENGTH_V2 as usize {
             return Err(truncated(bytes, u64::from(LENGTH_V2)));
         }
-        let v3 = match version {
-            Version::V2 => V3Fields::OF_V2,
-            Version::V3 => V3Fields::parse(bytes, cluster_size)?,
-        };
-        let backing = parse_backing_place(bytes, cluster_size)?;
-        let extensions_end = backing.map_or(bytes.len(), |(offset, _)| offset);
-        let list = bytes
-            .get(v3.length as usize..extensions_end.min(bytes.len()))
-            .unwrap_or(&[]);
-        let extensions = extension::parse_list(list, u64::from(v3.length))?;
-        let header = Header {
+        let mut header = Header {
             version,
             cluster_bits,
             size_bytes: u64_field(bytes, field::SIZE)?.value,
-            crypt_method: parse_crypt_method(bytes)?,
+            crypt_method: CryptMethod::None,
             l1_size: u32_field(bytes, field::L1_SIZE)?.value,
             l1_table_offset: HostOffset(u64_field(bytes, field::L1_TABLE_OFFSET)?.value),
             refcount_table_offset: HostOffset(
@@ -252,18 +219,29 @@ impl Header {
             refcount_table_clusters: u32_field(bytes, field::REFCOUNT_TABLE_CLUSTERS)?.value,
             nb_snapshots: u32_field(bytes, field::NB_SNAPSHOTS)?.value,
             snapshots_offset: HostOffset(u64_field(bytes, field::SNAPSHOTS_OFFSET)?.value),
-            incompatible: v3.incompatible,
-            compatible: v3.compatible,
-            autoclear: v3.autoclear,
-            refcount_order: v3.refcount_order,
-            compression_type: v3.compression_type,
-            tail: v3.tail,
-            extensions,
-            backing_file_name: match backing {
-                Some((offset, len)) => parse_backing_name(bytes, offset, len)?,
-                None => None,
-            },
+            incompatible: Incompatible(0),
+            compatible: Compatible(0),
+            autoclear: Autoclear(0),
+            refcount_order: limit::REFCOUNT_ORDER_V2,
+            compression_type: CompressionType::Deflate,
+            tail: Vec::new(),
+            extensions: Vec::new(),
+            backing_file_name: None,
         };
+        let length = match version {
+            Version::V2 => LENGTH_V2,
+            Version::V3 => header.parse_v3(bytes, cluster_size)?,
+        };
+        let backing = parse_backing_place(bytes, cluster_size)?;
+        let extensions_end = backing.map_or(bytes.len(), |(offset, _)| offset);
+        let list = bytes
+            .get(length as usize..extensions_end.min(bytes.len()))
+            .unwrap_or(&[]);
+        header.extensions = extension::parse_list(list, u64::from(length))?;
+        header.crypt_method = parse_crypt_method(bytes)?;
+        if let Some((offset, len)) = backing {
+            header.backing_file_name = parse_backing_name(bytes, offset, len)?;
+        }
         // An unknown feature may change the meaning of the other fields: name it first.
         header
             .validate()
