@@ -133,12 +133,7 @@ impl Connection {
             self.stream.write_all(&sending)?;
             let mut reply = [0; REPLY_BYTES];
             self.stream.read_exact(&mut reply)?;
-            if reply[..8] != [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0] {
-                bail!("a request failed: {:02x?}", &reply[..8]);
-            }
-            let mut tag = [0; 8];
-            tag.copy_from_slice(&reply[8..]);
-            let tag = u64::from_be_bytes(tag);
+            let tag = succeeded(&reply)?;
             let begin = *sent.get(tag as usize).context("a reply to no request")?;
             let end = Instant::now();
             samples.push(Sample { begin, end });
@@ -157,9 +152,7 @@ impl Connection {
             self.filled += count;
             let whole = self.filled / len;
             for reply in self.received[..whole * len].chunks_exact(len) {
-                if reply[..8] != [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0] {
-                    bail!("a request failed: {:02x?}", &reply[..8]);
-                }
+                succeeded(reply)?;
             }
             if whole > 0 {
                 self.received.copy_within(whole * len..self.filled, 0);
@@ -167,6 +160,16 @@ impl Connection {
                 return Ok(whole);
             }
         }
+    }
+}
+
+/// The tag in a reply.
+fn succeeded(reply: &[u8]) -> Result<u64> {
+    match reply.split_first_chunk() {
+        Some(([0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0], rest)) => {
+            Ok(u64::from_be_bytes(rest[..8].try_into()?))
+        }
+        _ => bail!("a request failed: {:02x?}", &reply[..8]),
     }
 }
 

@@ -25,7 +25,8 @@ use crate::watch::{Phase, Watch};
 pub(crate) const STEPS_MAX: u64 = 3_000_000;
 
 /// A rule of the write order that can be broken on purpose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "verbatim")]
 #[allow(missing_docs, reason = "the rules are in docs/ordering.md")]
 pub enum Rule {
     O1,

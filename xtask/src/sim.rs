@@ -12,7 +12,6 @@ use std::thread;
 use std::time::{Instant, SystemTime};
 
 use clap::Parser;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gaur_simulator::{Failure, Options, Rule, Stats, run_seed};
 
 /// Run seeds of the crash simulator
@@ -44,7 +43,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIRECTORY")]
     dump: Option<PathBuf>,
     /// Break this rule of the write order on purpose and see whether that is noticed
-    #[arg(long, value_name = "RULE", value_parser = rule_parser())]
+    #[arg(long, value_name = "RULE")]
     broken: Option<Rule>,
 }
 
@@ -67,24 +66,6 @@ impl Arguments {
             ..Options::default()
         }
     }
-}
-
-/// The rules that can be broken.
-const RULES: [(&str, Rule); 7] = [
-    ("O1", Rule::O1),
-    ("O2", Rule::O2),
-    ("O3", Rule::O3),
-    ("O4", Rule::O4),
-    ("O5", Rule::O5),
-    ("O7", Rule::O7),
-    ("Log", Rule::Log),
-];
-
-fn rule_parser() -> impl TypedValueParser<Value = Rule> {
-    PossibleValuesParser::new(RULES.map(|(name, _)| name)).try_map(|name| {
-        let rule = RULES.iter().find(|(known, _)| *known == name);
-        rule.map(|(_, rule)| *rule).ok_or("unknown rule")
-    })
 }
 
 /// Runs the task.

@@ -11,7 +11,6 @@ use crate::open::{Output, format_parser};
 
 mod change;
 mod extract;
-mod info;
 mod list;
 mod metadata;
 mod operation;
@@ -68,7 +67,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum Verb {
     List(list::Args),
-    Info(info::Args),
+    Info(list::InfoArgs),
     /// Make a snapshot of the disk as it is
     #[command(override_usage = "gaur snapshot create [OPTIONS] IMAGE NAME")]
     Create(change::CreateArgs),
@@ -90,7 +89,7 @@ enum Verb {
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     match &args.verb {
         Some(Verb::List(args)) => list::run(args, out),
-        Some(Verb::Info(args)) => info::run(args, out),
+        Some(Verb::Info(args)) => list::info(args, out),
         Some(Verb::Create(args)) => args.run(out),
         Some(Verb::Apply(args)) => args.run(|snapshot| Operation::Apply { snapshot }, out),
         Some(Verb::Delete(args)) => args.run(|snapshot| Operation::Delete { snapshot }, out),

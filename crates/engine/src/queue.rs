@@ -50,15 +50,6 @@ pub(crate) enum Unmap {
     Forbidden,
 }
 
-impl Unmap {
-    fn allowed(allowed: bool) -> Unmap {
-        match allowed {
-            true => Unmap::Allowed,
-            false => Unmap::Forbidden,
-        }
-    }
-}
-
 /// Longest payload of one request in bytes.
 const TRANSFER_BYTES_MAX: u32 = 32 << 20;
 
@@ -161,7 +152,10 @@ impl<F: File> Queue<F> {
                 Payload::None,
             ) => {
                 let range = GuestRange::checked(offset_bytes, len_bytes);
-                let change = Change::Zero(Unmap::allowed(may_unmap));
+                let change = Change::Zero(match may_unmap {
+                    true => Unmap::Allowed,
+                    false => Unmap::Forbidden,
+                });
                 self.serve_change(range, change).await?;
                 self.flush_if(fua).await
             }

@@ -94,8 +94,7 @@ impl<F: File> Queue<F> {
         new: &NewSnapshot,
         job: &Job,
     ) -> Result<Snapshot, ImageError> {
-        let active = self.active_for_snapshots()?;
-        active.create_snapshot(new, None, job).await
+        self.create_with_state(new, None, job).await
     }
 
     /// Makes the disk what it was when the snapshot named `which` (its id, else its name) was made, and
@@ -120,16 +119,16 @@ impl<F: File> Queue<F> {
         active.rename_snapshot(which, name).await
     }
 
-    /// A snapshot with the state of a virtual machine. If this fails, the state's clusters are still the
+    /// A snapshot, with the state of a virtual machine if there is one. If this fails, the state's clusters are still the
     /// caller's to give back.
     pub(crate) async fn create_with_state(
         &self,
         new: &NewSnapshot,
-        state: &SavedState,
+        state: Option<&SavedState>,
         job: &Job,
     ) -> Result<Snapshot, ImageError> {
         let active = self.active_for_snapshots()?;
-        active.create_snapshot(new, Some(state), job).await
+        active.create_snapshot(new, state, job).await
     }
 
     /// The image, if its snapshots can be changed.

@@ -4,7 +4,7 @@
 
 use gaur_block::{Access, Device, DeviceLimits, Errno, File, Payload, Request, Status};
 use gaur_export::device::{Memory, Null};
-use gaur_export::nbd::{self, Export, Listen, Listener, Options, Stop};
+use gaur_export::nbd::{self, Export, Exports, Listen, Listener, Options, Stop};
 use gaur_reactor::{BlockingFile, OpenFile, ReactorFile};
 
 /// The bytes of a file as they are.
@@ -94,13 +94,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             nbd::serve_uring(listener, options, &stop, move |_| Ok(Null::new(size_bytes)))?
         }
         ("null", true) => {
-            nbd::serve_blocking(listener, options, &stop, move |_| Ok(Null::new(size_bytes)))?
+            let exports = Exports::fixed(&options, move |_| Ok(Null::new(size_bytes)))?;
+            exports.serve_blocking(listener, options, &stop)?
         }
         ("memory", _) => {
             let memory = Memory::new(size_bytes);
             let make = move |_| Ok(memory.clone());
             if blocking {
-                nbd::serve_blocking(listener, options, &stop, make)?
+                Exports::fixed(&options, make)?.serve_blocking(listener, options, &stop)?
             } else {
                 nbd::serve_uring(listener, options, &stop, make)?
             }
@@ -120,7 +121,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                         size_bytes,
                     })
                 };
-                nbd::serve_blocking(listener, options, &stop, make)?
+                Exports::fixed(&options, make)?.serve_blocking(listener, options, &stop)?
             } else {
                 let make = move |_| {
                     Ok(Plain {

@@ -43,9 +43,6 @@ pub const SNAPSHOT_EXTRA_BYTES_MAX: u32 = 1024;
 /// Longest backing file name in bytes (the specification).
 pub const BACKING_NAME_BYTES_MAX: u32 = 1023;
 
-/// Longest header this crate reads: header, extensions and backing file name lie in cluster 0.
-pub const HEADER_BYTES_MAX: u64 = 1 << CLUSTER_BITS_MAX;
-
 /// Most dirty bitmaps (QEMU).
 pub const BITMAPS_MAX: u32 = 65_535;
 

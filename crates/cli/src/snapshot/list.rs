@@ -1,4 +1,4 @@
-//! `gaur snapshot list`: list the snapshots of an image.
+//! `gaur snapshot list` and `info`: show the snapshots of an image.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -16,10 +16,9 @@ use crate::progress::Progress;
 use crate::snapshot_report::{self, SnapshotInfo};
 use crate::snapshot_table;
 
-/// List the snapshots of an image
+/// Whose snapshots, and how they are shown.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "gaur snapshot list [OPTIONS] IMAGE")]
-pub struct Args {
+struct LookArgs {
     #[command(flatten)]
     target: TargetArgs,
     /// How to print
@@ -28,6 +27,14 @@ pub struct Args {
     /// Open even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
+}
+
+/// List the snapshots of an image
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "gaur snapshot list [OPTIONS] IMAGE")]
+pub struct Args {
+    #[command(flatten)]
+    look: LookArgs,
     /// The image
     #[arg(value_name = "IMAGE")]
     words: Vec<OsString>,
@@ -35,8 +42,44 @@ pub struct Args {
 
 /// Lists them.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    let (target, []) = args.target.split(&args.words, [])?;
-    print(&target, args.force_share, args.output, out)
+    let look = &args.look;
+    let (target, []) = look.target.split(&args.words, [])?;
+    print(&target, look.force_share, look.output, out)
+}
+
+/// Show what a snapshot is
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "gaur snapshot info [OPTIONS] IMAGE SNAPSHOT")]
+pub struct InfoArgs {
+    #[command(flatten)]
+    look: LookArgs,
+    /// The image, and the snapshot's id or name
+    #[arg(required = true, value_name = "IMAGE SNAPSHOT")]
+    words: Vec<OsString>,
+}
+
+/// Prints one.
+pub fn info(args: &InfoArgs, out: &mut dyn Write) -> Result<u8, Failure> {
+    let (target, [which]) = args.look.target.split(&args.words, ["the snapshot"])?;
+    let all = details(&target, args.look.force_share)?;
+    let found = find(&all, &which).ok_or_else(|| {
+        let message = format!("no snapshot has the name or id {which:?}");
+        match &target {
+            Target::Image(spec) => Failure::about(spec.path(), message),
+            Target::Server(server) => Failure::about(&server.socket, message),
+        }
+    })?;
+    match args.look.output {
+        Output::Json => json::write(out, found)?,
+        Output::Human => snapshot_report::print(found, out)?,
+    }
+    Ok(0)
+}
+
+/// The one with this id, else the first with this name.
+pub fn find<'a>(all: &'a [SnapshotInfo], which: &str) -> Option<&'a SnapshotInfo> {
+    let by_id = all.iter().find(|one| one.id == which);
+    by_id.or_else(|| all.iter().find(|one| one.name == which))
 }
 
 /// Prints the snapshots of the target.

@@ -1,6 +1,8 @@
 //! Refcount deltas: how much the count of each host cluster is to change, a number for every cluster of each refcount
 //! block that has one to change.
 
+use std::collections::BTreeSet;
+
 use crate::range::ClusterRange;
 
 /// Changes of refcounts.
@@ -10,7 +12,7 @@ pub(crate) struct Deltas {
     per_block: u64,
     blocks: Vec<Option<Box<[i16]>>>,
     /// Blocks whose changes are others since the last look.
-    changed: Vec<bool>,
+    changed: BTreeSet<u64>,
 }
 
 /// Why a change cannot be noted.
@@ -33,7 +35,7 @@ impl Deltas {
         Deltas {
             per_block,
             blocks: Vec::new(),
-            changed: Vec::new(),
+            changed: BTreeSet::new(),
         }
     }
 
@@ -41,7 +43,6 @@ impl Deltas {
     pub(crate) fn cover(&mut self, count: usize) {
         if count > self.blocks.len() {
             self.blocks.resize_with(count, || None);
-            self.changed.resize(count, false);
         }
     }
 
@@ -58,9 +59,7 @@ impl Deltas {
                     let zeros = vec![0; self.per_block as usize];
                     zeros.into_boxed_slice()
                 });
-            if let Some(changed) = self.changed.get_mut(index as usize) {
-                *changed = true;
-            }
+            self.changed.insert(index);
             let part = &mut block[within as usize..(within + count) as usize];
             for delta in &mut *part {
                 *delta = delta.saturating_add(by);
@@ -87,14 +86,8 @@ impl Deltas {
     }
 
     /// Indexes of the blocks that were told of changes since the last call.
-    pub(crate) fn take_changed(&mut self) -> Vec<u64> {
-        let mut taken = Vec::new();
-        for (index, changed) in (0..).zip(&mut self.changed) {
-            if std::mem::take(changed) {
-                taken.push(index);
-            }
-        }
-        taken
+    pub(crate) fn take_changed(&mut self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.changed)
     }
 
     /// Indexes of the refcount blocks with changes.

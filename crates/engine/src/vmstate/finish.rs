@@ -49,7 +49,7 @@ impl VmStateSave {
         // are leaked rather than given back.
         finishing.commit(true);
         let taken = std::mem::take(&mut tables.taken);
-        let created = queue.create_with_state(new, &tables.state, job).await;
+        let created = queue.create_with_state(new, Some(&tables.state), job).await;
         if created.is_err() {
             finishing.commit(false);
             tables.taken = taken;

@@ -1,6 +1,6 @@
 //! Exports over the network block device protocol.
 //!
-//! [`proto`] is the protocol without input and output. [`serve_uring`] and [`serve_blocking`] serve
+//! [`proto`] is the protocol without input and output. [`serve_uring`] and [`Exports::serve_blocking`] serve
 //! devices with it: any number of exports to any number of clients over one listening socket.
 //!
 //! ```no_run
@@ -18,6 +18,5 @@ pub mod proto;
 mod server;
 
 pub use server::{
-    Export, Exports, Listen, Listener, Options, Outcome, Place, ServeError, Stop, Uris,
-    serve_blocking, serve_uring,
+    Export, Exports, Listen, Listener, Options, Outcome, Place, ServeError, Stop, Uris, serve_uring,
 };

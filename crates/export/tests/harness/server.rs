@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use gaur_block::Device;
-use gaur_export::nbd::{self, Export, Listen, Listener, Options, Outcome, Place, ServeError, Stop};
+use gaur_export::nbd::{
+    self, Export, Exports, Listen, Listener, Options, Outcome, Place, ServeError, Stop,
+};
 
 use gaur_reactor::Driver;
 
@@ -81,7 +83,9 @@ impl Server {
         let switch = stop.clone();
         let thread = std::thread::spawn(move || match mode {
             Mode::Reactor | Mode::Fallback => nbd::serve_uring(listener, options, &switch, devices),
-            Mode::Blocking => nbd::serve_blocking(listener, options, &switch, devices),
+            Mode::Blocking => {
+                Exports::fixed(&options, devices)?.serve_blocking(listener, options, &switch)
+            }
         });
         Server {
             socket,

@@ -5,8 +5,8 @@ use alloc::vec::{self, Vec};
 
 use crate::bitmap::{self, Bitmap, BitmapCluster};
 use crate::bytes;
-use crate::check::reader::{PendingRead, Reader};
-use crate::check::tally::{Range, Tally};
+use crate::check::reader::{Range, Reader};
+use crate::check::tally::Tally;
 use crate::header::Header;
 
 #[derive(Clone, Debug)]
@@ -17,7 +17,6 @@ pub(super) struct Bitmaps {
     directory: Option<Vec<u8>>,
     waiting: vec::IntoIter<Bitmap>,
     name: String,
-    index: u64,
 }
 
 impl Bitmaps {
@@ -29,7 +28,6 @@ impl Bitmaps {
             directory: None,
             waiting: Vec::new().into_iter(),
             name: String::new(),
-            index: 0,
         };
         if let Some(pointer) = header.bitmaps() {
             let (offset, len) = (pointer.directory_offset.0, pointer.directory_len_bytes);
@@ -41,7 +39,7 @@ impl Bitmaps {
         stage
     }
 
-    pub(super) fn wanted(&mut self, tally: &mut Tally) -> Option<PendingRead> {
+    pub(super) fn wanted(&mut self, tally: &mut Tally) -> Option<Range> {
         loop {
             if let Some(wanted) = self.reader.wanted() {
                 return Some(wanted);
@@ -60,19 +58,19 @@ impl Bitmaps {
 
     fn open(&mut self, bitmap: &Bitmap, tally: &mut Tally) {
         self.name = alloc::format!("{}", String::from_utf8_lossy(&bitmap.name).escape_debug());
-        self.index = 0;
         let table = format_args!("table of bitmap '{}'", self.name);
         self.reader = tally.open_table(bitmap.table_offset.0, bitmap.table_entries, table);
     }
 
     pub(super) fn feed(&mut self, tally: &mut Tally, piece: &[u8]) {
+        let first = self.reader.index;
         self.reader.advance(piece.len() as u64);
         if let Some(directory) = &mut self.directory {
             directory.extend_from_slice(piece);
             return;
         }
-        for raw in bytes::u64s(piece) {
-            let (name, index) = (&self.name, self.index);
+        let name = &self.name;
+        for (index, raw) in (first..).zip(bytes::u64s(piece)) {
             match bitmap::decode_table_entry(raw, &tally.geometry) {
                 Ok(BitmapCluster::Stored(offset)) => {
                     let range = Range::new(offset.0, tally.geometry.cluster_size());
@@ -90,7 +88,6 @@ impl Bitmaps {
                     );
                 }
             }
-            self.index = self.index.saturating_add(1);
         }
         tally.check_memory();
     }
@@ -98,7 +95,6 @@ impl Bitmaps {
     /// The last read failed.
     pub(super) fn failed(&mut self, len: u64) {
         self.reader.advance(len);
-        self.index = self.index.saturating_add(len / 8);
         if self.directory.is_some() {
             // Without all of the directory nothing in it can be believed.
             self.directory = None;

@@ -5,11 +5,11 @@ use alloc::vec::Vec;
 
 use crate::check::bitmaps::Bitmaps;
 use crate::check::mapping::{L1Tables, L2Tables, UseCounts, check_l2_table};
-use crate::check::reader::PendingRead;
+use crate::check::reader::Range;
 use crate::check::refcounts::Refcounts;
 use crate::check::report::Report;
 use crate::check::snapshots::SnapshotTable;
-use crate::check::tally::{Range, Tally};
+use crate::check::tally::Tally;
 use crate::error::{Error, ErrorKind};
 use crate::header::Header;
 use crate::limit;
@@ -51,7 +51,7 @@ pub struct Check {
     snapshots: Vec<Snapshot>,
     stage: Stage,
     /// What was asked for and not yet fed.
-    pending: Option<PendingRead>,
+    pending: Option<Range>,
 }
 
 impl Check {
@@ -97,7 +97,7 @@ impl Check {
     )]
     pub fn next(&mut self) -> Step {
         loop {
-            if let Some(PendingRead { offset, len }) = self.pending {
+            if let Some(Range { offset, len }) = self.pending {
                 return Step::Need { offset, len };
             }
             if self.tally.stopped {
@@ -116,7 +116,7 @@ impl Check {
     /// Hands in the bytes the last [`Step::Need`] asked for. What is missing counts as zeros, what
     /// is too much is ignored, as is a call without a request before it.
     pub fn feed(&mut self, bytes: &[u8]) {
-        let Some(PendingRead { len, .. }) = self.pending.take() else {
+        let Some(Range { len, .. }) = self.pending.take() else {
             return;
         };
         let len = usize::try_from(len).unwrap_or(usize::MAX);
@@ -145,7 +145,7 @@ impl Check {
     /// Says that the last read failed, instead of feeding it: that part counts as a check error and
     /// the check goes on where it can.
     pub fn fail(&mut self) {
-        let Some(PendingRead { offset, len }) = self.pending.take() else {
+        let Some(Range { offset, len }) = self.pending.take() else {
             return;
         };
         let place = format_args!("cannot read {len} bytes at {offset:#x}");
@@ -161,7 +161,7 @@ impl Check {
     }
 
     /// The next read of this stage, `None` when it is through.
-    fn wanted(&mut self) -> Option<PendingRead> {
+    fn wanted(&mut self) -> Option<Range> {
         match &mut self.stage {
             Stage::Snapshots(stage) => stage.wanted(&mut self.tally),
             Stage::Refcounts => self.refcounts.wanted(&mut self.tally),
@@ -169,7 +169,7 @@ impl Check {
             Stage::L2(tables, current) => {
                 *current = tables.pop_first();
                 let len = self.tally.geometry.cluster_size();
-                current.map(|(offset, _)| PendingRead { offset, len })
+                current.map(|(offset, _)| Range { offset, len })
             }
             Stage::Bitmaps(stage) => stage.wanted(&mut self.tally),
             Stage::Over => None,

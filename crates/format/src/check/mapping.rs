@@ -9,9 +9,9 @@ use alloc::vec::{self, Vec};
 
 use crate::addr::HostOffset;
 use crate::bytes;
-use crate::check::reader::{PendingRead, Reader};
+use crate::check::reader::{Range, Reader};
 use crate::check::snapshots::label;
-use crate::check::tally::{Range, Tally};
+use crate::check::tally::Tally;
 use crate::compressed::CompressedDescriptor;
 use crate::error::{Corruption, CorruptionKind};
 use crate::header::Header;
@@ -41,7 +41,6 @@ pub(super) struct L1Tables {
     /// `None` for the active table.
     name: Option<String>,
     reader: Reader,
-    index: u64,
     found: L2Tables,
 }
 
@@ -51,7 +50,6 @@ impl L1Tables {
             waiting: snapshots.into_iter(),
             name: None,
             reader: Reader::default(),
-            index: 0,
             found: L2Tables::new(),
         };
         tables.open(header.l1_table_offset, header.l1_size, None, tally);
@@ -60,7 +58,6 @@ impl L1Tables {
 
     fn open(&mut self, offset: HostOffset, entries: u32, name: Option<String>, tally: &mut Tally) {
         self.name = name;
-        self.index = 0;
         let table = format_args!("l1 table of {}", self.owner());
         self.reader = tally.open_table(offset.0, entries, table);
     }
@@ -69,7 +66,7 @@ impl L1Tables {
         self.name.as_deref().unwrap_or("the active image")
     }
 
-    pub(super) fn wanted(&mut self, tally: &mut Tally) -> Option<PendingRead> {
+    pub(super) fn wanted(&mut self, tally: &mut Tally) -> Option<Range> {
         loop {
             if let Some(wanted) = self.reader.wanted() {
                 return Some(wanted);
@@ -86,11 +83,10 @@ impl L1Tables {
     }
 
     pub(super) fn feed(&mut self, tally: &mut Tally, piece: &[u8]) {
-        for raw in bytes::u64s(piece) {
+        for (index, raw) in (self.reader.index..).zip(bytes::u64s(piece)) {
             if raw != 0 {
-                self.entry(tally, raw);
+                self.entry(tally, index, raw);
             }
-            self.index = self.index.saturating_add(1);
         }
         self.reader.advance(piece.len() as u64);
         tally.stage_bytes = (self.found.len() as u64).saturating_mul(L2_TABLE_BYTES);
@@ -99,12 +95,10 @@ impl L1Tables {
 
     /// The last read failed.
     pub(super) fn failed(&mut self, len: u64) {
-        self.index = self.index.saturating_add(len / 8);
         self.reader.advance(len);
     }
 
-    fn entry(&mut self, tally: &mut Tally, raw: u64) {
-        let index = self.index;
+    fn entry(&mut self, tally: &mut Tally, index: u64, raw: u64) {
         if let Some(corruption) = l1::lint(raw) {
             tally.corrupt(
                 1,

@@ -4,11 +4,17 @@
 /// so no piece cuts one.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// A run of bytes still to be read.
+/// A run of bytes of the file: something refers to it, or it is still to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PendingRead {
+pub(super) struct Range {
     pub(super) offset: u64,
     pub(super) len: u64,
+}
+
+impl Range {
+    pub(super) fn new(offset: u64, len: u64) -> Range {
+        Range { offset, len }
+    }
 }
 
 /// What is left of a table.
@@ -16,6 +22,8 @@ pub(super) struct PendingRead {
 pub(super) struct Reader {
     offset: u64,
     end: u64,
+    /// Number of the entry that is read next.
+    pub(super) index: u64,
 }
 
 impl Reader {
@@ -25,6 +33,7 @@ impl Reader {
         Reader {
             offset,
             end: offset.saturating_add(len).min(file_len),
+            index: 0,
         }
     }
 
@@ -32,15 +41,14 @@ impl Reader {
         self.end.saturating_sub(self.offset)
     }
 
-    pub(super) fn wanted(&self) -> Option<PendingRead> {
+    pub(super) fn wanted(&self) -> Option<Range> {
         let len = self.left().min(PIECE_BYTES);
-        (len > 0).then_some(PendingRead {
-            offset: self.offset,
-            len,
-        })
+        (len > 0).then_some(Range::new(self.offset, len))
     }
 
+    /// So many bytes were read, or could not be.
     pub(super) fn advance(&mut self, len: u64) {
         self.offset = self.offset.saturating_add(len);
+        self.index = self.index.saturating_add(len / 8);
     }
 }

@@ -4,9 +4,9 @@ use alloc::vec::Vec;
 
 use crate::addr::{ClusterIndex, HostOffset};
 use crate::bytes;
-use crate::check::reader::{PendingRead, Reader};
+use crate::check::reader::{Range, Reader};
 use crate::check::report::Severity;
-use crate::check::tally::{Range, Tally};
+use crate::check::tally::Tally;
 use crate::error::CorruptionKind;
 use crate::header::Header;
 use crate::refcount;
@@ -42,7 +42,7 @@ impl Refcounts {
         self.reader.left() > 0
     }
 
-    pub(super) fn wanted(&mut self, tally: &mut Tally) -> Option<PendingRead> {
+    pub(super) fn wanted(&mut self, tally: &mut Tally) -> Option<Range> {
         if self.reading_table() {
             return self.reader.wanted();
         }
@@ -58,7 +58,7 @@ impl Refcounts {
             if !tally.geometry.is_aligned(offset) || offset.0 >= UNREADABLE {
                 tally.unread_blocks.push(self.next_block as u64);
             } else if offset.0 != 0 && offset.0 < tally.file_len {
-                return Some(PendingRead {
+                return Some(Range {
                     offset: offset.0,
                     len: tally.geometry.cluster_size(),
                 });

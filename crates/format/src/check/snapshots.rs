@@ -3,8 +3,8 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use crate::check::reader::PendingRead;
-use crate::check::tally::{Range, Tally};
+use crate::check::reader::Range;
+use crate::check::tally::Tally;
 use crate::geometry::Version;
 use crate::header::Header;
 use crate::snapshot::{self, Progress, Snapshot};
@@ -30,14 +30,14 @@ impl SnapshotTable {
 
     /// What is still missing. The table may end anywhere, so pieces are read ahead, up to the end of
     /// the file.
-    pub(super) fn wanted(&self, tally: &mut Tally) -> Option<PendingRead> {
+    pub(super) fn wanted(&self, tally: &mut Tally) -> Option<Range> {
         match snapshot::table_len(&self.bytes, self.count) {
             Ok(Progress::Len(_)) => None,
             Ok(Progress::Need(needed)) => {
                 let have = self.bytes.len() as u64;
                 let offset = self.offset.saturating_add(have);
                 let ahead = tally.file_len.saturating_sub(offset).min(PIECE_BYTES);
-                Some(PendingRead {
+                Some(Range {
                     offset,
                     len: needed.saturating_sub(have).max(ahead),
                 })

@@ -4,25 +4,12 @@ use alloc::vec::Vec;
 
 use crate::addr::{ClusterIndex, HostOffset};
 use crate::check::counts::Counts;
-use crate::check::reader::Reader;
+use crate::check::reader::{Range, Reader};
 use crate::check::report::{Report, Severity};
 use crate::feature::Incompatible;
 use crate::geometry::Geometry;
 use crate::header::Header;
 use crate::limit;
-
-/// A run of bytes of the file that something refers to.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Range {
-    pub(super) offset: u64,
-    pub(super) len: u64,
-}
-
-impl Range {
-    pub(super) fn new(offset: u64, len: u64) -> Range {
-        Range { offset, len }
-    }
-}
 
 #[derive(Clone, Debug)]
 pub(super) struct Tally {

@@ -112,14 +112,7 @@ pub mod file {
 }
 
 /// The bit of an open file's flags that asks for durable writes (`O_DSYNC`; `O_SYNC` has it too).
-#[cfg(not(any(target_arch = "mips", target_arch = "mips64", target_arch = "sparc64")))]
-pub const OPEN_DSYNC: u32 = 0o10_000;
-/// The same on machines that count differently.
-#[cfg(any(target_arch = "mips", target_arch = "mips64"))]
-pub const OPEN_DSYNC: u32 = 0x10;
-/// The same on machines that count differently.
-#[cfg(target_arch = "sparc64")]
-pub const OPEN_DSYNC: u32 = 0x2000;
+pub const OPEN_DSYNC: u32 = libc::O_DSYNC as u32;
 /// The bits of an open file's flags that say how it may be used, and the value for reading only.
 pub const OPEN_ACCESS: u32 = 3;
 /// Opened for reading only.

@@ -95,7 +95,10 @@ impl<D> Exports<D> {
     }
 
     /// The exports of `options`, with devices by [`Place`].
-    pub(super) fn fixed<F>(options: &Options, devices: F) -> Result<Exports<D>, ServeError>
+    ///
+    /// # Errors
+    /// When there are none, or they cannot be exported as asked.
+    pub fn fixed<F>(options: &Options, devices: F) -> Result<Exports<D>, ServeError>
     where
         F: Fn(Place) -> Result<D, String> + Send + Sync + 'static,
     {

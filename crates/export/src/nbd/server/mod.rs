@@ -25,4 +25,4 @@ pub use crate::serve::StopSwitch as Stop;
 pub use exports::Exports;
 pub use listen::{Listen, Listener, Uris};
 pub use options::{Export, Options, Outcome, Place};
-pub use threads::{serve_blocking, serve_uring};
+pub use threads::serve_uring;

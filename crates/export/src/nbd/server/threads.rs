@@ -40,26 +40,6 @@ where
     serve_on_threads(listener, options, stop, (&exports, true))
 }
 
-/// Serves the exports of `options` as [`Exports::serve_blocking`] does. `devices` is called on the
-/// thread of a connection when its client first asks about an export.
-///
-/// # Errors
-/// As [`serve_uring`].
-pub fn serve_blocking<D, F>(
-    listener: Listener,
-    options: Options,
-    stop: &StopSwitch,
-    devices: F,
-) -> Result<Outcome, ServeError>
-where
-    D: Device + 'static,
-    F: Fn(Place) -> Result<D, String> + Send + Sync + 'static,
-{
-    options.check()?;
-    let exports = Exports::fixed(&options, devices)?;
-    exports.serve_blocking(listener, options, stop)
-}
-
 impl<D: Device + 'static> Exports<D> {
     /// Serves these exports, and those that are added meanwhile, on [`Options::threads`] reactor
     /// threads; the exports of `options` are not looked at. Every connection stays on one thread.
