@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(short = 'o', long, value_name = "KEY=VALUE,..")]
     target_options: Vec<String>,
     /// Size of the new image for the guest; nothing is in it
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "file")]
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "file")]
     size: Option<u64>,
     /// Format of the image (probed by default)
     #[arg(short, long, value_name = "FMT", value_parser = format_parser())]

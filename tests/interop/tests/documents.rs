@@ -155,7 +155,8 @@ fn the_table_of_qemu_imgs_options_is_true() {
         words.map(str::to_owned).collect()
     };
     let verbs = [
-        "create", "info", "check", "map", "convert", "compare", "resize", "snapshot", "bench",
+        "create", "info", "check", "map", "measure", "convert", "compare", "resize", "snapshot",
+        "bench",
     ];
     for verb in verbs {
         let mut told = Vec::new();
