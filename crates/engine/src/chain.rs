@@ -16,6 +16,7 @@ use crate::error::{ErrorKind, ImageError};
 use crate::image::Image;
 use crate::layer::{LayerReader, Use};
 use crate::options::{Format, OpenOptions};
+use crate::repair::repair_if_dirty;
 
 pub(crate) use crate::layer::LayerParts;
 
@@ -187,7 +188,11 @@ async fn open_layer<H: Host>(
         drop_bitmaps: options.drop_bitmaps,
         snapshot: layer.snapshot.as_deref(),
     };
-    let reader = LayerReader::new(&file).await?;
+    let mut reader = LayerReader::new(&file).await?;
+    if writable && reader.is_qcow2(layer.format).await? && repair_if_dirty(&file).await? {
+        // It may be longer now.
+        reader = LayerReader::new(&file).await?;
+    }
     let parts = reader
         .load(layer.path.clone(), purpose, table_budget)
         .await?;

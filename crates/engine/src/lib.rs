@@ -49,6 +49,7 @@ mod queue;
 mod range;
 mod raw;
 mod read;
+mod repair;
 mod resize;
 #[cfg(test)]
 mod scattered_tests;
@@ -85,6 +86,7 @@ pub use map::MapExtent;
 pub use options::BrokenRule;
 pub use options::{Format, OpenOptions};
 pub use queue::Queue;
+pub use repair::repair;
 pub use snapshot::{NewSnapshot, Snapshot, find_snapshot};
 pub use statistics::{CacheStatistics, HoleStatistics};
 pub use vmstate::{BlockOn, VmStateIo, VmStateReader, VmStateSave, VmStateWriter};

@@ -22,11 +22,11 @@ pub struct ImageFile {
 }
 
 impl ImageFile {
-    /// Opens the file to read it, as `options` say.
+    /// Opens the file as `options` say.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<ImageFile, Failure> {
         let name = path.to_string_lossy().into_owned();
         let access = Access {
-            write: false,
+            write: !options.read_only,
             direct: options.direct,
             lock: options.lock,
             force_share: options.force_share,
@@ -47,6 +47,11 @@ impl ImageFile {
     /// Its length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len
+    }
+
+    /// The file, to do input and output on.
+    pub fn file(&self) -> &BlockingFile {
+        &self.file
     }
 
     /// The file itself.
