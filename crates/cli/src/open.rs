@@ -1,6 +1,6 @@
 //! Options about opening images that verbs share.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 
 use gaur_engine::Format;
 pub use gaur_server::open::*;
@@ -22,11 +22,6 @@ pub struct SourceArgs {
 }
 
 impl SourceArgs {
-    /// The word that names it.
-    pub fn name(&self) -> &OsStr {
-        &self.file
-    }
-
     /// The image, not open yet.
     pub fn spec(&self) -> Result<ImageSpec, Failure> {
         ImageSpec::parse(&self.file, self.image_opts, self.format)

@@ -78,3 +78,6 @@ pub(crate) async fn repair_if_dirty<F: File>(file: &F) -> Result<bool, ImageErro
     );
     Err(ImageError::new(ErrorKind::Corrupt, text))
 }
+
+#[cfg(test)]
+mod tests;

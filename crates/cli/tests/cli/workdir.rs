@@ -107,6 +107,14 @@ impl WorkDir {
         );
     }
 
+    /// Runs commands of `qemu-io`, the last of which ends it without closing the image.
+    pub fn qemu_io_killed(&self, image: &str, commands: &[&str]) {
+        let args = commands.iter().flat_map(|command| ["-c", command]);
+        let args: Vec<&str> = args.chain([image]).collect();
+        let status = self.command("qemu-io", &args).status().expect("qemu-io");
+        assert_eq!(status.code(), None, "it was ended by a signal");
+    }
+
     /// Runs both tools with the same arguments; fails unless code and output are the same.
     #[track_caller]
     pub fn same(&self, args: &[&str]) -> Answer {
