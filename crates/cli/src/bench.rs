@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use gaur_engine::{AllocationPolicy, Job, OpenOptions};
+use gaur_engine::{AllocationPolicy, Job, OpenOptions, References};
 use gaur_reactor::{Config, Driver, ReactorFile, Threads, ThreadsConfig, block_on};
 
 use crate::cache_cleaner::CacheCleaner;
@@ -273,7 +273,7 @@ fn open_options(args: &Args) -> OpenOptions {
         force_share: args.force_share,
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     }
 }
 

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::Write;
 
 use gaur_block::{File, FileId};
-use gaur_engine::{AllocationPolicy, Format, ImageFormat, Job, OpenOptions};
+use gaur_engine::{AllocationPolicy, Format, ImageFormat, Job, OpenOptions, References};
 use gaur_reactor::block_on;
 
 use crate::copy::Copy;
@@ -292,7 +292,7 @@ fn open_target(
         direct: args.target_cache.direct(),
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     };
     let opened = SharedImage::open(target, &options)?;
     let backing_bytes = new.and_then(NewImage::backing_bytes);

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use gaur_engine::{AllocationPolicy, ErrorKind, Format, Job, OpenOptions};
+use gaur_engine::{AllocationPolicy, ErrorKind, Format, Job, OpenOptions, References};
 
 use crate::drive::{drive, watch};
 use crate::failure::Failure;
@@ -64,7 +64,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let options = OpenOptions {
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     };
     let told = spec.format();
     let spec = spec.with_probed_format()?;

@@ -49,6 +49,7 @@ mod queue;
 mod range;
 mod raw;
 mod read;
+mod references;
 mod repair;
 mod resize;
 #[cfg(test)]
@@ -86,6 +87,7 @@ pub use map::MapExtent;
 pub use options::BrokenRule;
 pub use options::{Format, OpenOptions};
 pub use queue::Queue;
+pub use references::{Places, References};
 pub use repair::repair;
 pub use snapshot::{NewSnapshot, Snapshot, find_snapshot};
 pub use statistics::{CacheStatistics, HoleStatistics};

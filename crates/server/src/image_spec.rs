@@ -484,6 +484,8 @@ impl Overrides {
 
 #[cfg(test)]
 mod tests {
+    use gaur_engine::References;
+
     use super::*;
 
     fn spec(text: &str) -> ImageSpec {
@@ -497,7 +499,7 @@ mod tests {
     }
 
     fn writing() -> OpenOptions {
-        OpenOptions::default()
+        OpenOptions::new(References::Any)
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 #[cfg(feature = "clap")]
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gaur_block::{Errno, OpenError};
-use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions, Opened};
+use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions, Opened, References};
 use gaur_reactor::{BlockingFile, BlockingHost, block_on};
 use serde::{Deserialize, Serialize};
 
@@ -71,7 +71,7 @@ pub fn reading(format: Option<Format>, force_share: bool) -> OpenOptions {
         format,
         read_only: true,
         force_share,
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     }
 }
 

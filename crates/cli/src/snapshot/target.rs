@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use gaur_engine::{Format, OpenOptions};
+use gaur_engine::{Format, OpenOptions, References};
 
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
@@ -140,7 +140,7 @@ impl ChangeArgs {
         let options = OpenOptions {
             direct: self.cache.direct(),
             drop_bitmaps: self.drop_bitmaps,
-            ..OpenOptions::default()
+            ..OpenOptions::new(References::Any)
         };
         let spec = spec.clone().with_probed_format()?;
         SharedImage::open(&spec, &options).map_err(|failure| failure.hint_if_locked(LOCKED_HINT))

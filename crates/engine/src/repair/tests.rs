@@ -14,6 +14,7 @@ use crate::error::ErrorKind;
 use crate::job::Job;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
+use crate::references::References;
 use crate::test_file::{
     Event, TestFile, TestHost, block_on, cached_limits, check_clean, checked, direct_limits,
 };
@@ -26,7 +27,7 @@ fn opened(file: &TestFile, read_only: bool) -> Result<Queue<TestFile>, crate::Im
     host.add("image", file.clone());
     let options = OpenOptions {
         read_only,
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     };
     let opened = block_on(open(&host, "image", &options))?;
     Ok(opened.image.queue(opened.files))

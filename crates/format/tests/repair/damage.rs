@@ -18,7 +18,7 @@ fn l2_tables(file: &[u8]) -> Vec<u64> {
         .map(|at| u64_at(file, at) & OFFSET)
         .filter(|table| {
             let end = table + geometry.cluster_size();
-            *table != 0 && end <= file.len() as u64 && table % geometry.cluster_size() == 0
+            *table != 0 && end <= file.len() as u64 && table.is_multiple_of(geometry.cluster_size())
         })
         .collect()
 }
@@ -46,7 +46,7 @@ fn edit_refcount(file: &mut [u8], random: &mut Random) {
     let cluster = random.below(file.len() as u64 / geometry.cluster_size());
     let index = cluster / geometry.refcount_block_entries();
     let block = u64_at(file, table + index * 8);
-    if block == 0 || block % geometry.cluster_size() != 0 || block >= file.len() as u64 {
+    if block == 0 || !block.is_multiple_of(geometry.cluster_size()) || block >= file.len() as u64 {
         return;
     }
     let mut bytes = part(file, block, geometry.cluster_size());

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions};
+use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions, References};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -112,7 +112,7 @@ impl ImageOptions {
             allocation: self.allocation,
             snapshot: self.snapshot.clone(),
             drop_bitmaps: self.drop_bitmaps,
-            ..OpenOptions::default()
+            ..OpenOptions::new(References::Any)
         };
         let handover = self.handover.as_deref().filter(|_| !read_only);
         let image = match (self.temporary, handover, &self.kept) {
