@@ -50,7 +50,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         return Err(failure.hint("without -r the image is checked and left as it is"));
     }
     let spec = args.source.spec()?;
-    let mut base = open::reading(None, args.force_share);
+    let mut base = open::reading(None, args.force_share, args.source.references());
     base.direct = args.cache.direct();
     let file = spec.open_file(&base)?;
     if spec.format_of(&file)? == Format::Raw {

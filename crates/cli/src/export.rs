@@ -158,7 +158,10 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
     let add = AddExport {
         file: absolute(&as_text(file)?, &args.image)?,
         description: args.description.clone().unwrap_or_default(),
-        image: args.image.clone(),
+        image: ImageOptions {
+            references: args.image.references.clone().absolute()?,
+            ..args.image.clone()
+        },
         front: fronts
             .pop()
             .map_or(FrontConfig::Nbd {}, FrontConfig::absolute),
