@@ -34,7 +34,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Export one more image
-    Add(AddArgs),
+    Add(Box<AddArgs>),
     /// List the exports
     List(ServerArgs),
     /// Remove an export: its clients' requests are finished, its image is flushed and closed

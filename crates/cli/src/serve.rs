@@ -164,11 +164,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         .host
         .required_if(exports.iter().any(asks_for_ring))
         .choose()?;
-    if let Some(size) = args.create {
-        if let Some(base) = create(args, size)? {
-            for new in &mut exports {
-                new.image.references = new.image.references.over(&base);
-            }
+    if let Some(size) = args.create
+        && let Some(base) = create(args, size)?
+    {
+        for new in &mut exports {
+            new.image.references = new.image.references.over(&base);
         }
     }
     let server = start(args, exports, nbd, host)?;
