@@ -358,6 +358,11 @@ impl NewImage {
         }
     }
 
+    /// What it is to be, as the format sees it.
+    pub fn plan(&self) -> &CreateOptions {
+        &self.plan
+    }
+
     /// How many bytes of it the backing file provides.
     pub fn backing_bytes(&self) -> Option<u64> {
         self.backing_size.map(|size| size.min(self.plan.size_bytes))

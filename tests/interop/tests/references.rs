@@ -78,6 +78,7 @@ fn verbs(host: &Host, image: &str) -> Vec<Vec<String>> {
         ]),
         line(&["compare", image, &healthy]),
         line(&["compare", &healthy, image]),
+        line(&["measure", "-O", "qcow2", image]),
         line(&["resize", image, "+1M"]),
         line(&["bench", "-c", "1", image]),
         line(&["snapshot", "create", image, "name"]),
