@@ -69,7 +69,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let base = OpenOptions {
         direct: args.cache.direct(),
         read_only: args.repair.is_none() || args.dry_run,
-        ..open::reading(None, args.force_share)
+        ..open::reading(None, args.force_share, args.source.references())
     };
     let file = spec.open_file(&base)?;
     if spec.format_of(&file)? == Format::Raw {

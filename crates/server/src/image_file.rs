@@ -3,13 +3,14 @@
 
 use std::path::Path;
 
-use gaur_block::{Access, Errno, Extent, File, Target};
-use gaur_engine::{Format, OpenOptions};
+use gaur_block::{Access, Errno, Extent, File, Target, Within};
+use gaur_engine::{ErrorKind, Format, OpenOptions};
 use gaur_format::{Header, limit};
 use gaur_reactor::{BlockingFile, OpenFile, block_on};
 
 use crate::failure::Failure;
 use crate::open;
+use crate::references;
 
 /// Bytes from which the length of the header can be told.
 const HEADER_START_BYTES: u64 = 512;
@@ -24,6 +25,15 @@ pub struct ImageFile {
 impl ImageFile {
     /// Opens the file as `options` say.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<ImageFile, Failure> {
+        ImageFile::open_within(path, Within::Anywhere, options)
+    }
+
+    /// The same with a file that an image names.
+    pub fn open_within(
+        path: &Path,
+        within: Within<'_>,
+        options: &OpenOptions,
+    ) -> Result<ImageFile, Failure> {
         let name = path.to_string_lossy().into_owned();
         let access = Access {
             write: !options.read_only,
@@ -31,8 +41,15 @@ impl ImageFile {
             lock: options.lock,
             force_share: options.force_share,
         };
-        let file =
-            OpenFile::open(path, access).map_err(|error| open::file_failed(&name, &error))?;
+        let file = OpenFile::open_within(path, within, access).map_err(|error| {
+            let failure = open::file_failed(&name, &error);
+            match error.errno {
+                Errno::EXDEV => failure
+                    .kind(ErrorKind::ReferenceRefused)
+                    .hint(references::hint(&options.references)),
+                _ => failure,
+            }
+        })?;
         let file = BlockingFile::new(file);
         let len = block_on(file.len())
             .map_err(|errno| Failure::system(&name, "cannot tell its length", errno))?;

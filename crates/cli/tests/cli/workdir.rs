@@ -83,9 +83,15 @@ impl WorkDir {
         Answer::new(&output)
     }
 
-    /// Runs the command under test.
+    /// Runs the command under test. It is allowed what the one image of the gallery needs whose base
+    /// lies above its directory.
     pub fn gaur(&self, args: &[&str]) -> Answer {
-        self.run(GAUR, args)
+        match args {
+            [verb, rest @ ..] if rest.contains(&"sub/over.qcow2") => {
+                self.run(GAUR, &[&[*verb, "--allow", "."], rest].concat())
+            }
+            _ => self.run(GAUR, args),
+        }
     }
 
     /// Runs `qemu-img`.
