@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use gaur_engine::{AllocationPolicy, Job, OpenOptions, References};
+use gaur_engine::{AllocationPolicy, Job, OpenOptions};
 use gaur_reactor::{Config, Driver, ReactorFile, Threads, ThreadsConfig, block_on};
 
 use crate::cache_cleaner::CacheCleaner;
@@ -154,7 +154,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     check(args)?;
     let mut spec = args.source.spec()?;
     if writes(args) {
-        spec = spec.with_probed_format()?;
+        spec = spec.with_probed_format(args.source.is_untrusted())?;
     }
     let by_switch = if args.native {
         Some(Aio::Native)
@@ -273,7 +273,7 @@ fn open_options(args: &Args) -> OpenOptions {
         force_share: args.force_share,
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
-        ..OpenOptions::new(References::Any)
+        ..OpenOptions::new(args.source.references())
     }
 }
 

@@ -62,14 +62,17 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
 fn collect(args: &Args) -> Result<Vec<ImageInfo>, Failure> {
     let mut chain = Vec::new();
     let mut seen: BTreeSet<FileId> = BTreeSet::new();
-    let base = open::reading(None, args.force_share);
+    let base = open::reading(None, args.force_share, args.source.references());
     let top = args.source.spec()?;
+    let places = base.references.places(top.file_path());
     let mut next = Some(top);
     while let Some(spec) = next.take() {
         let name = spec.path();
-        let image = Inspection {
-            file: spec.open_file(&base)?,
+        let file = match chain.is_empty() {
+            true => spec.open_file(&base)?,
+            false => ImageFile::open_within(spec.file_path(), places.within(), &base)?,
         };
+        let image = Inspection { file };
         if !seen.insert(image.file.open_file().id()) {
             return Err(Failure::about(name, "the backing files form a loop"));
         }

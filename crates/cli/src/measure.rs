@@ -17,7 +17,7 @@ use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::json;
 use crate::new_image::{self, NewImage};
-use crate::open::{self, Output, format_parser};
+use crate::open::{self, Output, ReferenceOptions, format_parser};
 use crate::options::OptionList;
 use crate::size::parse_size;
 use crate::snapshot_choice::SnapshotChoice;
@@ -45,6 +45,8 @@ pub struct Args {
     /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
     #[arg(long, conflicts_with = "format")]
     image_opts: bool,
+    #[command(flatten)]
+    references: ReferenceOptions,
     /// Measure this internal snapshot of it: an id, a name, or snapshot.id=ID,snapshot.name=NAME
     #[arg(short = 'l', long, value_name = "SNAPSHOT", requires = "file")]
     snapshot: Option<String>,
@@ -83,7 +85,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         return Ok(0);
     }
     let options = || OptionList::parse(&args.target_options);
-    let new = |size| NewImage::new("the new image", args.target_format, options()?, size, false);
+    let new = |size| NewImage::new("the new image", args.target_format, options()?, size, None);
     let (image, contents) = match &args.file {
         None => {
             let image = new(args.size)?;
@@ -156,11 +158,14 @@ fn examine(
     cluster_bytes: u64,
     job: &Job,
 ) -> Result<Contents, Failure> {
-    let mut base = open::reading(None, args.force_share);
+    let mut base = open::reading(None, args.force_share, args.references.references());
     if let Some(text) = &args.snapshot {
         base.snapshot = Some(SnapshotChoice::parse(text)?.resolve(spec, &base)?);
     }
-    let bitmaps = bitmaps::storable(spec, &open::reading(None, args.force_share))?;
+    let bitmaps = bitmaps::storable(
+        spec,
+        &open::reading(None, args.force_share, args.references.references()),
+    )?;
     let opened = spec.open(&base)?;
     let image = opened.image;
     let size_bytes = image.size_bytes();

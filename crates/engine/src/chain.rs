@@ -18,6 +18,7 @@ use crate::image::Image;
 use crate::layer::{LayerReader, Use};
 use crate::options::{Format, OpenOptions};
 use crate::references::Places;
+use crate::repair::repair_if_dirty;
 
 pub(crate) use crate::layer::LayerParts;
 
@@ -193,7 +194,11 @@ async fn open_layer<H: Host>(
         drop_bitmaps: options.drop_bitmaps,
         snapshot: layer.snapshot.as_deref(),
     };
-    let reader = LayerReader::new(&file).await?;
+    let mut reader = LayerReader::new(&file).await?;
+    if writable && reader.is_qcow2(layer.format).await? && repair_if_dirty(&file).await? {
+        // It may be longer now.
+        reader = LayerReader::new(&file).await?;
+    }
     let parts = reader
         .load(layer.path.clone(), purpose, table_budget)
         .await?;

@@ -32,7 +32,7 @@ pub fn with_log(mut new: NewExport) -> NewExport {
     }
     let base = OpenOptions {
         format: new.image.format,
-        ..OpenOptions::new(References::Any)
+        ..OpenOptions::new(References::Nothing)
     };
     if let Some(failure) = refuses_log(&new.spec, &base) {
         say(format!("nothing is kept for another server: {failure}"));
