@@ -16,6 +16,7 @@ use crate::bitmaps::LostBitmaps;
 use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
 use crate::corruption::{CorruptionReport, Fault};
+use crate::decompressed::DecompressedClusters;
 use crate::error::{ErrorKind, ImageError};
 use crate::events::RequestEvents;
 use crate::flush::FlushGroup;
@@ -36,6 +37,7 @@ use crate::statistics::{CacheStatistics, HoleStatistics};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, OnceLock, RwLock};
 use crate::waiters::{AsyncLock, KeyLocks};
+use crate::write::PackedTail;
 
 /// An open image: the shared half. Make a [`Queue`] per thread to do input and output.
 pub struct Image {
@@ -50,6 +52,8 @@ pub struct Image {
     pub(crate) size_bytes: AtomicU64,
     pub(crate) poison: Poison,
     pub(crate) events: RequestEvents,
+    /// Of all layers.
+    pub(crate) decompressed: DecompressedClusters,
     /// The host failed to flush the top file: it may have lost what was written since the flush before.
     pub(crate) flush_failed: AtomicBool,
     corrupt: AtomicBool,
@@ -81,6 +85,8 @@ pub(crate) struct Qcow2 {
 
 /// What a qcow2 top layer open for writing has besides.
 pub(crate) struct Writer {
+    /// Where compressed clusters go; taken before `alloc`.
+    pub(crate) packed: Mutex<PackedTail>,
     pub(crate) alloc: Mutex<Alloc>,
     pub(crate) claims: Claims,
     /// Held while an L1 entry is given a table, and while the L1 table moves.
@@ -212,6 +218,7 @@ impl Image {
             size_bytes: AtomicU64::new(size_bytes),
             poison: Poison::new(name),
             events: RequestEvents::default(),
+            decompressed: DecompressedClusters::new(options.cache.decompressed()),
             flush_failed: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
             first_corruption: OnceLock::new(),
@@ -266,6 +273,7 @@ impl Image {
         if let Some(writer) = &self.writer {
             writer.alloc.lock().blocks.clean();
         }
+        self.decompressed.clean();
     }
 
     /// The persistent bitmaps that the first change to the image removes; `None` if it has none.
@@ -415,6 +423,7 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         Some(_) => ZeroedSpace::new(u64::MAX),
     };
     Writer {
+        packed: Mutex::default(),
         alloc: Mutex::new(alloc),
         claims: Claims::new(maps.guest_bytes_per_slice()),
         tables: AsyncLock::default(),
