@@ -142,12 +142,13 @@ impl Compressor {
         } else {
             plain
         };
-        // Worth it if it gets shorter at all.
-        out.bytes.resize(self.cluster_bytes - 1, 0);
+        out.bytes.resize(longest(self.cluster_bytes), 0);
         let len = match self.kind {
             CompressionType::Deflate => self.deflate(whole, &mut out.bytes),
             CompressionType::Zstd => self.zstd(whole, &mut out.bytes),
         };
+        // Worth it if it gets shorter at all.
+        let len = len.filter(|len| *len < self.cluster_bytes);
         self.padded = padded;
         (out.content, out.len) = match len {
             Some(len) => (Content::Compressed, len),
@@ -155,15 +156,21 @@ impl Compressor {
         };
     }
 
-    /// How long the stream is; `None` if it does not fit.
+    /// How long the stream is. Its output has room for any, because zlib-rs 0.6 does not reset an encoder
+    /// whose stream has not ended: the room for its own output shrinks each time, until it panics.
     fn deflate(&mut self, plain: &[u8], out: &mut [u8]) -> Option<usize> {
         let level = Compression::new(self.level);
         let encoder = self.deflate.get_or_insert_with(|| {
             Compress::new_with_window_bits(level, false, DEFLATE_WINDOW_BITS)
         });
         encoder.reset();
-        let status = encoder.compress(plain, out, FlushCompress::Finish).ok()?;
-        (status == Status::StreamEnd).then(|| encoder.total_out() as usize)
+        let status = encoder.compress(plain, out, FlushCompress::Finish);
+        let len = encoder.total_out() as usize;
+        let ended = matches!(status, Ok(Status::StreamEnd));
+        if !ended {
+            self.deflate = None;
+        }
+        ended.then_some(len)
     }
 
     fn zstd(&mut self, plain: &[u8], out: &mut [u8]) -> Option<usize> {
@@ -173,6 +180,11 @@ impl Compressor {
         };
         encoder.compress(out, plain, self.level as i32).ok()
     }
+}
+
+/// Most bytes that either codec makes of a cluster, with some to spare.
+fn longest(cluster_bytes: usize) -> usize {
+    cluster_bytes + cluster_bytes / 8 + 1024
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
@@ -267,6 +279,30 @@ mod tests {
             assert_eq!(packed.content, Content::Zeros);
             compressor.compress(&text(4096), &mut packed);
             assert_eq!(packed.content, Content::Compressed);
+        }
+    }
+
+    /// An encoder was reset before its stream had ended, because the output was full. After some clusters of
+    /// noise zlib-rs had no room left and panicked.
+    #[test]
+    fn any_number_of_clusters_may_not_get_smaller() {
+        let mut random = Random::new(2);
+        let noise: Vec<u8> = (0..4096).map(|_| random.next() as u8).collect();
+        for (kind, levels) in [
+            (CompressionType::Deflate, 1..=9),
+            (CompressionType::Zstd, 1..=3),
+        ] {
+            for level in levels {
+                let mut compressor = Compressor::with(kind, level, 4096);
+                let mut packed = CompressedCluster::default();
+                for _ in 0..40 {
+                    compressor.compress(&noise, &mut packed);
+                    assert_eq!(packed.content, Content::Plain);
+                }
+                assert!(kind == CompressionType::Zstd || compressor.deflate.is_some());
+                compressor.compress(&text(4096), &mut packed);
+                assert_eq!(packed.content, Content::Compressed);
+            }
         }
     }
 }

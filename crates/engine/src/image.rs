@@ -37,7 +37,6 @@ use crate::statistics::{CacheStatistics, HoleStatistics};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, OnceLock, RwLock};
 use crate::waiters::{AsyncLock, KeyLocks};
-use crate::write::PackedTail;
 
 /// An open image: the shared half. Make a [`Queue`] per thread to do input and output.
 pub struct Image {
@@ -85,8 +84,6 @@ pub(crate) struct Qcow2 {
 
 /// What a qcow2 top layer open for writing has besides.
 pub(crate) struct Writer {
-    /// Where compressed clusters go; taken before `alloc`.
-    pub(crate) packed: Mutex<PackedTail>,
     pub(crate) alloc: Mutex<Alloc>,
     pub(crate) claims: Claims,
     /// Held while an L1 entry is given a table, and while the L1 table moves.
@@ -423,7 +420,6 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         Some(_) => ZeroedSpace::new(u64::MAX),
     };
     Writer {
-        packed: Mutex::default(),
         alloc: Mutex::new(alloc),
         claims: Claims::new(maps.guest_bytes_per_slice()),
         tables: AsyncLock::default(),

@@ -16,6 +16,7 @@ use crate::metadata::epochs::{EpochGuard, EpochHandle};
 use crate::pool::Pool;
 use crate::range::GuestRange;
 use crate::sync::atomic::Ordering;
+use crate::write::PackedTail;
 use crate::writeback::Staging;
 
 /// A queue of an image, for one thread. Requests may be in flight at once; they are ordered only as
@@ -29,6 +30,8 @@ pub struct Queue<F: File> {
     pub(crate) epoch_handle: Option<EpochHandle>,
     /// Clusters it may use without asking the allocator.
     pub(crate) local: Cell<Run>,
+    /// Where its next compressed cluster goes.
+    pub(crate) packed: RefCell<PackedTail>,
     /// Lists of passes that are over.
     pub(crate) staging: RefCell<Vec<Staging<F>>>,
     pub(crate) decompressor: Decompressor,
@@ -68,6 +71,7 @@ impl<F: File> Queue<F> {
             id,
             epoch_handle,
             local: Cell::new(Run::EMPTY),
+            packed: RefCell::default(),
             staging: RefCell::default(),
             decompressor: Decompressor::default(),
             decompressed_end: Cell::new(0),
@@ -284,6 +288,7 @@ impl<F: File> Drop for Queue<F> {
     /// What the queue had reserved and not used is free again.
     fn drop(&mut self) {
         if let Some(active) = self.active() {
+            active.give_back_packed();
             active.give_back_local();
             active.writer.alloc.lock().unreserve(self.id);
             if let Some(epoch_handle) = &self.epoch_handle {

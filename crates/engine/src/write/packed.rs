@@ -22,7 +22,7 @@ use crate::metadata::maps::Maps;
 use crate::queue::{Change, Queue, Unmap};
 use crate::range::{ClusterRange, GuestRange};
 
-/// Where the next compressed cluster goes: host bytes from `next` up to `end`.
+/// Where the next compressed cluster of a queue goes: host bytes from `next` up to `end`.
 #[derive(Debug, Default)]
 pub(crate) struct PackedTail {
     next: u64,
@@ -212,12 +212,9 @@ impl<'q, F: File> Active<'q, F> {
     fn take_packed(&self, len: u64) -> Result<Option<CompressedDescriptor>, AllocError> {
         let geometry = self.geometry();
         let size = geometry.cluster_size();
-        let mut tail = self.writer.packed.lock();
+        let mut tail = self.queue.packed.borrow_mut();
         while tail.end - tail.next < len {
-            // What this queue has counted ahead first, so that no holes are left; many, so that queues that
-            // take turns do not cut each other short.
-            let batch = self.writer.alloc.lock().batch();
-            let run = self.take_local(batch)?;
+            let run = self.take_local(1)?;
             tail.extend(run, &mut self.writer.alloc.lock());
         }
         let Some(place) = CompressedDescriptor::covering(HostOffset(tail.next), len, geometry)
@@ -238,7 +235,7 @@ impl<'q, F: File> Active<'q, F> {
 
     /// Gives up the place for the next compressed cluster.
     pub(crate) fn give_back_packed(&self) {
-        let mut tail = self.writer.packed.lock();
+        let mut tail = self.queue.packed.borrow_mut();
         tail.give_up(&mut self.writer.alloc.lock());
     }
 }
