@@ -55,7 +55,7 @@ pub struct Args {
     /// Compress the target's clusters (with '-o compression_type=zstd' by zstd)
     #[arg(short = 'c', long)]
     compress: bool,
-    /// How hard to try: 1 to 9 for zlib (6 by default), 1 to 22 for zstd (3)
+    /// How hard to try: 1 to 9 for zlib (7 by default), 1 to 22 for zstd (3)
     #[arg(long, value_name = "N", requires = "compress")]
     compression_level: Option<u32>,
     /// Write to an image that is there

@@ -72,7 +72,7 @@ fn made_by_both(options: &str) {
         "write -P 1 100k 3k",
         "write -P 2 2M 2M",
         "discard 4M 64k",
-        "write -c -P 3 0 2M",
+        "write -c -P 3 4352k 512k",
         "write -z 5M 4k",
     ];
     for command in commands {
