@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::memory::{DROPPED, MemoryFile, MemoryHost};
 use gaur_block::{Device, Errno, Payload, Request, Source, Target};
-use gaur_engine::{Image, OpenOptions, Queue};
+use gaur_engine::{Image, OpenOptions, Queue, References};
 use gaur_format::plan::CreateOptions;
 use gaur_sim::Random;
 
@@ -58,7 +58,7 @@ pub fn measure(
     let opened = ready(gaur_engine::open(
         &MemoryHost(file.clone()),
         "image",
-        &OpenOptions::default(),
+        &OpenOptions::new(References::Any),
     ))??;
     if mapped {
         fill(&opened.image, &file)?;

@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use gaur_block::{
     Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Segment, Segments, Source,
-    Target,
+    Target, Within,
 };
 
 const CHUNK_BYTES: usize = 64 << 10;
@@ -185,7 +185,12 @@ pub struct MemoryHost(pub MemoryFile);
 impl Host for MemoryHost {
     type File = MemoryFile;
 
-    async fn open(&self, _name: &Path, _access: Access) -> Result<MemoryFile, OpenError> {
+    async fn open_within(
+        &self,
+        _name: &Path,
+        _within: Within<'_>,
+        _access: Access,
+    ) -> Result<MemoryFile, OpenError> {
         Ok(self.0.clone())
     }
 }

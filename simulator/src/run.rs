@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use gaur_engine::{CacheOptions, Format, Image, OpenOptions, Queue};
+use gaur_engine::{CacheOptions, Format, Image, OpenOptions, Queue, References};
 use gaur_sim::{
     FaultKind, Faults, FileImage, Random, Scheduler, SimFile, SimHost, Stop, Survivors, Trace,
 };
@@ -255,7 +255,7 @@ impl<'a> Run<'a> {
                 Rule::O7 => Some(gaur_engine::BrokenRule::O7),
                 Rule::Log => None,
             }),
-            ..OpenOptions::default()
+            ..OpenOptions::new(References::Any)
         }
     }
 

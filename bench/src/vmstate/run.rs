@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use gaur_block::{Access, File, Host};
-use gaur_engine::OpenOptions;
+use gaur_engine::{OpenOptions, References};
 use gaur_format::plan::{CreateOptions, Preallocation};
 use gaur_reactor::{Config, CreateFile, OpenFile, Reactor, ReactorHost};
 
@@ -77,7 +77,7 @@ pub(super) async fn measure<H: Host>(
     let options = OpenOptions {
         format: (writer == Writer::Bare).then_some(gaur_engine::Format::Raw),
         direct,
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     };
     let opened = gaur_engine::open(host, path, &options).await?;
     let queue = opened.image.queue(opened.files);

@@ -37,6 +37,7 @@ errnos! {
     EACCES = 13, "permission denied";
     EBUSY = 16, "device or resource busy";
     EEXIST = 17, "the file exists already";
+    EXDEV = 18, "cross-device link";
     ENODEV = 19, "no such device";
     ENOTDIR = 20, "not a directory";
     EISDIR = 21, "is a directory";

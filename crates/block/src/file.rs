@@ -5,7 +5,7 @@ use core::future::Future;
 use core::ops::DerefMut;
 use std::path::Path;
 
-use crate::{Errno, Source, Target};
+use crate::{Errno, Source, Target, Within};
 
 /// What a [`File`] can do, and how its requests must be shaped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,10 +159,21 @@ pub trait Host {
     /// What it opens.
     type File: File;
 
-    /// Opens the file called `name`. A path is bytes: it need not be text.
+    /// Opens the file called `name`, which an image may have named, if it lies `within`;
+    /// else the error is [`Within::refused`]. A path is bytes: it need not be text.
+    fn open_within(
+        &self,
+        name: &Path,
+        within: Within<'_>,
+        access: Access,
+    ) -> impl Future<Output = Result<Self::File, OpenError>>;
+
+    /// Opens the file called `name` by the user.
     fn open(
         &self,
         name: &Path,
         access: Access,
-    ) -> impl Future<Output = Result<Self::File, OpenError>>;
+    ) -> impl Future<Output = Result<Self::File, OpenError>> {
+        self.open_within(name, Within::Anywhere, access)
+    }
 }

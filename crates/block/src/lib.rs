@@ -16,9 +16,11 @@ mod payload;
     reason = "memory that others change is read and written by raw pointers"
 )]
 mod segments;
+mod within;
 
 pub use device::{Device, DeviceLimits, Request, Status};
 pub use errno::Errno;
 pub use file::{Access, Extent, File, FileId, FileLimits, Host, OpenError};
 pub use payload::{Payload, Registered, Source, Target};
 pub use segments::{Segment, Segments, SegmentsMut};
+pub use within::Within;

@@ -154,7 +154,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     check(args)?;
     let mut spec = args.source.spec()?;
     if writes(args) {
-        spec = spec.with_probed_format()?;
+        spec = spec.with_probed_format(args.source.is_untrusted())?;
     }
     let by_switch = if args.native {
         Some(Aio::Native)
@@ -273,7 +273,7 @@ fn open_options(args: &Args) -> OpenOptions {
         force_share: args.force_share,
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
-        ..OpenOptions::default()
+        ..OpenOptions::new(args.source.references())
     }
 }
 

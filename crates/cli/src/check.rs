@@ -1,12 +1,13 @@
-//! `gaur check`: check the consistency of an image.
+//! `gaur check`: check the consistency of an image, and repair it.
 
 use std::io::Write;
 
-use gaur_engine::{Format, Job};
+use gaur_engine::{Format, Job, OpenOptions};
 use gaur_format::AllocationPolicy;
-use gaur_format::check::{Check, Report, Step};
+use gaur_format::check::{Check, RepairMode, Repaired, Report, Step};
+use gaur_reactor::block_on;
 
-use crate::check_report::ImageCheck;
+use crate::check_report::{Fixed, ImageCheck};
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::interrupt;
@@ -18,7 +19,8 @@ use crate::reclaimable;
 /// Check the consistency of an image
 ///
 /// Exits with 0 when it is clean, 2 when it is corrupt, 3 when it has leaked clusters only, 1 when
-/// the check itself failed and 63 when the format has no checks.
+/// the check itself failed and 63 when the format has no checks. After a repair it is checked again, and the
+/// code is about what is left.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -35,8 +37,27 @@ pub struct Args {
     /// Open even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
-    #[arg(short, long, hide = true, value_name = "WHAT")]
-    repair: Option<String>,
+    /// What to repair
+    #[arg(
+        short,
+        long,
+        value_name = "WHAT",
+        value_enum,
+        conflicts_with = "force_share"
+    )]
+    repair: Option<What>,
+    /// Say what -r would do, and change nothing
+    #[arg(long, requires = "repair")]
+    dry_run: bool,
+}
+
+/// What a repair is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum What {
+    /// Refcounts that are too high: lost space
+    Leaks,
+    /// Leaks, and all damage that can be repaired without losing data
+    All,
 }
 
 /// The format has no checks.
@@ -44,26 +65,33 @@ const EXIT_NO_CHECKS: u8 = 63;
 
 /// Checks and prints.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    if args.repair.is_some() {
-        let name = args.source.name();
-        let failure = Failure::about(name, "repairing (-r) is not supported yet");
-        return Err(failure.hint("without -r the image is checked and left as it is"));
-    }
     let spec = args.source.spec()?;
-    let mut base = open::reading(None, args.force_share);
-    base.direct = args.cache.direct();
+    let base = OpenOptions {
+        direct: args.cache.direct(),
+        read_only: args.repair.is_none() || args.dry_run,
+        ..open::reading(None, args.force_share, args.source.references())
+    };
     let file = spec.open_file(&base)?;
     if spec.format_of(&file)? == Format::Raw {
         let failure = Failure::about(spec.path(), "raw images have nothing that could be checked");
         return Err(failure.code(EXIT_NO_CHECKS));
     }
-    let report = check(&file, &*interrupt::job()?)?;
+    let job = interrupt::job()?;
+    let repaired = match args.repair {
+        Some(what) => Some(repair(&file, what, args, &job)?),
+        None => None,
+    };
+    let report = match &repaired {
+        Some(repaired) => repaired.after.clone(),
+        None => check(&file, &job)?,
+    };
     if !args.quiet {
         print_findings(spec.path(), &report);
     }
     let check = ImageCheck {
         reclaimable_bytes: reclaimable(&file, &report)?,
         filename: spec.given().to_string_lossy().into_owned(),
+        fixed: repaired.map(|repaired| Fixed::new(&repaired, args.dry_run)),
         report,
     };
     match args.output {
@@ -88,6 +116,34 @@ fn check(file: &ImageFile, job: &Job) -> Result<Report, Failure> {
             Step::Done(report) => return Ok(report),
         }
     }
+}
+
+/// Repairs the image in the file, and tells what was done.
+fn repair(file: &ImageFile, what: What, args: &Args, job: &Job) -> Result<Repaired, Failure> {
+    let mode = match what {
+        What::Leaks => RepairMode::Leaks,
+        What::All => RepairMode::All,
+    };
+    let repaired = block_on(gaur_engine::repair(file.file(), mode, args.dry_run, job));
+    let repaired = repaired.map_err(|error| match job.is_cancelled() {
+        true => Failure::interrupted(),
+        false => Failure::image(file.name(), &error),
+    })?;
+    if !args.quiet {
+        let name = file.name();
+        let will = if args.dry_run {
+            "would repair"
+        } else {
+            "repaired"
+        };
+        for action in &repaired.actions {
+            say(format!("{name}: {will}: {action}"));
+        }
+        if repaired.actions_dropped > 0 {
+            say(format!("{name}: and {} more", repaired.actions_dropped));
+        }
+    }
+    Ok(repaired)
 }
 
 /// What the policy *compact* would have given back, of an image that asks for it and is sound.

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use gaur_engine::Format;
-use gaur_format::check::Report;
+use gaur_format::check::{Repaired, Report};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -19,6 +19,51 @@ pub struct ImageCheck {
     pub filename: String,
     /// Bytes of the file that the image's policy would have given back; Gaur's own.
     pub reclaimable_bytes: u64,
+    /// What a repair did.
+    pub fixed: Option<Fixed>,
+}
+
+/// The counts of a repair.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fixed {
+    leaks: u64,
+    corruptions: u64,
+    /// It was only said what a repair would do.
+    dry_run: bool,
+}
+
+impl Fixed {
+    /// The counts of `repaired`.
+    pub fn new(repaired: &Repaired, dry_run: bool) -> Fixed {
+        Fixed {
+            leaks: repaired.leaks_fixed,
+            corruptions: repaired.corruptions_fixed,
+            dry_run,
+        }
+    }
+
+    fn print(self, out: &mut dyn Write) -> Result<(), Failure> {
+        let Fixed {
+            leaks,
+            corruptions,
+            dry_run,
+        } = self;
+        if leaks + corruptions > 0 {
+            let (head, tail) = match dry_run {
+                true => ("A repair would change:", ""),
+                false => (
+                    "The following inconsistencies were found and repaired:",
+                    "\nDouble checking the fixed image now...\n",
+                ),
+            };
+            writeln!(
+                out,
+                "{head}\n\n    {leaks} leaked clusters\n    {corruptions} corruptions"
+            )?;
+            write!(out, "{tail}")?;
+        }
+        Ok(())
+    }
 }
 
 /// The image has contradictions.
@@ -33,13 +78,20 @@ impl ImageCheck {
     pub fn json(&self) -> Value {
         let report = &self.report;
         let count = |count: u64| json!((count > 0).then_some(count));
+        // What was not done is not told as done.
+        let done = self
+            .fixed
+            .filter(|fixed| !fixed.dry_run)
+            .unwrap_or_default();
         facts([
             ("image-end-offset", count(report.image_end_offset)),
             ("compressed-clusters", count(report.compressed_clusters)),
             ("total-clusters", count(report.total_clusters)),
+            ("corruptions-fixed", count(done.corruptions)),
             ("corruptions", count(report.corruptions)),
             ("check-errors", json!(report.check_errors)),
             ("leaks", count(report.leaks)),
+            ("leaks-fixed", count(done.leaks)),
             ("allocated-clusters", count(report.allocated_clusters)),
             ("filename", json!(self.filename)),
             ("format", json!(Format::Qcow2.name())),
@@ -71,6 +123,9 @@ impl ImageCheck {
             check_errors,
             ..
         } = &self.report;
+        if let Some(fixed) = self.fixed {
+            fixed.print(out)?;
+        }
         if corruptions + leaks + check_errors == 0 {
             writeln!(out, "No errors were found on the image.")?;
         }

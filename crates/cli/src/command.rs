@@ -8,8 +8,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, check, compare, completions, convert, create, export, info, man, map, notice, resize,
-    serve, snapshot, ublk, usage,
+    bench, check, compare, completions, convert, create, export, info, man, map, measure, notice,
+    resize, serve, snapshot, ublk, usage,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -36,6 +36,7 @@ enum Verb {
     Info(info::Args),
     Check(check::Args),
     Map(map::Args),
+    Measure(measure::Args),
     Convert(convert::Args),
     Compare(compare::Args),
     Resize(resize::Args),
@@ -55,6 +56,7 @@ impl Verb {
             Verb::Info(args) => info::run(args, out),
             Verb::Check(args) => check::run(args, out),
             Verb::Map(args) => map::run(args, out),
+            Verb::Measure(args) => measure::run(args, out),
             Verb::Convert(args) => convert::run(args, out),
             Verb::Compare(args) => compare::run(args, out),
             Verb::Resize(args) => resize::run(args, out),

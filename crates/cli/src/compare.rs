@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::guest::Guest;
 use crate::image_spec::ImageSpec;
 use crate::interrupt;
-use crate::open::{self, CacheMode, format_parser};
+use crate::open::{self, CacheMode, ReferenceOptions, format_parser};
 use crate::progress::Progress;
 
 /// Compare what two images show the guest
@@ -27,6 +27,8 @@ pub struct Args {
     /// FILE1 and FILE2 are lists of options, driver=qcow2,file.filename=PATH,..
     #[arg(long, conflicts_with_all = ["format", "second_format"])]
     image_opts: bool,
+    #[command(flatten)]
+    references: ReferenceOptions,
     /// Use of the host's cache
     #[arg(
         short = 'T',
@@ -83,7 +85,7 @@ impl ComparedImage {
         let spec = ImageSpec::parse(given, args.image_opts, format);
         let spec = spec.map_err(|failure| failure.code(EXIT_OPEN))?;
         let spec = spec.format_switch(switch);
-        let mut options = open::reading(None, args.force_share);
+        let mut options = open::reading(None, args.force_share, args.references.references());
         options.direct = args.cache.direct();
         let opened = spec
             .open(&options)

@@ -14,7 +14,7 @@ use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::new_image::{self, NewImage};
 use crate::notice::say;
-use crate::open::{self, CacheMode, allocation_parser, format_parser};
+use crate::open::{self, CacheMode, ReferenceOptions, allocation_parser, format_parser};
 use crate::options::OptionList;
 use crate::progress::Progress;
 use crate::shared_image::SharedImage;
@@ -40,6 +40,8 @@ pub struct Args {
     /// The same for the target, which is there
     #[arg(long, conflicts_with_all = ["target_format", "target_options"], requires = "no_create")]
     target_image_opts: bool,
+    #[command(flatten)]
+    references: ReferenceOptions,
     /// Format of the target (qcow2 if its name ends in .qcow2, otherwise raw)
     #[arg(short = 'O', long, value_name = "FMT", value_parser = format_parser())]
     target_format: Option<Format>,
@@ -222,7 +224,7 @@ fn open_sources(args: &Args, given: &[OsString]) -> Result<Vec<SharedImage>, Fai
             "-l takes a snapshot of one source, but several are given",
         ));
     }
-    let mut options = open::reading(None, args.force_share);
+    let mut options = open::reading(None, args.force_share, args.references.references());
     options.direct = args.source_cache.direct();
     let choice = args
         .snapshot
@@ -254,7 +256,8 @@ fn target_spec(args: &Args, given: &OsStr) -> Result<ImageSpec, Failure> {
     }
     let spec = ImageSpec::parse(given, args.target_image_opts, args.target_format)?;
     // What an image that is there is, its content tells better than its name.
-    spec.format_switch("-O").with_probed_format()
+    spec.format_switch("-O")
+        .with_probed_format(args.references.untrusted)
 }
 
 /// The target to make; nothing with `-n`.
@@ -289,7 +292,8 @@ fn plan_target(
         return Err(Failure::about(target, message));
     }
     let format = spec.format().unwrap_or(Format::Raw);
-    NewImage::new(spec.file_path(), format, options, Some(size), true).map(Some)
+    let references = Some(args.references.references());
+    NewImage::new(spec.file_path(), format, options, Some(size), references).map(Some)
 }
 
 fn open_target(
@@ -298,11 +302,15 @@ fn open_target(
     sources: Vec<SharedImage>,
     new: Option<&NewImage>,
 ) -> Result<Copy, Failure> {
+    let references = args.references.references();
     let options = OpenOptions {
         direct: args.target_cache.direct(),
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
-        ..OpenOptions::default()
+        ..OpenOptions::new(match new.and_then(NewImage::checked_backing) {
+            Some(backing) => references.over(&backing),
+            None => references,
+        })
     };
     let opened = SharedImage::open(target, &options)?;
     let backing_bytes = new.and_then(NewImage::backing_bytes);

@@ -8,7 +8,7 @@ use gaur_engine::Format;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::new_image::{self, NewImage};
-use crate::open::format_parser;
+use crate::open::{ReferenceOptions, format_parser};
 use crate::options::OptionList;
 use crate::size::parse_size;
 
@@ -32,6 +32,8 @@ pub struct Args {
     /// Do not look whether the backing file is there
     #[arg(short = 'u', long)]
     backing_unsafe: bool,
+    #[command(flatten)]
+    references: ReferenceOptions,
     /// Options of the format; '-o help' lists them
     #[arg(short, long, value_name = "KEY=VALUE,..")]
     options: Vec<String>,
@@ -67,10 +69,15 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         Some(format) => format,
         None => new_image::format_by_name(file, "-f")?,
     };
-    let image = NewImage::new(file, format, options, args.size, !args.backing_unsafe)?;
+    let references = (!args.backing_unsafe).then(|| args.references.references());
+    let image = NewImage::new(file, format, options, args.size, references)?;
     if !args.quiet {
         writeln!(out, "{}", image.describe())?;
     }
     image.make(false, &*interrupt::job()?)?;
+    if !args.quiet {
+        out.flush()?;
+        image.tell_distant_backing();
+    }
     Ok(0)
 }

@@ -34,7 +34,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Export one more image
-    Add(AddArgs),
+    Add(Box<AddArgs>),
     /// List the exports
     List(ServerArgs),
     /// Remove an export: its clients' requests are finished, its image is flushed and closed
@@ -158,7 +158,10 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
     let add = AddExport {
         file: absolute(&as_text(file)?, &args.image)?,
         description: args.description.clone().unwrap_or_default(),
-        image: args.image.clone(),
+        image: ImageOptions {
+            references: args.image.references.clone().absolute()?,
+            ..args.image.clone()
+        },
         front: fronts
             .pop()
             .map_or(FrontConfig::Nbd {}, FrontConfig::absolute),

@@ -13,6 +13,7 @@ use gaur_format::header::CryptMethod;
 use gaur_format::{AllocationPolicy, Header, Version};
 use serde_json::{Value, json};
 
+use crate::bitmaps;
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
@@ -61,14 +62,17 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
 fn collect(args: &Args) -> Result<Vec<ImageInfo>, Failure> {
     let mut chain = Vec::new();
     let mut seen: BTreeSet<FileId> = BTreeSet::new();
-    let base = open::reading(None, args.force_share);
+    let base = open::reading(None, args.force_share, args.source.references());
     let top = args.source.spec()?;
+    let places = base.references.places(top.file_path());
     let mut next = Some(top);
     while let Some(spec) = next.take() {
         let name = spec.path();
-        let image = Inspection {
-            file: spec.open_file(&base)?,
+        let file = match chain.is_empty() {
+            true => spec.open_file(&base)?,
+            false => ImageFile::open_within(spec.file_path(), places.within(), &base)?,
         };
+        let image = Inspection { file };
         if !seen.insert(image.file.open_file().id()) {
             return Err(Failure::about(name, "the backing files form a loop"));
         }
@@ -183,7 +187,9 @@ impl Inspection {
             Version::V2 => "0.10",
             Version::V3 => "1.1",
         };
-        let bitmaps = Some(self.bitmaps(header)?).filter(|bitmaps| !bitmaps.is_empty());
+        let bitmaps = bitmaps::read(&self.file, header)?;
+        let bitmaps: Vec<Value> = bitmaps.iter().map(bitmap_facts).collect();
+        let bitmaps = Some(bitmaps).filter(|bitmaps| !bitmaps.is_empty());
         let lazy = header.compatible.has(Compatible::LAZY_REFCOUNTS);
         let extended = header.incompatible.has(Incompatible::EXTENDED_L2);
         Ok(facts([
@@ -220,22 +226,6 @@ impl Inspection {
         };
         // A header that cannot be read does not hide the rest.
         Ok(Some(known.unwrap_or_else(|| json!({ "format": "luks" }))))
-    }
-
-    fn bitmaps(&self, header: &Header) -> Result<Vec<Value>, Failure> {
-        let Some(extension) = header.bitmaps() else {
-            return Ok(Vec::new());
-        };
-        // A writer that does not know bitmaps cleared the bit and left them stale.
-        if !header.autoclear.has(Autoclear::BITMAPS) {
-            return Ok(Vec::new());
-        }
-        let bytes = self
-            .file
-            .read(extension.directory_offset.0, extension.directory_len_bytes)?;
-        let directory = bitmap::parse_directory(&bytes, extension.count, &header.geometry())
-            .map_err(|error| self.file.broken(&error))?;
-        Ok(directory.iter().map(bitmap_facts).collect())
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod background;
 mod bench;
+mod bitmaps;
 mod check;
 mod check_report;
 mod command;
@@ -27,6 +28,7 @@ mod json;
 mod luks;
 mod man;
 mod map;
+mod measure;
 mod new_image;
 mod notice;
 mod open;

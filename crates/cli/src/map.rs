@@ -188,7 +188,11 @@ fn print_map(
 /// Prints the map.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let spec = args.source.spec()?;
-    let opened = spec.open(&open::reading(None, args.force_share))?;
+    let opened = spec.open(&open::reading(
+        None,
+        args.force_share,
+        args.source.references(),
+    ))?;
     let image = opened.image;
     let layers = image.layers();
     let files = layers

@@ -8,9 +8,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use gaur_block::{File, FileId};
+use gaur_block::{Access, Errno, File, FileId};
 use gaur_engine::ErrorKind::{Cancelled, ForeignFormat, NotFound};
-use gaur_engine::{BadName, Compressor, Format, Job};
+use gaur_engine::{BadName, Compressor, Format, Job, References};
 use gaur_format::header::CompressionType;
 use gaur_format::plan::{CreateOptions, Preallocation};
 use gaur_format::{AllocationPolicy, ErrorKind, ImageFormat, Version};
@@ -19,6 +19,7 @@ use gaur_reactor::{BlockingFile, CreateFile, OpenFile, block_on};
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::interrupt;
+use crate::notice::say;
 use crate::open;
 use crate::options::{OptionList, wrong_value};
 use crate::size::SIZE_MAX;
@@ -38,8 +39,8 @@ pub struct NewImage {
     preallocation: Option<&'static str>,
     /// Size of the backing file, if it was looked at.
     backing_size: Option<u64>,
-    /// Without it the backing file is neither opened nor checked.
-    check_backing: bool,
+    /// Which files the backing file may refer to; without it that is neither opened nor checked.
+    check_backing: Option<References>,
 }
 
 const FORMAT_NEEDED: &str = "a backing file needs its format too";
@@ -128,7 +129,7 @@ impl NewImage {
         format: Format,
         mut options: OptionList,
         size: Option<u64>,
-        check_backing: bool,
+        check_backing: Option<References>,
     ) -> Result<NewImage, Failure> {
         let path = path.as_ref();
         let name = &*path.to_string_lossy();
@@ -246,14 +247,14 @@ impl NewImage {
             None => return Err(self.missing_backing_format(&path)),
             Some(format) => Format::from_name(format),
         };
-        if !self.check_backing {
+        let Some(references) = self.check_backing.clone() else {
             return Ok(None);
-        }
+        };
         if format.is_none() {
             let format = self.plan.backing_format.as_deref().unwrap_or_default();
             return Err(wrong_value("backing_fmt", format, "qcow2, raw").with_subject(&self.name));
         }
-        let options = open::reading(format, false);
+        let options = open::reading(format, false, references);
         let opened = open::open(&path, &options).map_err(|failure| {
             let failed = self.backing_failed(&failure);
             match need_size || failed.hint.is_some() {
@@ -285,7 +286,7 @@ impl NewImage {
         let is_file =
             gaur_engine::resolve_backing(&self.path, &as_file).is_ok_and(|path| path.exists());
         let protocol = matches!(error, BadName::Protocol(_));
-        if protocol && !is_file && !self.check_backing {
+        if protocol && !is_file && self.check_backing.is_none() {
             return Ok(None);
         }
         let shown = String::from_utf8_lossy(backing);
@@ -299,7 +300,7 @@ impl NewImage {
     fn missing_backing_format(&self, path: &Path) -> Failure {
         let fail = |message: &str| Failure::about(&self.name, message);
         let message = FORMAT_NEEDED;
-        let file = ImageFile::open(path, &open::reading(None, true));
+        let file = ImageFile::open(path, &open::reading(None, true, References::Nothing));
         match file.and_then(|file| file.probe()) {
             Ok(format) => {
                 fail(message).hint(format!("say -F {format}, which is what it looks like"))
@@ -307,7 +308,7 @@ impl NewImage {
             Err(failure) if failure.kind == Some(ForeignFormat) => {
                 fail(&format!("{message}: {failure}")).hint("-F raw takes its bytes as they are")
             }
-            Err(failure) if self.check_backing => self
+            Err(failure) if self.check_backing.is_some() => self
                 .backing_failed(&failure)
                 .hint("and -F tells its format"),
             Err(_) => fail(message).hint("say -F raw or -F qcow2"),
@@ -334,6 +335,40 @@ impl NewImage {
         level
             .map(drop)
             .map_err(|error| Failure::image(&self.name, &error))
+    }
+
+    /// The path of the backing file, if it was looked at.
+    pub fn checked_backing(&self) -> Option<PathBuf> {
+        self.check_backing.as_ref()?;
+        let backing = self.plan.backing_file.as_deref()?;
+        gaur_engine::resolve_backing(&self.path, backing).ok()
+    }
+
+    /// Says what it takes to open the image, if its backing file lies where images may not refer to.
+    pub fn tell_distant_backing(&self) {
+        let Some(path) = self.checked_backing() else {
+            return;
+        };
+        let places = References::Beside.places(&self.path);
+        let look = Access {
+            write: false,
+            direct: false,
+            lock: false,
+            force_share: true,
+        };
+        match OpenFile::open_within(&path, places.within(), look) {
+            Err(error) if error.errno == Errno::EXDEV => say(format!(
+                "{}: its backing file is not in its directory, so it opens with --allow {}",
+                self.name,
+                path.display()
+            )),
+            _ => {}
+        }
+    }
+
+    /// What it is to be, as the format sees it.
+    pub fn plan(&self) -> &CreateOptions {
+        &self.plan
     }
 
     /// How many bytes of it the backing file provides.
@@ -493,7 +528,7 @@ mod tests {
 
     fn image(options: &str) -> Result<NewImage, Failure> {
         let options = OptionList::parse(&[options.to_owned()])?;
-        NewImage::new("new.qcow2", Format::Qcow2, options, Some(1 << 20), true)
+        NewImage::new("new.qcow2", Format::Qcow2, options, Some(1 << 20), None)
     }
 
     fn refused(options: &str) -> String {
@@ -549,14 +584,14 @@ mod tests {
 
     #[test]
     fn a_new_image_needs_a_size_and_a_raw_one_has_no_backing_file() {
-        let none = NewImage::new("x", Format::Raw, OptionList::default(), None, true);
+        let none = NewImage::new("x", Format::Raw, OptionList::default(), None, None);
         assert!(
             none.expect_err("no size")
                 .to_string()
                 .contains("needs a size")
         );
         let options = OptionList::parse(&["backing_file=b".to_owned()]).expect("a list");
-        let raw = NewImage::new("x", Format::Raw, options, Some(1), true);
+        let raw = NewImage::new("x", Format::Raw, options, Some(1), None);
         assert!(
             raw.expect_err("raw on a base")
                 .to_string()

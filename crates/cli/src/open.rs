@@ -1,9 +1,10 @@
 //! Options about opening images that verbs share.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 
-use gaur_engine::Format;
+use gaur_engine::{Format, References};
 pub use gaur_server::open::*;
+pub use gaur_server::references::ReferenceOptions;
 
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
@@ -17,14 +18,21 @@ pub struct SourceArgs {
     /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
     #[arg(long, conflicts_with = "format")]
     image_opts: bool,
+    #[command(flatten)]
+    references: ReferenceOptions,
     /// The image
     file: OsString,
 }
 
 impl SourceArgs {
-    /// The word that names it.
-    pub fn name(&self) -> &OsStr {
-        &self.file
+    /// Which files it may refer to.
+    pub fn references(&self) -> References {
+        self.references.references()
+    }
+
+    /// Whether it may be an attacker's.
+    pub fn is_untrusted(&self) -> bool {
+        self.references.untrusted
     }
 
     /// The image, not open yet.

@@ -64,10 +64,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let options = OpenOptions {
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
-        ..OpenOptions::default()
+        ..OpenOptions::new(args.source.references())
     };
     let told = spec.format();
-    let spec = spec.with_probed_format()?;
+    let spec = spec.with_probed_format(args.source.is_untrusted())?;
     let image = SharedImage::open(&spec, &options).map_err(|failure| {
         failure
             .hint_if_locked("'gaur export resize' changes one that 'gaur serve --control' has open")

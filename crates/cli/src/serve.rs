@@ -155,7 +155,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if args.fork && !args.forked {
         return background::run(out);
     }
-    let (exports, nbd) = match &args.export_json {
+    let (mut exports, nbd) = match &args.export_json {
         Some(json) => (vec![names::from_json(json, args.recover)?], false),
         None => asked_for(args)?,
     };
@@ -164,8 +164,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         .host
         .required_if(exports.iter().any(asks_for_ring))
         .choose()?;
-    if let Some(size) = args.create {
-        create(args, size)?;
+    if let Some(size) = args.create
+        && let Some(base) = create(args, size)?
+    {
+        for new in &mut exports {
+            new.image.references = new.image.references.over(&base);
+        }
     }
     let server = start(args, exports, nbd, host)?;
     if let Some(path) = &args.pid_file {
@@ -209,7 +213,8 @@ fn check(images: &[(String, ImageSpec)], fronts: &[FrontConfig]) -> Result<(), F
     Ok(())
 }
 
-fn create(args: &Args, size: u64) -> Result<(), Failure> {
+/// Makes the image; what it is an overlay of, if it is one.
+fn create(args: &Args, size: u64) -> Result<Option<PathBuf>, Failure> {
     let images = names::images(args)?;
     let [(_, spec)] = images.as_slice() else {
         return Err(Failure::new(
@@ -219,7 +224,8 @@ fn create(args: &Args, size: u64) -> Result<(), Failure> {
     let file = spec.given();
     let format = spec.format().unwrap_or(Format::Raw);
     let options = OptionList::parse(&args.options)?;
-    let image = NewImage::new(file, format, options, Some(size), true)?;
+    let references = Some(args.image.references.references());
+    let image = NewImage::new(file, format, options, Some(size), references)?;
     if Path::new(file).exists() {
         let failure = Failure::about(
             spec.path(),
@@ -227,7 +233,8 @@ fn create(args: &Args, size: u64) -> Result<(), Failure> {
         );
         return Err(failure.hint("leave --create out to serve it"));
     }
-    image.make(true, &Job::default())
+    image.make(true, &Job::default())?;
+    Ok(image.checked_backing())
 }
 
 /// Whether there will be block devices, on which the kernel's memory may depend.

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use gaur_engine::{Format, NewSnapshot};
 
 use crate::failure::Failure;
-use crate::open::{Output, format_parser};
+use crate::open::{Output, ReferenceOptions, format_parser};
 
 mod change;
 mod extract;
@@ -54,6 +54,8 @@ pub struct Args {
     /// List even if another program is writing
     #[arg(short = 'U', long, conflicts_with_all = ["create", "apply", "delete"])]
     force_share: bool,
+    #[command(flatten)]
+    references: ReferenceOptions,
     /// Remove the image's persistent bitmaps with the first change, which would make them useless
     #[arg(long)]
     drop_bitmaps: bool,
@@ -116,6 +118,7 @@ fn run_switches(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
             operation,
             &target,
             &ChangeArgs {
+                references: args.references.clone(),
                 drop_bitmaps: args.drop_bitmaps,
                 quiet: args.quiet,
                 ..ChangeArgs::default()

@@ -10,13 +10,14 @@ use crate::error::ErrorKind;
 use crate::job::Job;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
+use crate::references::References;
 use crate::snapshot::NewSnapshot;
 use crate::test_file::{TestFile, TestHost, block_on, cached_limits, check_clean};
 
 fn opened(file: &TestFile) -> Queue<TestFile> {
     let mut host = TestHost::default();
     host.add("disk", file.clone());
-    let opened = block_on(open(&host, "disk", &OpenOptions::default())).unwrap();
+    let opened = block_on(open(&host, "disk", &OpenOptions::new(References::Any))).unwrap();
     opened.image.queue(opened.files)
 }
 

@@ -1,14 +1,15 @@
 //! Opening an image: its file, then its backing file, and so on down.
 //!
 //! A loop, not a recursion, with at most [`limit::CHAIN_DEPTH_MAX`] layers. Only the top file is opened
-//! for writing. Two layers that are the same file would make the chain endless; they are recognised
-//! by path before the second is opened and by [`FileId`] after.
+//! for writing. The others are named by images, and opened where [`References`](crate::References) lets
+//! them be. Two layers that are the same file would make the chain endless; they are recognised by path
+//! before the second is opened and by [`FileId`] after.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gaur_block::{Access, File, FileId, Host};
+use gaur_block::{Access, File, FileId, Host, Within};
 use gaur_format::{extension, limit};
 
 use crate::backing_name;
@@ -16,6 +17,8 @@ use crate::error::{ErrorKind, ImageError};
 use crate::image::Image;
 use crate::layer::{LayerReader, Use};
 use crate::options::{Format, OpenOptions};
+use crate::references::Places;
+use crate::repair::repair_if_dirty;
 
 pub(crate) use crate::layer::LayerParts;
 
@@ -68,9 +71,9 @@ impl Next {
     }
 }
 
-/// The files that are part of a chain already.
-#[derive(Default)]
+/// The files that are part of a chain already, and where further ones may be.
 struct Seen {
+    places: Places,
     paths: BTreeSet<PathBuf>,
     ids: BTreeMap<FileId, PathBuf>,
 }
@@ -131,7 +134,11 @@ pub async fn open<H: Host>(
     }
     let mut layers: Vec<LayerParts> = Vec::new();
     let mut files = Vec::new();
-    let mut seen = Seen::default();
+    let mut seen = Seen {
+        places: options.references.places(path),
+        paths: BTreeSet::new(),
+        ids: BTreeMap::new(),
+    };
     let mut table_budget = TABLE_BYTES;
     let mut next = Some(Next {
         path: path.to_owned(),
@@ -187,7 +194,11 @@ async fn open_layer<H: Host>(
         drop_bitmaps: options.drop_bitmaps,
         snapshot: layer.snapshot.as_deref(),
     };
-    let reader = LayerReader::new(&file).await?;
+    let mut reader = LayerReader::new(&file).await?;
+    if writable && reader.is_qcow2(layer.format).await? && repair_if_dirty(&file).await? {
+        // It may be longer now.
+        reader = LayerReader::new(&file).await?;
+    }
     let parts = reader
         .load(layer.path.clone(), purpose, table_budget)
         .await?;
@@ -211,7 +222,11 @@ async fn open_file<H: Host>(
         lock: options.lock,
         force_share: options.force_share,
     };
-    let error = match host.open(&layer.path, access).await {
+    let within = match top {
+        true => Within::Anywhere,
+        false => seen.places.within(),
+    };
+    let error = match host.open_within(&layer.path, within, access).await {
         Ok(file) => return Ok(file),
         Err(error) => error,
     };
@@ -222,7 +237,7 @@ async fn open_file<H: Host>(
             lock: false,
             ..access
         };
-        if let Ok(file) = host.open(&layer.path, look).await {
+        if let Ok(file) = host.open_within(&layer.path, within, look).await {
             seen.check_id(file.id())?;
         }
     }
@@ -267,6 +282,8 @@ fn backing_of(parts: &LayerParts) -> Result<Option<Next>, ImageError> {
     }))
 }
 
+#[cfg(test)]
+mod reference_tests;
 #[cfg(test)]
 mod snapshot_tests;
 #[cfg(test)]

@@ -97,6 +97,7 @@ mod tests {
 
     use crate::chain::open;
     use crate::options::{Format, OpenOptions};
+    use crate::references::References;
     use crate::test_file::{TestFile, TestHost, block_on, direct_limits};
 
     #[test]
@@ -106,7 +107,7 @@ mod tests {
         host.add("raw", file.clone());
         let options = OpenOptions {
             format: Some(Format::Raw),
-            ..OpenOptions::default()
+            ..OpenOptions::new(References::Any)
         };
         let opened = block_on(open(&host, "raw", &options)).unwrap();
         let queue = opened.image.queue(opened.files);

@@ -12,6 +12,7 @@ use crate::error::ErrorKind;
 use crate::job::Job;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
+use crate::references::References;
 use crate::test_file::{Random, TestFile, TestHost, block_on, cached_limits, direct_limits};
 
 const SIZE: u64 = 1 << 20;
@@ -94,7 +95,7 @@ fn open_and_use(file: &TestFile, seed: u64, requests: usize) -> bool {
     let mut memory = vec![0x5a; 40_000];
     let mut host = TestHost::default();
     host.add("image", file.clone());
-    let Ok(opened) = block_on(open(&host, "image", &OpenOptions::default())) else {
+    let Ok(opened) = block_on(open(&host, "image", &OpenOptions::new(References::Any))) else {
         return false;
     };
     let queue = opened.image.queue(opened.files);
@@ -199,7 +200,7 @@ fn with_bad_u64(at: impl FnOnce(&[u8]) -> usize, value: u64) -> (Queue<TestFile>
     block_on(create(&file, &options, &Job::default())).unwrap();
     let mut host = TestHost::default();
     host.add("image", file.clone());
-    let opened = block_on(open(&host, "image", &OpenOptions::default())).unwrap();
+    let opened = block_on(open(&host, "image", &OpenOptions::new(References::Any))).unwrap();
     let queue = opened.image.queue(opened.files);
     block_on(write(&queue, 0)).unwrap();
     block_on(queue.close()).unwrap();
@@ -208,7 +209,7 @@ fn with_bad_u64(at: impl FnOnce(&[u8]) -> usize, value: u64) -> (Queue<TestFile>
     bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
     let mut host = TestHost::default();
     host.add("image", TestFile::new(bytes, cached_limits()));
-    let opened = block_on(open(&host, "image", &OpenOptions::default())).unwrap();
+    let opened = block_on(open(&host, "image", &OpenOptions::new(References::Any))).unwrap();
     (opened.image.queue(opened.files), at)
 }
 

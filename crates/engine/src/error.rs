@@ -46,6 +46,8 @@ pub enum ErrorKind {
     Cancelled,
     /// Writing would lose the image's persistent bitmaps, and the caller has not agreed to that.
     HasBitmaps,
+    /// An image names a file that it may not have opened ([`References`](crate::References)).
+    ReferenceRefused,
 }
 
 impl ErrorKind {
@@ -60,7 +62,7 @@ impl ErrorKind {
             ErrorKind::InvalidInput | ErrorKind::FormatNotTold => Errno::EINVAL,
             ErrorKind::Locked => Errno::EAGAIN,
             ErrorKind::NotFound => Errno::ENOENT,
-            ErrorKind::PermissionDenied => Errno::EACCES,
+            ErrorKind::PermissionDenied | ErrorKind::ReferenceRefused => Errno::EACCES,
             ErrorKind::ReadOnly => Errno::EROFS,
             ErrorKind::Cancelled => Errno::ECANCELED,
         }
@@ -137,6 +139,7 @@ impl ImageError {
     pub(crate) fn open(error: OpenError) -> ImageError {
         let kind = match error.errno {
             Errno::EAGAIN | Errno::EBUSY => ErrorKind::Locked,
+            Errno::EXDEV => ErrorKind::ReferenceRefused,
             other => ErrorKind::of_errno(other),
         };
         ImageError::build(kind, error.errno, error.reason, None)

@@ -102,6 +102,7 @@ mod tests {
     use crate::job::Job;
     use crate::options::OpenOptions;
     use crate::queue::Queue;
+    use crate::references::References;
     use crate::test_file::{TestFile, TestHost, block_on, cached_limits};
 
     /// Keeps events as text.
@@ -152,7 +153,7 @@ mod tests {
         block_on(create(&file, &options, &Job::default())).unwrap();
         let mut host = TestHost::default();
         host.add("image", file.clone());
-        let opened = block_on(open(&host, "image", &OpenOptions::default())).unwrap();
+        let opened = block_on(open(&host, "image", &OpenOptions::new(References::Any))).unwrap();
         (file, opened.image.queue(opened.files))
     }
 

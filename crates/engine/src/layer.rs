@@ -188,15 +188,33 @@ impl<'a, F: File> LayerReader<'a, F> {
         Ok(probe::by_tail(&tail).unwrap_or(ImageFormat::Raw))
     }
 
-    async fn header(&self) -> Result<Header, ImageError> {
+    /// Whether it is to be read as a qcow2 image.
+    pub(crate) async fn is_qcow2(&self, told: Option<Format>) -> Result<bool, ImageError> {
+        match told {
+            Some(format) => Ok(format == Format::Qcow2),
+            None => Ok(self.probe().await? == ImageFormat::Qcow2),
+        }
+    }
+
+    pub(crate) async fn header(&self) -> Result<Header, ImageError> {
+        Header::parse(&self.header_cluster().await?).map_err(ImageError::format)
+    }
+
+    /// The first cluster, which has the header; less when the file ends in it.
+    pub(crate) async fn header_cluster(&self) -> Result<Vec<u8>, ImageError> {
         let start = self
             .bytes("header", 0, HEADER_START_BYTES.min(self.len_bytes))
             .await?;
         let cluster_size = Header::cluster_size_of(&start).map_err(ImageError::format)?;
-        let cluster = self
-            .bytes("header", 0, cluster_size.min(self.len_bytes))
-            .await?;
-        Header::parse(&cluster).map_err(ImageError::format)
+        self.bytes("header", 0, cluster_size.min(self.len_bytes))
+            .await
+    }
+
+    /// Reads `len_bytes` at `offset`; what the file lacks is zeros.
+    pub(crate) async fn padded(&self, offset: u64, len_bytes: u64) -> Result<Vec<u8>, ImageError> {
+        let mut bytes = Vec::new();
+        self.read_on("image", offset, len_bytes, &mut bytes).await?;
+        Ok(bytes)
     }
 
     /// Reads `len_bytes` at `offset`, all of which the file must have.
@@ -390,7 +408,7 @@ fn kept_disk(header: &Header, snapshot: &Snapshot) -> Result<(u64, HostOffset, u
 }
 
 /// Refuses by name what this engine would misread or damage.
-fn check_supported(header: &Header, writable: bool) -> Result<(), ImageError> {
+pub(crate) fn check_supported(header: &Header, writable: bool) -> Result<(), ImageError> {
     header.check_features().map_err(ImageError::format)?;
     let unsupported = |text: &str| Err(ImageError::new(ErrorKind::Unsupported, text));
     match header.crypt_method {
@@ -405,13 +423,8 @@ fn check_supported(header: &Header, writable: bool) -> Result<(), ImageError> {
     }
     if writable && header.incompatible.has(Incompatible::CORRUPT) {
         let text = "image is marked corrupt; open it read-only, or repair it first \
-                    (qemu-img check -r all)";
+                    (gaur check -r all)";
         return Err(ImageError::new(ErrorKind::Corrupt, text));
-    }
-    if writable && header.incompatible.has(Incompatible::DIRTY) {
-        let text = "image was not closed and its refcounts are out of date; open it read-only, \
-                    or repair it first (qemu-img check -r all)";
-        return Err(ImageError::new(ErrorKind::Unsupported, text));
     }
     Ok(())
 }

@@ -53,6 +53,8 @@ mod queue;
 mod range;
 mod raw;
 mod read;
+mod references;
+mod repair;
 mod resize;
 #[cfg(test)]
 mod scattered_tests;
@@ -90,6 +92,8 @@ pub use map::MapExtent;
 pub use options::BrokenRule;
 pub use options::{Format, OpenOptions};
 pub use queue::Queue;
+pub use references::{Places, References};
+pub use repair::repair;
 pub use snapshot::{NewSnapshot, Snapshot, find_snapshot};
 pub use statistics::{CacheStatistics, HoleStatistics};
 pub use vmstate::{BlockOn, VmStateIo, VmStateReader, VmStateSave, VmStateWriter};

@@ -7,6 +7,7 @@ use gaur_format::{AllocationPolicy, ImageFormat};
 use crate::cache_options::CacheOptions;
 use crate::commit_log::CommitLog;
 use crate::error::{ErrorKind, ImageError};
+use crate::references::References;
 
 /// What the bytes of a file mean: the formats that this engine reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,7 +81,7 @@ pub enum BrokenRule {
     O7,
 }
 
-/// How an image is opened. Made from [`Default`] and changed field by field.
+/// How an image is opened. Made by [`OpenOptions::new`] and changed field by field.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// What the top file holds; `None` looks at its first and last bytes. A guest can make a raw disk
@@ -96,6 +97,9 @@ pub struct OpenOptions {
     pub lock: bool,
     /// Open even if another process is writing; only together with `read_only`.
     pub force_share: bool,
+    /// Which files the image may have opened by naming them. There is no default: who opens an image knows
+    /// who made it.
+    pub references: References,
     /// Open the chain of backing files; without it what the top image does not have reads as zeros.
     pub backing: bool,
     /// Memory for metadata of the top image; those below have the defaults.
@@ -120,9 +124,11 @@ pub struct OpenOptions {
     pub broken: Option<BrokenRule>,
 }
 
-impl Default for OpenOptions {
-    fn default() -> OpenOptions {
+impl OpenOptions {
+    /// For reading and writing the image as it says itself, which may refer to these files.
+    pub fn new(references: References) -> OpenOptions {
         OpenOptions {
+            references,
             format: None,
             read_only: false,
             direct: false,

@@ -13,6 +13,7 @@ use crate::create::create;
 use crate::job::Job;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
+use crate::references::References;
 use crate::test_file::{
     Event, Random, TestBuffer, TestFile, TestHost, block_on, cached_limits, check_clean,
     direct_limits,
@@ -30,7 +31,7 @@ fn disk(limits: FileLimits, extended_l2: bool) -> (TestFile, Queue<TestFile>) {
     block_on(create(&file, &options, &Job::default())).unwrap();
     let mut host = TestHost::default();
     host.add("disk", file.clone());
-    let opened = block_on(open(&host, "disk", &OpenOptions::default())).unwrap();
+    let opened = block_on(open(&host, "disk", &OpenOptions::new(References::Any))).unwrap();
     (file, opened.image.queue(opened.files))
 }
 

@@ -13,6 +13,7 @@ use crate::create::create;
 use crate::job::Job;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
+use crate::references::References;
 use crate::test_file::{Event, TestFile, TestHost, block_on, cached_limits};
 
 const CLUSTER: u64 = 64 << 10;
@@ -61,7 +62,7 @@ impl Disk {
         if let Some(backing) = backing {
             host.add("base", backing);
         }
-        Disk::open(host, file, &OpenOptions::default())
+        Disk::open(host, file, &OpenOptions::new(References::Any))
     }
 
     fn open(host: TestHost, file: TestFile, options: &OpenOptions) -> Disk {
@@ -182,7 +183,7 @@ fn space_of_an_earlier_process_is_filled() {
     disk.write(0, 512, 1);
     block_on(disk.queue.flush_all()).unwrap();
     // Killed: something may be left in the space that the file had gained.
-    let disk = disk.reopen(&OpenOptions::default());
+    let disk = disk.reopen(&OpenOptions::new(References::Any));
     disk.write(8 * CLUSTER, 512, 1);
     let write = |disk: &Disk| disk.write(SUBCLUSTER, 512, 2);
     assert_eq!(disk.transfers(write).1, [SUBCLUSTER as usize]);
@@ -209,7 +210,7 @@ fn bytes_in_a_cluster_that_was_given_back_never_show() {
     for (extended, discard) in [(false, false), (false, true), (true, false), (true, true)] {
         let disk = Disk::new(extended).reopen(&OpenOptions {
             discard,
-            ..OpenOptions::default()
+            ..OpenOptions::new(References::Any)
         });
         disk.write(0, 512, 1);
         disk.file.tear_writes(Some(60 << 10));
@@ -500,7 +501,7 @@ fn the_policy_of_an_image_can_be_overridden() {
         };
         let disk = disk.reopen(&OpenOptions {
             allocation: given,
-            ..OpenOptions::default()
+            ..OpenOptions::new(References::Any)
         });
         assert_eq!(disk.queue.image().allocation(), Some(found));
         let unit = if found == Compact {
@@ -516,7 +517,7 @@ fn the_policy_of_an_image_can_be_overridden() {
 fn no_space_is_given_back_without_the_discard_option() {
     let disk = Disk::new(true).reopen(&OpenOptions {
         discard: false,
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     });
     disk.write(0, CLUSTER, 7);
     let host = disk.host_of(0);

@@ -14,6 +14,7 @@ use std::task::{Context, Poll, Waker};
 
 use gaur_block::{
     Access, Errno, Extent, File, FileId, FileLimits, Host, OpenError, Segments, Source, Target,
+    Within,
 };
 use gaur_format::check::{Check, Report, Step};
 
@@ -450,7 +451,15 @@ impl TestHost {
 impl Host for TestHost {
     type File = TestFile;
 
-    async fn open(&self, name: &Path, access: Access) -> Result<TestFile, OpenError> {
+    async fn open_within(
+        &self,
+        name: &Path,
+        within: Within<'_>,
+        access: Access,
+    ) -> Result<TestFile, OpenError> {
+        if !within.admits(name) {
+            return Err(within.refused());
+        }
         let name = name.to_str().expect("tests call files by text");
         self.opened.borrow_mut().push((name.to_owned(), access));
         if access.lock && self.locked.contains(name) {

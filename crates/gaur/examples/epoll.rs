@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 
-use gaur::{CreateOptions, Disk, OpenOptions, Reactor, ReactorConfig, Result, spawn};
+use gaur::{CreateOptions, Disk, OpenOptions, Reactor, ReactorConfig, References, Result, spawn};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 const RING: EventData = EventData::new_u64(0);
@@ -15,7 +15,7 @@ const REQUESTS: u8 = 32;
 
 fn main() -> Result<()> {
     Disk::create("disk.qcow2", &CreateOptions::new(64 << 20))?;
-    let disk = Disk::open("disk.qcow2", &OpenOptions::default())?;
+    let disk = Disk::open("disk.qcow2", &OpenOptions::new(References::Beside))?;
     let reactor = Reactor::new(&ReactorConfig::default())?;
     let queue = Rc::new(disk.queue());
     let (mut guest, host) = UnixStream::pair()?;

@@ -2,11 +2,11 @@
 
 use std::io::{Read, Write};
 
-use gaur::{CreateOptions, Disk, OpenOptions, Result};
+use gaur::{CreateOptions, Disk, OpenOptions, References, Result};
 
 fn main() -> Result<()> {
     Disk::create("disk.qcow2", &CreateOptions::new(64 << 20))?;
-    let disk = Disk::open("disk.qcow2", &OpenOptions::default())?;
+    let disk = Disk::open("disk.qcow2", &OpenOptions::new(References::Beside))?;
     let queue = disk.blocking();
     queue.write_at(0, b"as it was")?;
 

@@ -1,11 +1,11 @@
 //! A disk for the tasks of tokio, on any of its threads. Nothing here is particular to tokio.
 
-use gaur::{AsyncConfig, CreateOptions, Disk, OpenOptions, Result};
+use gaur::{AsyncConfig, CreateOptions, Disk, OpenOptions, References, Result};
 
 #[tokio::main]
 async fn main() -> Result<()> {
     Disk::create("disk.qcow2", &CreateOptions::new(64 << 20))?;
-    let disk = Disk::open("disk.qcow2", &OpenOptions::default())?;
+    let disk = Disk::open("disk.qcow2", &OpenOptions::new(References::Beside))?;
     let queue = disk.start(&AsyncConfig::default())?;
     let writers: Vec<_> = (0..16_u8)
         .map(|number| {

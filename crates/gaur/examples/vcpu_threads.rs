@@ -3,14 +3,14 @@
 
 use std::thread;
 
-use gaur::{CreateOptions, Disk, OpenOptions, Reactor, ReactorConfig, Result};
+use gaur::{CreateOptions, Disk, OpenOptions, Reactor, ReactorConfig, References, Result};
 
 const VCPUS: u64 = 4;
 const SHARE: u64 = 16 << 20;
 
 fn main() -> Result<()> {
     Disk::create("disk.qcow2", &CreateOptions::new(VCPUS * SHARE))?;
-    let disk = Disk::open("disk.qcow2", &OpenOptions::default())?;
+    let disk = Disk::open("disk.qcow2", &OpenOptions::new(References::Beside))?;
     thread::scope(|scope| {
         let disk = &disk;
         let vcpus = (0..VCPUS).map(|vcpu| scope.spawn(move || run(disk, vcpu)));

@@ -13,7 +13,7 @@ use std::error::Error;
 use std::io::{Read, stdin};
 use std::thread::available_parallelism;
 
-use gaur::{Disk, OpenOptions};
+use gaur::{Disk, OpenOptions, References};
 use gaur_export::{Front, vhost_user};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (Some(image), Some(socket)) = (arguments.next(), arguments.next()) else {
         return Err("usage: vhost_user_blk IMAGE SOCKET".into());
     };
-    let disk = Disk::open(image, &OpenOptions::default())?;
+    let disk = Disk::open(image, &OpenOptions::new(References::Beside))?;
 
     let mut options = vhost_user::Options::new(socket);
     options.queues = 4;

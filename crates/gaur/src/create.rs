@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use gaur_engine::{ErrorKind, Format, Job, OpenOptions};
+use gaur_engine::{ErrorKind, Format, Job, OpenOptions, References};
 use gaur_format::AllocationPolicy;
 use gaur_format::plan::{self, Preallocation};
 use gaur_reactor::{BlockingFile, CreateFile, OpenFile, block_on};
@@ -104,7 +104,9 @@ fn backing_bytes(overlay: &Path, backing: &Backing) -> Result<u64> {
     let options = OpenOptions {
         format: Some(backing.format),
         read_only: true,
-        ..OpenOptions::default()
+        // Its size does not depend on what is below it.
+        backing: false,
+        ..OpenOptions::new(References::Nothing)
     };
     Ok(Disk::open(path, &options)?.size_bytes())
 }

@@ -2,12 +2,12 @@
 //! with crash safety that is tested.
 //!
 //! ```no_run
-//! use gaur::{CreateOptions, Disk, OpenOptions};
+//! use gaur::{CreateOptions, Disk, OpenOptions, References};
 //!
 //! # fn main() -> gaur::Result<()> {
 //! let create = CreateOptions::new(10 << 30);
 //! Disk::create("disk.qcow2", &create)?;
-//! let disk = Disk::open("disk.qcow2", &OpenOptions::default())?;
+//! let disk = Disk::open("disk.qcow2", &OpenOptions::new(References::Beside))?;
 //! let queue = disk.blocking();
 //! queue.write_at(4096, b"hello")?;
 //! queue.flush()?;
@@ -86,8 +86,8 @@ pub use queue::{Queue, Unmap};
 
 pub use gaur_block::{Errno, Status};
 pub use gaur_engine::{
-    AllocationPolicy, CacheOptions, ErrorKind, Format, OpenOptions, Snapshot, VmStateReader,
-    VmStateWriter,
+    AllocationPolicy, CacheOptions, ErrorKind, Format, OpenOptions, References, Snapshot,
+    VmStateReader, VmStateWriter,
 };
 pub use gaur_format::plan::Preallocation;
 pub use gaur_reactor::{Config as ReactorConfig, Driver, JoinHandle, Reactor, spawn};

@@ -6,7 +6,7 @@ use std::thread;
 
 use gaur::{
     AsyncConfig, CreateOptions, Disk, ErrorKind, Format, OpenOptions, Reactor, ReactorConfig,
-    Unmap, spawn,
+    References, Unmap, spawn,
 };
 use tempfile::TempDir;
 
@@ -33,7 +33,7 @@ impl Scratch {
     }
 
     fn open(&self, name: &str) -> Disk {
-        Disk::open(self.path(name), &OpenOptions::default()).expect("it opens")
+        Disk::open(self.path(name), &OpenOptions::new(References::Beside)).expect("it opens")
     }
 }
 
@@ -134,11 +134,11 @@ fn requests_beyond_the_end_fail_and_say_where() {
 #[test]
 fn errors_of_opening_name_the_file_and_the_cause() {
     let scratch = Scratch::new();
-    let text = Disk::open(scratch.path("none"), &OpenOptions::default());
+    let text = Disk::open(scratch.path("none"), &OpenOptions::new(References::Beside));
     let text = text.expect_err("nothing is there").to_string();
     assert!(text.ends_with("none: no such file or directory"), "{text}");
     let disk = scratch.disk();
-    let again = Disk::open(scratch.path("disk"), &OpenOptions::default());
+    let again = Disk::open(scratch.path("disk"), &OpenOptions::new(References::Beside));
     assert_eq!(again.expect_err("it is in use").kind(), ErrorKind::Locked);
     drop(disk);
     let create = CreateOptions::default();

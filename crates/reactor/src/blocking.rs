@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use gaur_block::{Access, Errno, Host, OpenError, Segments, SegmentsMut};
+use gaur_block::{Access, Errno, Host, OpenError, Segments, SegmentsMut, Within};
 
 use crate::context;
 use crate::memory::Buffer;
@@ -27,8 +27,13 @@ pub struct BlockingHost;
 impl Host for BlockingHost {
     type File = BlockingFile;
 
-    async fn open(&self, name: &Path, access: Access) -> Result<BlockingFile, OpenError> {
-        OpenFile::open(name, access).map(BlockingFile::new)
+    async fn open_within(
+        &self,
+        name: &Path,
+        within: Within<'_>,
+        access: Access,
+    ) -> Result<BlockingFile, OpenError> {
+        OpenFile::open_within(name, within, access).map(BlockingFile::new)
     }
 }
 

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::Path;
 use std::rc::Rc;
 
-use gaur_block::{Access, Errno, Host, OpenError, Registered, Segments, SegmentsMut};
+use gaur_block::{Access, Errno, Host, OpenError, Registered, Segments, SegmentsMut, Within};
 use io_uring::{opcode, squeue, types};
 
 use crate::blocking::BlockingFile;
@@ -30,8 +30,13 @@ pub struct ReactorHost;
 impl Host for ReactorHost {
     type File = ReactorFile;
 
-    async fn open(&self, name: &Path, access: Access) -> Result<ReactorFile, OpenError> {
-        OpenFile::open(name, access).map(ReactorFile::new)
+    async fn open_within(
+        &self,
+        name: &Path,
+        within: Within<'_>,
+        access: Access,
+    ) -> Result<ReactorFile, OpenError> {
+        OpenFile::open_within(name, within, access).map(ReactorFile::new)
     }
 }
 

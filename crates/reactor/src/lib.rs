@@ -44,6 +44,7 @@ mod threads;
 mod timer;
 mod trim;
 mod whole;
+mod within;
 
 pub use address::{Address, SOCKET_PATH_MAX};
 pub use blocking::{BlockingFile, BlockingHost, block_on};

@@ -50,7 +50,7 @@ struct Shared {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     Regular,
     BlockDevice,
 }
@@ -77,12 +77,7 @@ impl OpenFile {
         let path = c_path(name.as_ref())?;
         let facts = again(|| fs::stat(&path)).map_err(|errno| cannot_open(errno, access.write))?;
         kind_of(&facts)?;
-        let mode = if access.write {
-            OFlags::RDWR
-        } else {
-            OFlags::RDONLY
-        };
-        OpenFile::open_with(&path, mode, access)
+        OpenFile::open_with(&path, mode_of(access), access)
     }
 
     /// Makes a new, empty file at the path `name`, open for writing.
@@ -126,18 +121,14 @@ impl OpenFile {
     }
 
     fn open_with(path: &CStr, mode: OFlags, access: Access) -> Result<OpenFile, OpenError> {
-        let direct_flag = match access.direct {
-            true => OFlags::DIRECT,
-            false => OFlags::empty(),
-        };
         // Should the path have become a fifo since it was looked at, this open does not wait.
-        let fd =
-            syscall::open(path, mode | direct_flag | OFlags::NONBLOCK).map_err(
-                |errno| match errno {
-                    Errno::EINVAL if access.direct => no_direct(),
-                    errno => cannot_open(errno, access.write),
-                },
-            )?;
+        let fd = syscall::open(path, mode | direct_flag(access) | OFlags::NONBLOCK)
+            .map_err(|errno| open_failed(errno, access))?;
+        OpenFile::from_fd(fd, access)
+    }
+
+    /// A file that was opened with O_NONBLOCK, whatever it is.
+    pub(crate) fn from_fd(fd: OwnedFd, access: Access) -> Result<OpenFile, OpenError> {
         let facts = again(|| fs::fstat(&fd)).map_err(|errno| cannot_open(errno, access.write))?;
         let kind = kind_of(&facts)?;
         // A ring answers EAGAIN instead of waiting for a descriptor that says O_NONBLOCK.
@@ -306,6 +297,26 @@ impl Shared {
     }
 }
 
+/// Whether a file is opened to be read, or written too.
+fn mode_of(access: Access) -> OFlags {
+    match access.write {
+        true => OFlags::RDWR,
+        false => OFlags::RDONLY,
+    }
+}
+
+fn direct_flag(access: Access) -> OFlags {
+    match access.direct {
+        true => OFlags::DIRECT,
+        false => OFlags::empty(),
+    }
+}
+
+/// The flags to open a file with, whose kind is not sure yet.
+pub(crate) fn flags_of(access: Access) -> OFlags {
+    mode_of(access) | direct_flag(access) | OFlags::NONBLOCK
+}
+
 /// What O_DIRECT asks for: what the kernel says, or a block device's sector, or the smallest unit
 /// that a read accepts.
 fn direct_alignment(fd: BorrowedFd<'_>, sector_bytes: u32) -> DirectAlignment {
@@ -333,7 +344,7 @@ fn direct_alignment(fd: BorrowedFd<'_>, sector_bytes: u32) -> DirectAlignment {
     }
 }
 
-fn kind_of(facts: &Stat) -> Result<Kind, OpenError> {
+pub(crate) fn kind_of(facts: &Stat) -> Result<Kind, OpenError> {
     let (errno, what) = match FileType::from_raw_mode(facts.st_mode) {
         FileType::RegularFile => return Ok(Kind::Regular),
         FileType::BlockDevice => return Ok(Kind::BlockDevice),
@@ -347,7 +358,7 @@ fn kind_of(facts: &Stat) -> Result<Kind, OpenError> {
     Err(refused(errno, reason))
 }
 
-fn c_path(name: &Path) -> Result<CString, OpenError> {
+pub(crate) fn c_path(name: &Path) -> Result<CString, OpenError> {
     let path = CString::new(name.as_os_str().as_bytes());
     path.map_err(|_| refused(Errno::EINVAL, "the name contains a NUL byte"))
 }
@@ -355,6 +366,13 @@ fn c_path(name: &Path) -> Result<CString, OpenError> {
 pub(crate) fn refused(errno: Errno, reason: impl Into<String>) -> OpenError {
     let reason = reason.into();
     OpenError { errno, reason }
+}
+
+pub(crate) fn open_failed(errno: Errno, access: Access) -> OpenError {
+    match errno {
+        Errno::EINVAL if access.direct => no_direct(),
+        errno => cannot_open(errno, access.write),
+    }
 }
 
 fn no_direct() -> OpenError {

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use gaur_block::{Errno, Segments, SegmentsMut};
-use rustix::fs::{self, AtFlags, FallocateFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{self, AtFlags, FallocateFlags, Mode, OFlags, ResolveFlags, StatxFlags};
 
 use crate::iovecs::iovec_of;
 
@@ -71,6 +71,35 @@ pub(crate) fn filesystem_magic(fd: BorrowedFd<'_>) -> Result<i64, Errno> {
 pub(crate) fn open(path: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
     again(|| fs::open(path, flags, Mode::from_raw_mode(0o644)))
+}
+
+/// Opens a path below a directory, which neither links nor `..` leave (Linux 5.6); `O_CLOEXEC` is added.
+pub(crate) fn open_beneath(
+    directory: BorrowedFd<'_>,
+    path: &CStr,
+    flags: OFlags,
+) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let flags = flags | OFlags::CLOEXEC | no_terminal(flags);
+    again(|| fs::openat2(directory, path, flags, Mode::empty(), resolve))
+}
+
+/// Opens one name in a directory, no link; `O_CLOEXEC` is added.
+pub(crate) fn open_in(
+    directory: BorrowedFd<'_>,
+    name: &CStr,
+    flags: OFlags,
+) -> Result<OwnedFd, Errno> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | no_terminal(flags);
+    again(|| fs::openat(directory, name, flags, Mode::empty()))
+}
+
+/// The kernel refuses `O_NOCTTY` beside `O_PATH`, and has no use for it there.
+fn no_terminal(flags: OFlags) -> OFlags {
+    match flags.contains(OFlags::PATH) {
+        true => OFlags::empty(),
+        false => OFlags::NOCTTY,
+    }
 }
 
 /// Has operations on the descriptor say `EAGAIN` where they would wait, or wait.

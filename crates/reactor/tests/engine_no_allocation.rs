@@ -9,7 +9,7 @@ mod scratch;
 
 use counting::{Counting, allocations};
 use gaur_block::{Access, Device, Host, Payload, Request, Source, Target};
-use gaur_engine::{CacheOptions, OpenOptions, create, open};
+use gaur_engine::{CacheOptions, OpenOptions, References, create, open};
 use gaur_format::plan::CreateOptions;
 use gaur_reactor::{
     Config, CreateFile, Driver, OpenFile, Reactor, ReactorFile, ReactorHost, buffer,
@@ -54,7 +54,7 @@ async fn requests_allocate_nothing(name: &str, extended_l2: bool) {
     create(&ReactorFile::new(file), &plan, &gaur_engine::Job::default())
         .await
         .expect("qcow2");
-    let opened = open(&ReactorHost, name, &OpenOptions::default())
+    let opened = open(&ReactorHost, name, &OpenOptions::new(References::Any))
         .await
         .expect("open");
     let queue = opened.image.queue(opened.files);
@@ -134,7 +134,7 @@ async fn a_small_cache_allocates_nothing(name: &str, extended_l2: bool) {
             refcount_bytes: Some(16 << 10),
             ..CacheOptions::default()
         },
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     };
     let opened = open(&ReactorHost, name, &options).await.expect("open");
     let queue = opened.image.queue(opened.files);

@@ -88,7 +88,7 @@ fn clean(turns: &Weak<Mutex<Vec<Turn>>>) -> bool {
 mod tests {
     use std::path::Path;
 
-    use gaur_engine::{Format, OpenOptions};
+    use gaur_engine::{Format, OpenOptions, References};
     use gaur_format::plan::CreateOptions;
 
     use super::*;
@@ -104,7 +104,7 @@ mod tests {
         };
         temporary::make(Path::new(path), &plan).expect("a new image");
         let spec = ImageSpec::plain(path, Some(Format::Qcow2));
-        let image = SharedImage::open(&spec, &OpenOptions::default()).expect("it opens");
+        let image = SharedImage::open(&spec, &OpenOptions::new(References::Any)).expect("it opens");
         image.guest().write(0, &[1; 512]).expect("a write");
         image.close().expect("nothing is left to write");
         image

@@ -173,7 +173,7 @@ pub fn tell(name: &str, unclosed: Unclosed, knows: bool) {
     }
     say(format_args!(
         "{name}: the process that wrote to it last was killed or lost its power; clusters may be leaked: \
-         'gaur check {name}' counts them, 'qemu-img check -r leaks {name}' gives them back"
+         'gaur check {name}' counts them, 'gaur check -r leaks {name}' gives them back"
     ));
 }
 

@@ -3,13 +3,14 @@
 
 use std::path::Path;
 
-use gaur_block::{Access, Errno, Extent, File, Target};
-use gaur_engine::{Format, OpenOptions};
+use gaur_block::{Access, Errno, Extent, File, Target, Within};
+use gaur_engine::{ErrorKind, Format, OpenOptions};
 use gaur_format::{Header, limit};
 use gaur_reactor::{BlockingFile, OpenFile, block_on};
 
 use crate::failure::Failure;
 use crate::open;
+use crate::references;
 
 /// Bytes from which the length of the header can be told.
 const HEADER_START_BYTES: u64 = 512;
@@ -22,17 +23,33 @@ pub struct ImageFile {
 }
 
 impl ImageFile {
-    /// Opens the file to read it, as `options` say.
+    /// Opens the file as `options` say.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<ImageFile, Failure> {
+        ImageFile::open_within(path, Within::Anywhere, options)
+    }
+
+    /// The same with a file that an image names.
+    pub fn open_within(
+        path: &Path,
+        within: Within<'_>,
+        options: &OpenOptions,
+    ) -> Result<ImageFile, Failure> {
         let name = path.to_string_lossy().into_owned();
         let access = Access {
-            write: false,
+            write: !options.read_only,
             direct: options.direct,
             lock: options.lock,
             force_share: options.force_share,
         };
-        let file =
-            OpenFile::open(path, access).map_err(|error| open::file_failed(&name, &error))?;
+        let file = OpenFile::open_within(path, within, access).map_err(|error| {
+            let failure = open::file_failed(&name, &error);
+            match error.errno {
+                Errno::EXDEV => failure
+                    .kind(ErrorKind::ReferenceRefused)
+                    .hint(references::hint(&options.references)),
+                _ => failure,
+            }
+        })?;
         let file = BlockingFile::new(file);
         let len = block_on(file.len())
             .map_err(|errno| Failure::system(&name, "cannot tell its length", errno))?;
@@ -47,6 +64,11 @@ impl ImageFile {
     /// Its length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len
+    }
+
+    /// The file, to do input and output on.
+    pub fn file(&self) -> &BlockingFile {
+        &self.file
     }
 
     /// The file itself.

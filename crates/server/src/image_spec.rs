@@ -8,7 +8,9 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use gaur_engine::{AllocationPolicy, CacheOptions, ErrorKind, Format, OpenOptions, Opened};
+use gaur_engine::{
+    AllocationPolicy, CacheOptions, ErrorKind, Format, OpenOptions, Opened, References,
+};
 use gaur_reactor::BlockingFile;
 
 use crate::failure::Failure;
@@ -143,11 +145,18 @@ impl ImageSpec {
     }
 
     /// The same image with its format, found out if it is not told. For commands that write what their
-    /// caller asks for, and not what a guest does.
-    pub fn with_probed_format(mut self) -> Result<ImageSpec, Failure> {
+    /// caller asks for, and not what a guest does. An `untrusted` image is not found to be raw.
+    pub fn with_probed_format(mut self, untrusted: bool) -> Result<ImageSpec, Failure> {
         if self.format.is_none() {
-            let file = ImageFile::open(&self.path, &open::reading(None, true))?;
-            self.format = Some(self.format_of(&file)?);
+            let look = open::reading(None, true, References::Nothing);
+            let format = self.format_of(&ImageFile::open(&self.path, &look)?)?;
+            if untrusted && format == Format::Raw {
+                let message =
+                    "taken for a raw image by its content, which --untrusted does not trust";
+                let hint = format!("say {} if it is one", self.raw_words());
+                return Err(Failure::about(&self.shown, message).hint(hint));
+            }
+            self.format = Some(format);
         }
         Ok(self)
     }
@@ -498,7 +507,7 @@ mod tests {
     }
 
     fn writing() -> OpenOptions {
-        OpenOptions::default()
+        OpenOptions::new(References::Any)
     }
 
     #[test]
@@ -708,7 +717,7 @@ mod tests {
             let options = spec(text).open_options(base);
             options.expect_err(text).to_string()
         };
-        let reading = open::reading(None, true);
+        let reading = open::reading(None, true, References::Any);
         let read_only = "driver=qcow2,file.filename=a,read-only=on";
         assert!(told(read_only, &writing()).contains("this command writes"));
         assert!(spec(read_only).open_options(&reading).is_ok());

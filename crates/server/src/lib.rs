@@ -23,6 +23,7 @@ pub mod notice;
 pub mod open;
 pub mod options;
 pub mod pin;
+pub mod references;
 pub mod server;
 pub mod shared_image;
 pub mod size;

@@ -5,11 +5,12 @@ use std::path::Path;
 #[cfg(feature = "clap")]
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gaur_block::{Errno, OpenError};
-use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions, Opened};
+use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions, Opened, References};
 use gaur_reactor::{BlockingFile, BlockingHost, block_on};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
+use crate::references;
 
 /// Reads a format's name; the allowed ones are listed when it is none of them.
 #[cfg(feature = "clap")]
@@ -66,12 +67,12 @@ impl CacheMode {
 }
 
 /// Options for reading `format` (probed if `None`) without changing anything.
-pub fn reading(format: Option<Format>, force_share: bool) -> OpenOptions {
+pub fn reading(format: Option<Format>, force_share: bool, references: References) -> OpenOptions {
     OpenOptions {
         format,
         read_only: true,
         force_share,
-        ..OpenOptions::default()
+        ..OpenOptions::new(references)
     }
 }
 
@@ -82,6 +83,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened<BlockingFile>, 
         match error.kind() {
             ErrorKind::Locked if options.read_only => failure.hint(LOCKED_HINT),
             ErrorKind::NotFound => hint_at_protocol(failure, &path.to_string_lossy()),
+            ErrorKind::ReferenceRefused => failure.hint(references::hint(&options.references)),
             _ => failure,
         }
     })

@@ -31,6 +31,7 @@ pub fn open(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure
     }
     let path =
         std::path::absolute(spec.file_path()).map_err(|error| Failure::io(spec.path(), &error))?;
+    let references = base.references.over(&path);
     let format = below.image.layers().first().map(|layer| layer.format());
     let plan = CreateOptions {
         size_bytes: below.image.size_bytes(),
@@ -55,6 +56,7 @@ pub fn open(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure
         allocation: base.allocation,
         backing_snapshot: options.snapshot.clone(),
         snapshot: None,
+        references,
         ..options
     };
     let opened = open::open(&overlay, &options)?;

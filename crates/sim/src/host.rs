@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
-use gaur_block::{Access, Errno, FileId, Host, OpenError};
+use gaur_block::{Access, Errno, FileId, Host, OpenError, Within};
 
 use crate::disk::Disk;
 use crate::file::WriteLock;
@@ -178,7 +178,15 @@ impl SimHost {
 impl Host for SimHost {
     type File = SimFile;
 
-    async fn open(&self, name: &Path, access: Access) -> Result<SimFile, OpenError> {
+    async fn open_within(
+        &self,
+        name: &Path,
+        within: Within<'_>,
+        access: Access,
+    ) -> Result<SimFile, OpenError> {
+        if !within.admits(name) {
+            return Err(within.refused());
+        }
         let disk = name
             .to_str()
             .and_then(|name| self.disks.borrow().get(name).cloned());

@@ -35,6 +35,26 @@ fn same_answers(image: &str) {
     }
 }
 
+/// `measure` foresees what QEMU does, whatever the new image is to be.
+fn same_sizes(source: &[&str]) {
+    for options in [
+        "",
+        "cluster_size=4k",
+        "cluster_size=128k,extended_l2=on",
+        "cluster_size=2M,refcount_bits=64",
+        "compat=0.10",
+        "preallocation=metadata",
+        "preallocation=falloc",
+    ] {
+        let target = ["measure", "--output=json", "-O", "qcow2", "-o", options];
+        let count = if options.is_empty() { 4 } else { 6 };
+        let arguments = [&target[..count], source].concat();
+        let theirs = qemu_img(&arguments).ok().json();
+        let ours = gaur(&arguments).ok().json();
+        assert_eq!(ours, theirs, "{arguments:?}: ours, then QEMU's");
+    }
+}
+
 fn same_answer(verb: &str, image: &str) {
     let arguments = [verb, "--output=json", image];
     let theirs = qemu_img(&arguments).ok().json();
@@ -62,6 +82,7 @@ fn check(kind: Kind, layout: Layout) {
     let image = build(kind, &layout, &scratch);
     read_back(&image, &scratch);
     same_answers(&image);
+    same_sizes(&[&image]);
 }
 
 fn plain(layout: Layout) {
@@ -255,4 +276,32 @@ fn a_dirty_image_is_read_and_never_made_worse() {
             pattern: 7,
         }],
     );
+}
+
+#[test]
+fn sizes_of_images_that_are_not_there_yet_are_those_of_qemu() {
+    for size in ["0", "1", "64k", "1234567", "10G", "3T"] {
+        same_sizes(&["--size", size]);
+    }
+    let scratch = Scratch::new("measure");
+    let path = |name: &str| scratch.path(name);
+    let (image, raw) = (path("bitmaps.qcow2"), noise(&scratch));
+    qemu_img(&["create", "-q", "-f", "qcow2", &image, "700M"]).ok();
+    for (name, granularity) in [("one", "512"), ("another-name", "1M")] {
+        qemu_img(&["bitmap", "--add", "-g", granularity, &image, name]).ok();
+    }
+    same_sizes(&[&image]);
+    same_sizes(&["-f", "raw", &raw]);
+    let over = "backing_file=base,backing_fmt=raw";
+    for arguments in [
+        &["measure", "-O", "qcow2", "-o", over, &image][..],
+        &["measure", "-O", "qcow2", &image],
+        &["measure", "-O", "raw", &image],
+        &["measure", "--size", "5G"],
+    ] {
+        let theirs = qemu_img(arguments).ok();
+        assert_eq!(gaur(arguments).ok().stdout, theirs.stdout, "{arguments:?}");
+    }
+    let refused = gaur(&["measure", "-O", "qcow2", "--size", "1G", &image]).refused();
+    assert!(refused.stderr.contains("--size"), "{}", refused.stderr);
 }

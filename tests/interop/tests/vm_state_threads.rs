@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use gaur_block::{Access, Host};
-use gaur_engine::{Image, Job, NewSnapshot, OpenOptions, Queue, VmStateReader, VmStateSave};
+use gaur_engine::{
+    Image, Job, NewSnapshot, OpenOptions, Queue, References, VmStateReader, VmStateSave,
+};
 use gaur_interop::random::Random;
 use gaur_interop::scratch::Scratch;
 use gaur_interop::tool::{assert_clean, qemu_img};
@@ -64,7 +66,7 @@ fn saved_and_loaded(direct: bool, options: &[&str]) {
     reactor.block_on(async {
         let open = OpenOptions {
             direct,
-            ..OpenOptions::default()
+            ..OpenOptions::new(References::Any)
         };
         let opened = gaur_engine::open(&ReactorHost, &path, &open)
             .await

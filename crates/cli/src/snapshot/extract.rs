@@ -130,7 +130,7 @@ fn extract_here(
     which: &str,
     progress: Progress,
 ) -> Result<(), Failure> {
-    let mut options = open::reading(None, args.force_share);
+    let mut options = open::reading(None, args.force_share, args.act.references.references());
     options.direct = args.act.cache.direct();
     let image = SharedImage::open(spec, &options).map_err(target::explain_lock)?;
     let (sender, receiver, handle) = pipe();

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::Write;
 
-use gaur_engine::Format;
+use gaur_engine::{Format, References};
 
 use super::target::{self, Target, TargetArgs};
 use crate::control::client::Client;
@@ -11,7 +11,7 @@ use crate::control::protocol::Command;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::json;
-use crate::open::{self, Output};
+use crate::open::{self, Output, ReferenceOptions};
 use crate::progress::Progress;
 use crate::snapshot_report::{self, SnapshotInfo};
 use crate::snapshot_table;
@@ -21,6 +21,9 @@ use crate::snapshot_table;
 struct LookArgs {
     #[command(flatten)]
     target: TargetArgs,
+    /// Without effect: nothing that the image refers to is opened.
+    #[command(flatten)]
+    _references: ReferenceOptions,
     /// How to print
     #[arg(long, value_enum, default_value = "human")]
     output: Output,
@@ -110,7 +113,7 @@ pub fn details(target: &Target, force_share: bool) -> Result<Vec<SnapshotInfo>, 
 
 /// Only the table is read, so that images whose data cannot be read here can be looked at, too.
 fn read(spec: &ImageSpec, force_share: bool) -> Result<Vec<SnapshotInfo>, Failure> {
-    let file = spec.open_file(&open::reading(None, force_share))?;
+    let file = spec.open_file(&open::reading(None, force_share, References::Nothing))?;
     if spec.format_of(&file)? == Format::Raw {
         return Ok(Vec::new());
     }

@@ -9,7 +9,7 @@ use gaur_engine::{Format, OpenOptions};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
-use crate::open::{CacheMode, format_parser};
+use crate::open::{CacheMode, ReferenceOptions, format_parser};
 use crate::shared_image::SharedImage;
 
 /// Where the image is.
@@ -22,7 +22,8 @@ pub struct TargetArgs {
     #[arg(long, conflicts_with = "format")]
     pub image_opts: bool,
     /// Act on the image that 'gaur serve --control SOCKET' has open; no IMAGE is given then
-    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["format", "image_opts"])]
+    #[arg(long, value_name = "SOCKET", 
+          conflicts_with_all = ["format", "image_opts", "allow", "allow_any", "untrusted"])]
     pub control: Option<PathBuf>,
     /// Name of the export, if the server has several
     #[arg(short = 'x', long, value_name = "NAME", requires = "control")]
@@ -36,6 +37,8 @@ pub struct TargetArgs {
 /// How something is done to it.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ChangeArgs {
+    #[command(flatten)]
+    pub references: ReferenceOptions,
     /// Use of the host's cache
     #[arg(short = 't', long, value_name = "MODE", default_value = "writeback")]
     pub cache: CacheMode,
@@ -140,9 +143,9 @@ impl ChangeArgs {
         let options = OpenOptions {
             direct: self.cache.direct(),
             drop_bitmaps: self.drop_bitmaps,
-            ..OpenOptions::default()
+            ..OpenOptions::new(self.references.references())
         };
-        let spec = spec.clone().with_probed_format()?;
+        let spec = spec.clone().with_probed_format(self.references.untrusted)?;
         SharedImage::open(&spec, &options).map_err(|failure| failure.hint_if_locked(LOCKED_HINT))
     }
 }

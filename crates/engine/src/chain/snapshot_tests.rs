@@ -4,6 +4,7 @@ use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 
 use super::tests::*;
 use super::*;
+use crate::references::References;
 use crate::test_file::{TestFile, TestHost, block_on};
 use gaur_format::HostOffset;
 use gaur_format::header::Header;
@@ -125,7 +126,7 @@ fn an_overlay_over_a_snapshot_is_written_to_and_the_image_is_not() {
     let host = host(&[("over", over), ("image", image(|_| {}))]);
     let options = OpenOptions {
         backing_snapshot: Some("monday".to_owned()),
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     };
     let opened = open_in(&host, "over", &options).unwrap();
     assert_eq!(
@@ -196,7 +197,7 @@ fn a_snapshot_that_cannot_be_shown_is_told_why() {
     assert_eq!(kind, ErrorKind::InvalidInput);
     let below = OpenOptions {
         backing_snapshot: Some("monday".to_owned()),
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     };
     let kind = refused(&host, "plain", &below, &["no backing file"]);
     assert_eq!(kind, ErrorKind::InvalidInput);

@@ -5,6 +5,7 @@ use gaur_format::snapshot::{self, Snapshot};
 use gaur_format::{HostOffset, Version};
 
 use super::*;
+use crate::references::References;
 use crate::test_file::{Event, TestFile, TestHost, block_on, cached_limits, direct_limits};
 
 pub(super) const CLUSTER: usize = 512;
@@ -72,7 +73,7 @@ pub(super) fn host(files: &[(&str, Vec<u8>)]) -> TestHost {
 pub(super) fn read_only() -> OpenOptions {
     OpenOptions {
         read_only: true,
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     }
 }
 
@@ -112,7 +113,7 @@ fn damage(bytes: Vec<u8>, options: &OpenOptions) -> (ErrorKind, String) {
 #[test]
 fn a_single_image_is_opened_for_writing_with_its_lock() {
     let host = host(&[("dir/top", bytes_of(&header()))]);
-    let opened = open_in(&host, "dir/top", &OpenOptions::default()).unwrap();
+    let opened = open_in(&host, "dir/top", &OpenOptions::new(References::Any)).unwrap();
     assert_eq!(opened.image.size_bytes(), SIZE);
     assert_eq!(opened.files.len(), 1);
     let layer = &opened.image.layers()[0];
@@ -140,7 +141,7 @@ fn three_hundred_layers_open_and_only_the_top_one_for_writing() {
         .map(|(name, bytes)| (name.as_str(), bytes.clone()))
         .collect();
     let host = host(&files);
-    let opened = open_in(&host, "d/299", &OpenOptions::default()).unwrap();
+    let opened = open_in(&host, "d/299", &OpenOptions::new(References::Any)).unwrap();
     assert_eq!(
         (opened.files.len(), opened.image.layers().len()),
         (300, 300)
@@ -185,7 +186,7 @@ fn without_backing_only_the_top_is_opened() {
     let host = host(&[("top", bytes_of(&over("missing")))]);
     let options = OpenOptions {
         backing: false,
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     };
     assert_eq!(open_in(&host, "top", &options).unwrap().files.len(), 1);
 }
@@ -213,7 +214,7 @@ fn backing_loops_are_found_by_name_link_and_own_lock() {
     );
 
     by_link.lock("link");
-    let (kind, line) = failure(&by_link, "a", &OpenOptions::default());
+    let (kind, line) = failure(&by_link, "a", &OpenOptions::new(References::Any));
     assert_eq!(kind, ErrorKind::InvalidInput, "{line}");
 }
 
@@ -299,7 +300,7 @@ fn an_unknown_backing_format_is_refused_by_name_and_never_guessed() {
 fn foreign_format_is_refused_by_name_unless_the_format_is_told() {
     let vmdk = [b"KDMV\x03\0\0\0".to_vec(), vec![0; 2000]].concat();
     let host = host(&[("d/top", vmdk)]);
-    for options in [read_only(), OpenOptions::default()] {
+    for options in [read_only(), OpenOptions::new(References::Any)] {
         let (kind, line) = failure(&host, "d/top", &options);
         assert_eq!(kind, ErrorKind::ForeignFormat);
         assert_eq!(
@@ -346,7 +347,7 @@ fn foreign_backing_file_is_refused_unless_its_overlay_says_raw() {
 #[test]
 fn raw_image_is_written_to_only_when_it_was_called_raw() {
     let host = host(&[("top", vec![0; 4096]), ("image", bytes_of(&header()))]);
-    let (kind, line) = failure(&host, "top", &OpenOptions::default());
+    let (kind, line) = failure(&host, "top", &OpenOptions::new(References::Any));
     assert_eq!(kind, ErrorKind::FormatNotTold);
     assert_eq!(
         line,
@@ -354,12 +355,12 @@ fn raw_image_is_written_to_only_when_it_was_called_raw() {
     );
     let told = OpenOptions {
         format: Some(Format::Raw),
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     };
     assert!(open_in(&host, "top", &told).is_ok());
     assert!(open_in(&host, "top", &read_only()).is_ok());
     // What looks like qcow2 is written to as qcow2: its guest cannot reach the header.
-    assert!(open_in(&host, "image", &OpenOptions::default()).is_ok());
+    assert!(open_in(&host, "image", &OpenOptions::new(References::Any)).is_ok());
 }
 
 #[test]
@@ -407,22 +408,19 @@ fn unsupported_features_are_refused_by_name() {
 }
 
 #[test]
-fn dirty_and_corrupt_images_open_for_reading_only_and_say_how_to_repair() {
-    for (bit, kind) in [
-        (Incompatible::DIRTY, ErrorKind::Unsupported),
-        (Incompatible::CORRUPT, ErrorKind::Corrupt),
-    ] {
+fn corrupt_images_open_for_reading_only_and_say_how_to_repair() {
+    for more in [Incompatible(0), Incompatible::DIRTY] {
         let bytes = bytes_of(&Header {
-            incompatible: bit,
+            incompatible: Incompatible::CORRUPT.with(more),
             ..header()
         });
         assert!(open_in(&host(&[("top", bytes.clone())]), "top", &read_only()).is_ok());
-        let (found, line) = damage(bytes.clone(), &OpenOptions::default());
-        assert_eq!(found, kind);
-        assert!(line.contains("repair"), "{line}");
+        let (found, line) = damage(bytes.clone(), &OpenOptions::new(References::Any));
+        assert_eq!(found, ErrorKind::Corrupt);
+        assert!(line.contains("gaur check -r all"), "{line}");
         let over = host(&[("top", bytes_of(&over("base"))), ("base", bytes)]);
         assert!(
-            open_in(&over, "top", &OpenOptions::default()).is_ok(),
+            open_in(&over, "top", &OpenOptions::new(References::Any)).is_ok(),
             "a base is only read"
         );
     }
@@ -461,7 +459,7 @@ fn tables_beyond_the_end_of_the_file_are_damage_not_zeros() {
         )
         .is_ok()
     );
-    let (_, line) = damage(block_outside, &OpenOptions::default());
+    let (_, line) = damage(block_outside, &OpenOptions::new(References::Any));
     assert!(line.contains("refcount block 1 takes"), "{line}");
 
     let snapshots = Header {
@@ -469,7 +467,7 @@ fn tables_beyond_the_end_of_the_file_are_damage_not_zeros() {
         snapshots_offset: HostOffset(1 << 30),
         ..header()
     };
-    let (_, line) = damage(bytes_of(&snapshots), &OpenOptions::default());
+    let (_, line) = damage(bytes_of(&snapshots), &OpenOptions::new(References::Any));
     assert!(line.contains("snapshot table"), "{line}");
 }
 
@@ -510,7 +508,7 @@ fn a_snapshot_table_of_any_length_is_read_whole() {
         assert!(block_on(load).unwrap().snapshots == snapshots);
         bytes.truncate(CLUSTERS * CLUSTER + table.len() - 600);
         if count > 20 {
-            let (kind, line) = damage(bytes, &OpenOptions::default());
+            let (kind, line) = damage(bytes, &OpenOptions::new(References::Any));
             assert_eq!(kind, ErrorKind::Corrupt);
             assert!(line.contains("snapshot table takes"), "{line}");
         }
@@ -534,7 +532,7 @@ fn the_tables_of_a_chain_together_are_bounded() {
 fn a_damaged_refcount_table_entry_forbids_writing() {
     let mut bytes = bytes_of(&header());
     put(&mut bytes, CLUSTER + 8, 0x123);
-    let (kind, line) = damage(bytes, &OpenOptions::default());
+    let (kind, line) = damage(bytes, &OpenOptions::new(References::Any));
     assert_eq!(kind, ErrorKind::Corrupt);
     assert!(line.contains("refcount block 1 is damaged"), "{line}");
 }
@@ -547,7 +545,7 @@ fn truncated_files_and_corrupt_headers_never_panic() {
         let host = host(&[("top", whole[..len].to_vec()), ("base", vec![0; 512])]);
         let options = OpenOptions {
             format: Some(Format::Qcow2),
-            ..OpenOptions::default()
+            ..OpenOptions::new(References::Any)
         };
         assert!(open_in(&host, "top", &options).is_err() || len > 3 * CLUSTER);
     }
@@ -556,7 +554,7 @@ fn truncated_files_and_corrupt_headers_never_panic() {
             let mut bytes = whole.clone();
             bytes[at] = value;
             let host = host(&[("top", bytes), ("base", vec![0; 512])]);
-            for options in [read_only(), OpenOptions::default()] {
+            for options in [read_only(), OpenOptions::new(References::Any)] {
                 if let Err(error) = open_in(&host, "top", &options) {
                     assert!(!format!("{error:#}").contains('\n'));
                 }
@@ -574,7 +572,7 @@ fn a_file_that_wants_aligned_requests_is_opened_too() {
     host.add("base", TestFile::new(vec![7; 4096], direct_limits(4096)));
     let options = OpenOptions {
         direct: true,
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     };
     assert_eq!(open_in(&host, "top", &options).unwrap().files.len(), 2);
     assert!(host.opened.borrow().iter().all(|(_, access)| access.direct));
@@ -606,7 +604,7 @@ fn sharing_with_writers_needs_read_only() {
     let host = host(&[("top", bytes_of(&header()))]);
     let options = OpenOptions {
         force_share: true,
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     };
     assert_eq!(failure(&host, "top", &options).0, ErrorKind::InvalidInput);
     assert!(host.opened.borrow().is_empty());

@@ -5,6 +5,7 @@ use gaur_format::header::{CompressionType, MAGIC};
 use super::*;
 use crate::chain::open;
 use crate::options::{Format, OpenOptions};
+use crate::references::References;
 use crate::test_file::{Event, TestFile, TestHost, block_on, cached_limits, direct_limits};
 
 fn sized(size_bytes: u64) -> CreateOptions {
@@ -26,7 +27,7 @@ fn device(len: usize, alignment: u32) -> TestFile {
 fn open_again(file: &TestFile) -> Result<u64, ImageError> {
     let mut host = TestHost::default();
     host.add("new", file.clone());
-    let opened = block_on(open(&host, "new", &OpenOptions::default()))?;
+    let opened = block_on(open(&host, "new", &OpenOptions::new(References::Any)))?;
     assert_eq!(opened.image.layers()[0].format(), Format::Qcow2);
     Ok(opened.image.size_bytes())
 }

@@ -14,6 +14,7 @@ use crate::error::ErrorKind;
 use crate::job::Job;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
+use crate::references::References;
 use crate::test_file::{
     Random, TestFile, TestHost, block_on, cached_limits, check_clean, checked, run_shuffled,
 };
@@ -132,7 +133,7 @@ impl Bench {
 }
 
 fn opened(host: &TestHost) -> Queue<TestFile> {
-    let opened = block_on(open(host, "disk", &OpenOptions::default())).unwrap();
+    let opened = block_on(open(host, "disk", &OpenOptions::new(References::Any))).unwrap();
     opened.image.queue(opened.files)
 }
 

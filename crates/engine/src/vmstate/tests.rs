@@ -11,6 +11,7 @@ use crate::error::ImageError;
 use crate::job::Job;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
+use crate::references::References;
 use crate::snapshot::{NewSnapshot, Snapshot};
 use crate::test_file::{Random, TestFile, TestHost, block_on, cached_limits, check_clean};
 
@@ -93,7 +94,7 @@ impl Bench {
         if let Some(backing) = backing {
             host.add("base", backing);
         }
-        let queue = opened(&host, &OpenOptions::default());
+        let queue = opened(&host, &OpenOptions::new(References::Any));
         Bench { host, file, queue }
     }
 
@@ -101,7 +102,7 @@ impl Bench {
     fn next_process(self) -> Bench {
         block_on(self.queue.close()).unwrap();
         check_clean(&self.file);
-        let queue = opened(&self.host, &OpenOptions::default());
+        let queue = opened(&self.host, &OpenOptions::new(References::Any));
         Bench { queue, ..self }
     }
 
@@ -182,7 +183,7 @@ impl Bench {
         let names = block_on(self.queue.snapshots()).unwrap();
         block_on(self.queue.close()).unwrap();
         check_clean(&self.file);
-        self.queue = opened(&self.host, &OpenOptions::default());
+        self.queue = opened(&self.host, &OpenOptions::new(References::Any));
         for one in &names {
             let name = String::from_utf8_lossy(&one.id).into_owned();
             block_on(self.queue.delete_snapshot(&name, &Job::default())).unwrap();

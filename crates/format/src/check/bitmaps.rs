@@ -47,7 +47,10 @@ impl Bitmaps {
             if let Some(directory) = self.directory.take() {
                 match bitmap::parse_directory(&directory, self.count, &tally.geometry) {
                     Ok(list) => self.waiting = list.into_iter(),
-                    Err(error) => tally.corrupt(1, format_args!("{error}")),
+                    Err(error) => {
+                        tally.unfollowed = true;
+                        tally.corrupt(1, format_args!("{error}"));
+                    }
                 }
                 continue;
             }
@@ -82,6 +85,7 @@ impl Bitmaps {
                 }
                 Ok(BitmapCluster::Zeros | BitmapCluster::Ones) => {}
                 Err(corruption) => {
+                    tally.unfollowed = true;
                     tally.corrupt(
                         1,
                         format_args!("bitmap '{name}', index {index}: {corruption}"),

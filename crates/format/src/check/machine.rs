@@ -41,12 +41,23 @@ enum Stage {
     Over,
 }
 
+/// Where an L1 table is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct L1Place {
+    pub(super) offset: u64,
+    pub(super) entries: u32,
+    /// It maps the disk of today, not that of a snapshot.
+    pub(super) active: bool,
+}
+
 /// A check in progress.
 #[derive(Clone, Debug)]
 pub struct Check {
-    header: Header,
-    tally: Tally,
-    refcounts: Refcounts,
+    pub(super) header: Header,
+    pub(super) tally: Tally,
+    pub(super) refcounts: Refcounts,
+    /// Where the L1 tables are, the active one first.
+    pub(super) l1_tables: Vec<L1Place>,
     /// Snapshots whose L1 tables wait until the refcounts are read.
     snapshots: Vec<Snapshot>,
     stage: Stage,
@@ -79,10 +90,23 @@ impl Check {
             refcounts: Refcounts::new(&header, file_len),
             stage: Stage::Snapshots(SnapshotTable::new(&header)),
             snapshots: Vec::new(),
+            l1_tables: alloc::vec![L1Place {
+                offset: header.l1_table_offset.0,
+                entries: header.l1_size,
+                active: true,
+            }],
             header,
             tally,
             pending: None,
         })
+    }
+
+    /// The same check for a repair: what the data path reads counts as a reference whatever QEMU's checker
+    /// makes of it.
+    pub(super) fn for_repair(header: &[u8], file_len: u64) -> Result<Check, Error> {
+        let mut check = Check::new(header, file_len)?;
+        check.tally.count_unlisted = true;
+        Ok(check)
     }
 
     /// The header of the image being checked.
@@ -181,6 +205,12 @@ impl Check {
         self.stage = match core::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Snapshots(stage) => {
                 self.snapshots = stage.finish(tally);
+                let places = self.snapshots.iter().map(|snapshot| L1Place {
+                    offset: snapshot.l1_table_offset.0,
+                    entries: snapshot.l1_size,
+                    active: false,
+                });
+                self.l1_tables.extend(places);
                 Stage::Refcounts
             }
             Stage::Refcounts => {

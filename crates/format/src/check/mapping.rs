@@ -22,8 +22,8 @@ use crate::snapshot::Snapshot;
 /// How often an L2 table is used.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct UseCounts {
-    active: u64,
-    all: u64,
+    pub(super) active: u64,
+    pub(super) all: u64,
     /// Its L1 index in the active image.
     active_index: u64,
 }
@@ -128,6 +128,7 @@ impl L1Tables {
             // Outside of the file it reads as zeros: nothing is mapped.
             Ok(_) => {}
             Err(corruption) => {
+                tally.unfollowed = true;
                 tally.corrupt(
                     1,
                     format_args!("{}, l1 index {index}: {corruption}", self.owner()),
@@ -253,7 +254,7 @@ impl Table {
             return;
         }
         // Such an entry counts neither as a reference nor as a cluster, as in QEMU.
-        if tally.geometry.extended_l2() && bitmap != 0 {
+        if tally.geometry.extended_l2() && bitmap != 0 && !tally.count_unlisted {
             if raw & COPIED != 0 {
                 // Lint named the copied flag only.
                 let corruption = Corruption::new(CorruptionKind::CompressedBitmap, bitmap);

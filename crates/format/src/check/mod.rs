@@ -31,9 +31,11 @@ mod machine;
 mod mapping;
 mod reader;
 mod refcounts;
+mod repair;
 mod report;
 mod snapshots;
 mod tally;
 
 pub use machine::{Check, Step};
+pub use repair::{Repair, RepairMode, RepairStep, Repaired};
 pub use report::{Finding, Report, Severity};

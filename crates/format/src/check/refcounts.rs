@@ -122,6 +122,7 @@ impl Refcounts {
                     continue;
                 }
                 Err(corruption) => {
+                    tally.refcounts_damaged = true;
                     tally.corrupt(
                         1,
                         format_args!("refcount table index {index}: {corruption}"),
@@ -138,6 +139,7 @@ impl Refcounts {
             tally.refer(range, 1, format_args!("refcount block {index}"));
             let references = tally.references_to(cluster);
             if references != 1 {
+                tally.refcounts_damaged = true;
                 tally.corrupt(
                     1,
                     format_args!(
@@ -146,9 +148,28 @@ impl Refcounts {
                 );
             }
         }
+        tally.refcounts_damaged |= !tally.unread_blocks.is_empty() || self.table_is_damaged(tally);
+    }
+
+    /// Says whether something else uses the table, or it lies outside of the file.
+    fn table_is_damaged(&self, tally: &Tally) -> bool {
+        let Range { offset, len } = self.table_range;
+        let first = tally.geometry.cluster_of(HostOffset(offset)).0;
+        let count = tally.geometry.clusters_for(len);
+        (first..first.saturating_add(count))
+            .any(|cluster| tally.references_to(ClusterIndex(cluster)) != 1)
+    }
+
+    /// Where the block of this index lies, if it can be read and written.
+    pub(super) fn block(&self, tally: &Tally, index: u64) -> Option<HostOffset> {
+        let raw = self.table.get(usize::try_from(index).ok()?)?;
+        let offset = HostOffset(raw & OFFSET_MASK);
+        let known = tally.unread_blocks.binary_search(&index).is_err();
+        (known && offset.0 != 0 && offset.0 < tally.file_len).then_some(offset)
     }
 
     fn block_outside(&self, tally: &mut Tally, index: usize, block: HostOffset) {
+        tally.refcounts_damaged = true;
         tally.corrupt(
             1,
             format_args!("refcount block {index} at {block:#x} lies outside of the file"),

@@ -78,7 +78,10 @@ impl SnapshotTable {
             }
             match snapshot.check(&geometry) {
                 Ok(()) => sound.push(snapshot),
-                Err(error) => tally.corrupt(1, format_args!("{error}")),
+                Err(error) => {
+                    tally.unfollowed = true;
+                    tally.corrupt(1, format_args!("{error}"));
+                }
             }
         }
         sound

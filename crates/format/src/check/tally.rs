@@ -23,6 +23,18 @@ pub(super) struct Tally {
     references: Counts,
     /// Refcounts as the image has them.
     pub(super) refcounts: Counts,
+    /// Compressed clusters with a subcluster bitmap count as references, which QEMU's checker leaves out: what
+    /// the data path reads is in use when refcounts are repaired.
+    pub(super) count_unlisted: bool,
+    /// There may be references that were not found, or more than a refcount can say.
+    pub(super) unfollowed: bool,
+    /// References that lie behind the end of the file, near to it: where their last ends. They read as zeros, and
+    /// nothing new may be put there.
+    pub(super) outside_end: u64,
+    /// The first of those that are further away.
+    pub(super) outside_far: u64,
+    /// Refcount table or blocks cannot be used as they are.
+    pub(super) refcounts_damaged: bool,
     /// Refcount blocks that could not be read, by their index in the table, ascending.
     pub(super) unread_blocks: Vec<u64>,
     /// Bytes of L1 and bitmap tables that may still be read. Tables of a sound image do not overlap,
@@ -46,6 +58,11 @@ impl Tally {
             data_file: header.incompatible.has(Incompatible::DATA_FILE),
             references: Counts::default(),
             refcounts: Counts::default(),
+            count_unlisted: false,
+            unfollowed: false,
+            outside_end: 0,
+            outside_far: u64::MAX,
+            refcounts_damaged: false,
             unread_blocks: Vec::new(),
             table_bytes_left: file_len,
             stage_bytes: 0,
@@ -107,10 +124,16 @@ impl Tally {
                 reader
             }
             None => {
+                self.unfollowed = true;
                 self.corrupt(1, format_args!("{table} overlaps others"));
                 Reader::default()
             }
         }
+    }
+
+    /// Every reference is known, so that what has none is free.
+    pub(super) fn all_followed(&self) -> bool {
+        !self.stopped && !self.unfollowed && self.report.check_errors == 0
     }
 
     pub(super) fn references_to(&self, cluster: ClusterIndex) -> u64 {
@@ -136,6 +159,7 @@ impl Tally {
         let end = range.offset.saturating_add(range.len);
         // The last cluster of a file may be cut off, so a range may end less than one after it.
         if end.saturating_sub(self.file_len) >= self.geometry.cluster_size() {
+            self.note_outside(range.offset, end);
             return self.corrupt(
                 times,
                 format_args!(
@@ -152,6 +176,23 @@ impl Tally {
         }
     }
 
+    fn note_outside(&mut self, start: u64, end: u64) {
+        // As much as new refcount structures for the whole file take, and some.
+        let counts = self
+            .clusters
+            .saturating_mul(u64::from(self.geometry.refcount_bits()));
+        let room = self
+            .geometry
+            .cluster_size()
+            .saturating_mul(16)
+            .saturating_add(counts / 2);
+        if start <= self.file_len.saturating_add(room) {
+            self.outside_end = self.outside_end.max(end);
+        } else {
+            self.outside_far = self.outside_far.min(start);
+        }
+    }
+
     fn refer_to_cluster(
         &mut self,
         cluster: ClusterIndex,
@@ -161,6 +202,7 @@ impl Tally {
         let sum = self.references.get(cluster.0).saturating_add(times);
         let most = self.geometry.refcount_max();
         if sum > most {
+            self.unfollowed = true;
             let offset = self.geometry.cluster_start(cluster);
             self.corrupt(
                 sum.saturating_sub(most),

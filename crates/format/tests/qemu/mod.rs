@@ -19,4 +19,6 @@ mod tool;
 pub use driver::{check_ours, check_ours_file};
 pub use json::Json;
 pub use scratch::Scratch;
-pub use tool::{check, check_luks, check_text, img, io, measure, peek, peek_u64, poke, write_plan};
+pub use tool::{
+    check, check_luks, check_text, img, io, measure, peek, peek_u64, poke, repair, write_plan,
+};

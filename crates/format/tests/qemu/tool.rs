@@ -76,6 +76,16 @@ pub fn check_text(path: &str) -> String {
     format!("{}{}", text(&output.stdout), text(&output.stderr))
 }
 
+/// Has `qemu-img check` repair an image; whether it is sound then.
+pub fn repair(path: &str) -> bool {
+    run(
+        "qemu-img",
+        &["check", "-q", "-f", "qcow2", "-r", "all", path],
+    )
+    .status
+    .success()
+}
+
 /// What `qemu-img measure` says of an image without data.
 pub fn measure(options: &CreateOptions) -> Json {
     let list = format!(

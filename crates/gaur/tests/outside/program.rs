@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::thread;
 
-use gaur::{CreateOptions, Disk, Format, OpenOptions, Reactor, ReactorConfig, Result};
+use gaur::{CreateOptions, Disk, Format, OpenOptions, References, Reactor, ReactorConfig, Result};
 
 const SHARE: u64 = 4 << 20;
 
@@ -24,7 +24,7 @@ fn serve(disk: &Disk, number: u64) -> Result<()> {
 
 fn main() -> Result<()> {
     Disk::create("base.qcow2", &CreateOptions::new(4 * SHARE))?;
-    let disk = Disk::open("base.qcow2", &OpenOptions::default())?;
+    let disk = Disk::open("base.qcow2", &OpenOptions::new(References::Beside))?;
     disk.blocking()
         .write_at(0, &vec![b'b'; 4 * SHARE as usize])?;
     disk.close()?;
@@ -33,7 +33,7 @@ fn main() -> Result<()> {
         "disk.qcow2",
         &CreateOptions::overlay("base.qcow2", Format::Qcow2),
     )?;
-    let disk = Disk::open("disk.qcow2", &OpenOptions::default())?;
+    let disk = Disk::open("disk.qcow2", &OpenOptions::new(References::Beside))?;
     thread::scope(|scope| {
         for number in 0..4 {
             let disk = &disk;

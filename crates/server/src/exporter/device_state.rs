@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use gaur_engine::OpenOptions;
+use gaur_engine::{OpenOptions, References};
 use gaur_export::ublk::Added;
 
 use super::{AddExport, NewExport};
@@ -32,7 +32,7 @@ pub fn with_log(mut new: NewExport) -> NewExport {
     }
     let base = OpenOptions {
         format: new.image.format,
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Nothing)
     };
     if let Some(failure) = refuses_log(&new.spec, &base) {
         say(format!("nothing is kept for another server: {failure}"));

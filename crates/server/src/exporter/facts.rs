@@ -72,9 +72,10 @@ pub struct AddExport {
 }
 
 /// The keys of [`ImageOptions`] in JSON.
-const IMAGE_KEYS: [&str; 10] = [
+const IMAGE_KEYS: [&str; 11] = [
     "format",
     "image-opts",
+    "references",
     "read-only",
     "snapshot",
     "temporary",
@@ -227,6 +228,10 @@ mod tests {
             snapshot: Some(String::new()),
             allocation: Some(gaur_engine::AllocationPolicy::Compact),
             handover: Some("/run/log".into()),
+            references: crate::references::ReferenceOptions {
+                untrusted: true,
+                ..Default::default()
+            },
             ..ImageOptions::default()
         };
         let json = json!(all);

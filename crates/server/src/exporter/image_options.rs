@@ -13,6 +13,7 @@ use crate::kept::Kept;
 use crate::open::CacheMode;
 #[cfg(feature = "clap")]
 use crate::open::{allocation_parser, format_parser};
+use crate::references::ReferenceOptions;
 use crate::shared_image::SharedImage;
 use crate::temporary;
 
@@ -44,6 +45,10 @@ pub struct ImageOptions {
     /// The images are lists of options, driver=qcow2,file.filename=PATH,..
     #[cfg_attr(feature = "clap", arg(long, conflicts_with = "format"))]
     pub image_opts: bool,
+    /// Which files the images may refer to.
+    #[serde(skip_serializing_if = "ReferenceOptions::is_default")]
+    #[cfg_attr(feature = "clap", command(flatten))]
+    pub references: ReferenceOptions,
     /// Refuse writes
     #[cfg_attr(feature = "clap", arg(short, long))]
     pub read_only: bool,
@@ -112,7 +117,7 @@ impl ImageOptions {
             allocation: self.allocation,
             snapshot: self.snapshot.clone(),
             drop_bitmaps: self.drop_bitmaps,
-            ..OpenOptions::default()
+            ..OpenOptions::new(self.references.references())
         };
         let handover = self.handover.as_deref().filter(|_| !read_only);
         let image = match (self.temporary, handover, &self.kept) {
@@ -187,6 +192,10 @@ mod tests {
             cache: CacheMode::Directsync,
             discard: Discard::Ignore,
             allocation: Some(AllocationPolicy::Compact),
+            references: ReferenceOptions {
+                allow: vec!["/bases".into()],
+                ..ReferenceOptions::default()
+            },
             ..ImageOptions::default()
         };
         for options in [options, ImageOptions::default()] {
@@ -198,6 +207,8 @@ mod tests {
             r#"{"format":"vmdk"}"#,
             r#"{"cache":"warm"}"#,
             r#"{"colour":1}"#,
+            r#"{"references":{"allow":"/bases"}}"#,
+            r#"{"references":{"colour":1}}"#,
         ] {
             assert!(
                 serde_json::from_str::<ImageOptions>(wrong).is_err(),

@@ -12,6 +12,7 @@ use crate::error::ErrorKind;
 use crate::job::Job;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
+use crate::references::References;
 use crate::snapshot::NewSnapshot;
 use crate::test_file::{TestFile, TestHost, block_on, cached_limits};
 
@@ -136,7 +137,7 @@ fn queue(host: &TestHost, log: &Arc<Log>) -> Queue<TestFile> {
     let log: Arc<dyn CommitLog> = log.clone();
     let options = OpenOptions {
         commit_log: Some(log),
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     };
     let opened = block_on(open(host, "disk", &options)).unwrap();
     opened.image.queue(opened.files)

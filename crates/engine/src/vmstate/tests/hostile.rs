@@ -37,7 +37,7 @@ fn changed(bench: &Bench, change: impl FnOnce(&mut Vec<u8>)) -> Bench {
     host.add("disk", file.clone());
     let read_only = OpenOptions {
         read_only: true,
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     };
     let queue = opened(&host, &read_only);
     Bench { host, file, queue }

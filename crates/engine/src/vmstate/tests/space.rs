@@ -59,7 +59,7 @@ fn holes_in_reused_clusters_read_as_zeros() {
         let mut bench = Bench::new(&options);
         let keep = OpenOptions {
             discard: false,
-            ..OpenOptions::default()
+            ..OpenOptions::new(References::Any)
         };
         bench.reopen(&keep);
         let save = bench.begin();

@@ -251,7 +251,7 @@ fn a_state_is_read_from_an_image_that_is_open_read_only() {
     drop(save);
     let read_only = OpenOptions {
         read_only: true,
-        ..OpenOptions::default()
+        ..OpenOptions::new(References::Any)
     };
     bench.reopen(&read_only);
     bench.assert_state("one", &stream);

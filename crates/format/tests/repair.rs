@@ -1,0 +1,264 @@
+//! Repair of damaged images: what could be read reads as the same, whatever happens; what can be repaired is
+//! clean afterwards, for this crate's checker and for QEMU's.
+//!
+//! `qemu-img` and `qemu-io` must be on the PATH; without them these tests fail.
+
+#![allow(clippy::disallowed_methods, reason = "tests look at files")]
+
+#[path = "repair/damage.rs"]
+mod damage;
+#[path = "repair/image.rs"]
+mod image;
+mod qemu;
+#[path = "repair/random.rs"]
+mod random;
+
+use std::collections::BTreeSet;
+
+use gaur_format::check::{Finding, Repair, RepairMode, RepairStep, Report, Severity};
+use image::{Flushes, after_power_cut, assert_kept, check, contents, part, repair, repair_cut};
+use qemu::Scratch;
+use random::Random;
+
+/// Images with data, zeros, compressed clusters, snapshots, in all widths of refcounts that can count them.
+fn images(scratch: &Scratch) -> Vec<(&'static str, Vec<u8>)> {
+    let options = [
+        "compat=0.10,cluster_size=4k",
+        "cluster_size=512",
+        "cluster_size=4k,refcount_bits=8",
+        "cluster_size=64k",
+        "cluster_size=16k,extended_l2=on,refcount_bits=64",
+        "cluster_size=4k,refcount_bits=2",
+    ];
+    options
+        .map(|options| (options, image_with(scratch, options)))
+        .into()
+}
+
+fn image_with(scratch: &Scratch, options: &str) -> Vec<u8> {
+    let path = scratch.path("made.qcow2");
+    qemu::img(&["create", "-q", "-f", "qcow2", "-o", options, &path, "2M"]);
+    qemu::io(&path, &["write -P 1 0 300k"]);
+    // Many compressed clusters share one, more than a narrow refcount can say.
+    if !options.ends_with("bits=2") {
+        qemu::io(&path, &["write -c -P 9 512k 64k"]);
+    }
+    qemu::img(&["snapshot", "-c", "first", &path]);
+    let zero = match options.contains("0.10") {
+        true => "discard 64k 64k",
+        false => "write -z 64k 64k",
+    };
+    qemu::io(&path, &["write -P 3 100k 70k", zero, "write -P 4 1M 90k"]);
+    std::fs::read(&path).unwrap()
+}
+
+fn assert_qemu_clean(scratch: &Scratch, file: &[u8], what: &str) {
+    let path = scratch.path("judged.qcow2");
+    std::fs::write(&path, file).unwrap();
+    let theirs = qemu::check(&path);
+    for key in ["corruptions", "leaks", "check-errors"] {
+        assert_eq!(theirs.number(key), 0, "{what}: {}", qemu::check_text(&path));
+    }
+}
+
+/// Compares with what QEMU's repair makes of the same damage; `false` where it gives up.
+fn reads_as_after_qemu(scratch: &Scratch, damaged: &[u8], ours: &[u8], what: &str) -> bool {
+    let path = scratch.path("theirs.qcow2");
+    std::fs::write(&path, damaged).unwrap();
+    if !qemu::repair(&path) {
+        return false;
+    }
+    let theirs = std::fs::read(&path).unwrap();
+    assert!(contents(&theirs) == contents(ours), "{what}");
+    true
+}
+
+#[test]
+fn mild_damage_is_repaired_wholly_and_nothing_reads_differently() {
+    let scratch = Scratch::new("repair");
+    let mut compared = 0;
+    for (options, whole) in images(&scratch) {
+        assert!(check(&whole).is_clean(), "{options}");
+        for seed in 0..100 {
+            let random = &mut Random::new(seed);
+            let mut file = whole.clone();
+            (0..=random.below(3)).for_each(|_| damage::mild(&mut file, random));
+            let what = format!("{options}, seed {seed}");
+            let (before, damaged) = (contents(&file), file.clone());
+            let repaired = repair(&mut file, RepairMode::All);
+            assert_kept(&before, &file, &what);
+            let report = check(&file);
+            assert!(report.is_clean(), "{what}: {report:#?} after {repaired:#?}");
+            assert_eq!(repaired.after, report, "{what}");
+            if seed % 10 == 0 {
+                assert_qemu_clean(&scratch, &file, &what);
+                compared += u32::from(reads_as_after_qemu(&scratch, &damaged, &file, &what));
+            }
+        }
+    }
+    assert!(compared > 20, "QEMU repaired {compared}");
+}
+
+/// Corruptions and check errors. A copied flag that is clear costs a copy and harms nothing; where two structures
+/// claim a table, nothing is written to it.
+fn harm(report: &Report) -> u64 {
+    let harmless = |finding: &&Finding| finding.message.contains("copied flag is clear");
+    let harmless = report.messages.iter().filter(harmless);
+    let harmless: u64 = harmless.map(|finding| finding.times).sum();
+    report.corruptions + report.check_errors - harmless
+}
+
+#[test]
+fn wild_damage_loses_nothing_that_could_be_read() {
+    let scratch = Scratch::new("repair");
+    let mut clean = 0;
+    for (options, whole) in images(&scratch) {
+        for seed in 0..150 {
+            let random = &mut Random::new(seed);
+            let mut file = whole.clone();
+            (0..=random.below(3)).for_each(|_| damage::wild(&mut file, random));
+            let what = format!("{options}, seed {seed}");
+            let (before, old) = (contents(&file), check(&file));
+            let repaired = repair(&mut file, RepairMode::All);
+            assert_kept(&before, &file, &format!("{what}: {:#?}", repaired.actions));
+            let report = check(&file);
+            assert!(
+                harm(&report) <= harm(&old),
+                "{what}: {old:#?} became {report:#?} by {:#?}",
+                repaired.actions
+            );
+            clean += u32::from(report.is_clean());
+            // What a repair leaves it leaves for good.
+            let left = file.clone();
+            let again = repair(&mut file, RepairMode::All);
+            assert_eq!(again.corruptions_fixed, 0, "{what}: {again:#?}");
+            assert!(
+                left == file,
+                "{what}: a second repair changes something: {again:#?}"
+            );
+        }
+    }
+    assert!(clean > 300, "most of it can be repaired: {clean}");
+}
+
+#[test]
+fn leaks_alone_are_repaired_without_a_change_of_anything_else() {
+    let scratch = Scratch::new("repair");
+    for (options, whole) in images(&scratch) {
+        for seed in 0..40 {
+            let random = &mut Random::new(seed);
+            let mut file = whole.clone();
+            (0..=random.below(3)).for_each(|_| damage::mild(&mut file, random));
+            let what = format!("{options}, seed {seed}");
+            let (before, old) = (contents(&file), check(&file));
+            let repaired = repair(&mut file, RepairMode::Leaks);
+            assert_kept(&before, &file, &what);
+            let report = check(&file);
+            assert!(
+                report.corruptions <= old.corruptions,
+                "{what}: {repaired:#?}"
+            );
+            assert!(report.leaks <= old.leaks, "{what}: {repaired:#?}");
+            if old.check_errors == 0 && old.corruptions == 0 {
+                assert!(report.is_clean(), "{what}: {repaired:#?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_power_cut_at_any_write_leaves_an_image_that_is_no_worse() {
+    let scratch = Scratch::new("repair");
+    let mut cuts = 0;
+    for (options, whole) in images(&scratch) {
+        for seed in 0..12 {
+            let random = &mut Random::new(seed);
+            let mut file = whole.clone();
+            (0..=random.below(3)).for_each(|_| damage::mild(&mut file, random));
+            let before = contents(&file);
+            let low = undercounted(&file);
+            repair_cut(
+                &mut file,
+                RepairMode::All,
+                Flushes::Work,
+                |number, recent, durable| {
+                    let what = format!("{options}, seed {seed}, write {number}");
+                    let mut left = after_power_cut(durable, recent, random);
+                    assert_kept(&before, &left, &what);
+                    let lower = &undercounted(&left) - &low;
+                    assert!(lower.is_empty(), "{what}: clusters {lower:?}");
+                    repair(&mut left, RepairMode::All);
+                    assert_kept(&before, &left, &what);
+                    assert!(check(&left).is_clean(), "{what}: {:#?}", check(&left));
+                    cuts += 1;
+                },
+            );
+        }
+    }
+    assert!(cuts > 150, "writes were interrupted: {cuts}");
+}
+
+/// Clusters with fewer refcounts than references: what a writer takes for free, or for its own.
+fn undercounted(file: &[u8]) -> BTreeSet<u64> {
+    let report = check(file);
+    let number = |finding: &Finding| {
+        let rest = finding.message.strip_prefix("cluster ")?;
+        rest.split(' ').next()?.parse().ok()
+    };
+    let found = report.messages.iter();
+    found
+        .filter(|finding| finding.severity == Severity::Corruption)
+        .filter_map(number)
+        .collect()
+}
+
+#[test]
+fn a_repair_without_flushes_is_noticed() {
+    let scratch = Scratch::new("repair");
+    let mut worse = 0;
+    for (_, whole) in images(&scratch) {
+        for seed in 0..12 {
+            let random = &mut Random::new(seed);
+            let mut file = whole.clone();
+            (0..=random.below(3)).for_each(|_| damage::mild(&mut file, random));
+            let low = undercounted(&file);
+            repair_cut(
+                &mut file,
+                RepairMode::All,
+                Flushes::Ignored,
+                |_, recent, durable| {
+                    let left = after_power_cut(durable, recent, random);
+                    worse += usize::from(!undercounted(&left).is_subset(&low));
+                },
+            );
+        }
+    }
+    assert!(worse > 0, "the judge sees what flushes are for");
+}
+
+#[test]
+fn a_dry_run_writes_nothing_and_tells_what_a_repair_does() {
+    let scratch = Scratch::new("repair");
+    for (options, whole) in images(&scratch) {
+        for seed in 0..30 {
+            let mut file = whole.clone();
+            damage::mild(&mut file, &mut Random::new(seed));
+            let mut dry = Repair::new(&file, file.len() as u64, RepairMode::All, true).unwrap();
+            let told = loop {
+                match dry.next() {
+                    RepairStep::Need { offset, len } => dry.feed(&part(&file, offset, len)),
+                    RepairStep::Done(told) => break told,
+                    step => panic!("{options}, seed {seed}: {step:?}"),
+                }
+            };
+            let done = repair(&mut file, RepairMode::All);
+            let fixed = (done.corruptions_fixed, told.corruptions_fixed);
+            assert_eq!(
+                fixed.0 > 0,
+                fixed.1 > 0,
+                "{options}, seed {seed}: {told:#?}"
+            );
+            assert_eq!(told.before, done.before, "{options}, seed {seed}");
+        }
+    }
+}
