@@ -21,6 +21,7 @@ use crate::metadata::maps::Kind;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
 use crate::range::GuestRange;
+use crate::references::References;
 use crate::test_file::{
     Event, Random, TestFile, TestHost, block_on, cached_limits, check_clean, direct_limits,
     run_shuffled,
@@ -52,7 +53,7 @@ impl Disk {
         block_on(create(&file, options, &Job::default())).unwrap();
         let mut host = TestHost::default();
         host.add("disk", file.clone());
-        Disk::open(host, file, &OpenOptions::default())
+        Disk::open(host, file, &OpenOptions::new(References::Any))
     }
 
     fn open(host: TestHost, file: TestFile, options: &OpenOptions) -> Disk {
@@ -157,7 +158,7 @@ fn compressed_clusters_are_packed_byte_by_byte_and_counted() {
         }
         assert!(straddling > 5, "{straddling}");
         drop(queue);
-        let disk = disk.reopen(&OpenOptions::default());
+        let disk = disk.reopen(&OpenOptions::new(References::Any));
         let len = disk.file.bytes().len();
         assert!(len < CLUSTERS * CLUSTER * 3 / 4 + 8 * CLUSTER, "{len}");
         let queue = disk.queue();
@@ -215,7 +216,7 @@ fn what_cannot_be_compressed_or_does_not_fit_is_said_or_stored_plain() {
         plain[..CLUSTER - 1024]
     );
     drop((queue, other));
-    disk.reopen(&OpenOptions::default());
+    disk.reopen(&OpenOptions::new(References::Any));
 }
 
 /// With counts of one bit no host cluster can be shared, with two bits three references fit.
@@ -241,7 +242,7 @@ fn narrow_counts_limit_how_many_clusters_share_a_host_cluster() {
         assert!(most <= (1 << (1 << order.min(3))) - 1, "{order}: {most}");
         assert!(most >= sharing, "{order}: {most}");
         drop(queue);
-        disk.reopen(&OpenOptions::default());
+        disk.reopen(&OpenOptions::new(References::Any));
     }
 }
 
@@ -285,7 +286,7 @@ fn a_cluster_is_decompressed_once_for_all_queues() {
         block_on(write_compressed(&writing, at * CLUSTER, &plain)).unwrap();
     }
     drop(writing);
-    let disk = disk.reopen(&OpenOptions::default());
+    let disk = disk.reopen(&OpenOptions::new(References::Any));
     let file = disk.file.clone().with_jitter(3, 5);
     let queues: Vec<_> = (0..4)
         .map(|_| disk.image.queue(vec![file.clone()]))
@@ -363,7 +364,7 @@ fn random_compressed_and_plain_writes_read_back_and_count_right() {
                 refcount_bytes: Some(512),
                 ..CacheOptions::default()
             },
-            ..OpenOptions::default()
+            ..OpenOptions::new(References::Any)
         };
         let disk = disk.reopen(&small);
         let size = 1_usize << made.cluster_bits;
@@ -383,7 +384,7 @@ fn random_compressed_and_plain_writes_read_back_and_count_right() {
         let all = block_on(read(&queues[0], 0, made.size_bytes as usize));
         assert!(all == *model.borrow(), "seed {seed}");
         drop(queues);
-        let disk = disk.reopen(&OpenOptions::default());
+        let disk = disk.reopen(&OpenOptions::new(References::Any));
         let all = block_on(read(&disk.queue(), 0, made.size_bytes as usize));
         assert!(all == *model.borrow(), "seed {seed} after reopening");
     }
@@ -447,5 +448,5 @@ fn a_failed_compressed_write_gives_its_place_back_and_changes_nothing() {
         assert!(block_on(read(&queue, at, CLUSTER)) == *plain, "{at}");
     }
     drop(queue);
-    disk.reopen(&OpenOptions::default());
+    disk.reopen(&OpenOptions::new(References::Any));
 }
