@@ -2,6 +2,7 @@
 //! error, and nothing panics, loops or takes memory without bound.
 
 use gaur_block::{Device, Errno, Payload, Request, Source, Target};
+use gaur_format::check::RepairMode;
 use gaur_format::plan::{CreateOptions, Preallocation};
 use gaur_format::{Header, Version};
 
@@ -13,6 +14,7 @@ use crate::job::Job;
 use crate::options::OpenOptions;
 use crate::queue::Queue;
 use crate::references::References;
+use crate::repair::repair;
 use crate::test_file::{Random, TestFile, TestHost, block_on, cached_limits, direct_limits};
 
 const SIZE: u64 = 1 << 20;
@@ -187,6 +189,67 @@ fn requests_on_a_damaged_image_end_with_success_or_an_error() {
     assert!(
         opened > 80,
         "most damage is met in use, not at open: {opened}"
+    );
+}
+
+/// What can be read of an image, sector by sector; nothing if it cannot be opened.
+fn readable(bytes: &[u8]) -> Option<Vec<Result<Vec<u8>, Errno>>> {
+    let mut host = TestHost::default();
+    host.add("image", TestFile::new(bytes.to_vec(), cached_limits()));
+    let options = OpenOptions {
+        read_only: true,
+        ..OpenOptions::new(References::Any)
+    };
+    let opened = block_on(open(&host, "image", &options)).ok()?;
+    let queue = opened.image.queue(opened.files);
+    let sectors = (0..queue.size_bytes().min(2 * SIZE) / 512).map(|sector| {
+        let mut memory = vec![0; 512];
+        let offset_bytes = sector * 512;
+        let payload = Payload::Read(Target::memory(&mut memory));
+        block_on(queue.submit(Request::Read { offset_bytes }, payload))?;
+        Ok(memory)
+    });
+    Some(sectors.collect())
+}
+
+#[test]
+fn repair_keeps_what_could_be_read_of_a_damaged_image() {
+    let (mut sound, mut repaired_images) = (0, 0);
+    for (shape, options) in shapes().iter().enumerate() {
+        let file = TestFile::new(Vec::new(), cached_limits());
+        block_on(create(&file, options, &Job::default())).unwrap();
+        assert!(open_and_use(&file, 77, 40));
+        let whole = file.bytes();
+        let places = metadata(&whole);
+        for round in 0..40 {
+            let seed = (shape * 1000 + round) as u64;
+            let mut bytes = whole.clone();
+            damage(&mut bytes, &places, &mut Random::new(seed));
+            let before = readable(&bytes);
+            let file = TestFile::new(bytes, cached_limits());
+            let job = Job::default();
+            let all = repair(&file, RepairMode::All, false, &job);
+            // Of a header that is damaged nothing is known.
+            let Ok(repaired) = block_on(all) else {
+                continue;
+            };
+            repaired_images += 1;
+            sound += usize::from(repaired.after.is_clean());
+            let Some(before) = before else { continue };
+            let after = readable(&file.bytes()).expect("it could be opened before");
+            for (sector, (old, new)) in before.iter().zip(&after).enumerate() {
+                assert!(
+                    old.is_err() || old == new,
+                    "seed {seed}, sector {sector}: {:#?}",
+                    repaired.actions
+                );
+            }
+            assert_eq!(before.len(), after.len(), "seed {seed}");
+        }
+    }
+    assert!(
+        sound > 80,
+        "{sound} of {repaired_images} are sound afterwards"
     );
 }
 

@@ -32,9 +32,14 @@ pub async fn repair<F: File>(
     job.expect(reader.len_bytes);
     let (pool, locks) = (Pool::new(), SectorLocks::default());
     loop {
-        job.step(0)
+        let step = repair.next();
+        let read = match step {
+            RepairStep::Need { len, .. } => len,
+            _ => 0,
+        };
+        job.step(read)
             .map_err(|errno| ImageError::io(errno, "the repair was cancelled"))?;
-        match repair.next() {
+        match step {
             RepairStep::Need { offset, len } => match reader.padded(offset, len).await {
                 Ok(bytes) => repair.feed(&bytes),
                 Err(_) => repair.fail(),

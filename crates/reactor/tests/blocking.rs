@@ -5,7 +5,9 @@ mod contract;
 #[path = "scratch/files.rs"]
 mod scratch;
 
-use gaur_block::{Access, Errno, File, Host, Source};
+use std::path::PathBuf;
+
+use gaur_block::{Access, Errno, File, Host, Source, Within};
 use gaur_reactor::{BlockingFile, BlockingHost, CreateFile, OpenFile, block_on};
 use scratch::{LoopDevice, Scratch};
 
@@ -203,4 +205,30 @@ fn a_file_is_known_by_itself_and_not_by_its_name() {
     let other = scratch.file_with("c", b"");
     assert_eq!(open(&name, READ).id(), open(&link, READ).id());
     assert_ne!(open(&name, READ).id(), open(&other, READ).id());
+}
+
+/// An image beside `/dev/sda` must not get at it, nor by `--allow /dev`; a volume that the user names is a
+/// base like any other, by a link to it too.
+#[test]
+fn a_block_device_is_within_a_place_only_when_it_is_the_place() {
+    let scratch = Scratch::on_disk();
+    let backing = scratch.file_with("backing", &[0; 4096]);
+    let Some(device) = LoopDevice::attach(&backing, 512) else {
+        return;
+    };
+    let link = scratch.file("link");
+    std::os::unix::fs::symlink(&device.path, &link).unwrap();
+    let open = |name: &str, place: &str| {
+        let places = [PathBuf::from(place)];
+        let within = Within::Places(&places);
+        let opened = block_on(BlockingHost.open_within(name.as_ref(), within, READ));
+        opened.map(|_| ()).map_err(|error| error.errno)
+    };
+    let folder = std::path::Path::new(&link).parent().unwrap();
+    let folder = folder.to_str().unwrap();
+    assert_eq!(open(&device.path, "/dev"), Err(Errno::EXDEV));
+    assert_eq!(open(&link, folder), Err(Errno::EXDEV));
+    assert_eq!(open(&device.path, &device.path), Ok(()));
+    assert_eq!(open(&link, &device.path), Ok(()));
+    assert_eq!(open(&device.path, &link), Ok(()));
 }

@@ -150,7 +150,14 @@ fn a_cache_mode_goes_for_the_files_that_it_goes_for_in_qemu() {
         let bench = ["bench", "-q", "-c", "1", "--image-opts", &name];
         let direct_files = |program: &str| {
             let trace = scratch.path("trace");
-            let strace = ["-f", "-e", "trace=?open,openat", "-o", &trace, program];
+            let strace = [
+                "-f",
+                "-e",
+                "trace=?open,openat,?openat2",
+                "-o",
+                &trace,
+                program,
+            ];
             run("strace", &[&strace[..], &bench].concat()).ok();
             let trace = std::fs::read_to_string(&trace).expect("strace writes its trace");
             let opened = |name: &str| {
