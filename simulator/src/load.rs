@@ -21,6 +21,7 @@ use crate::stats::Stats;
 use memory::GuestMemory;
 
 mod memory;
+mod packed;
 mod snapshots;
 mod states;
 
@@ -278,6 +279,9 @@ impl Load {
 
     async fn write(&self, queue: &Queue<SimFile>, random: &mut Random) {
         let units = self.range(random);
+        if let Some(clusters) = self.clusters_to_pack(&units) {
+            return self.write_packed(queue, clusters).await;
+        }
         let value = self.next_value();
         let mut memory = self.memory(&units, random);
         let script = self.model.borrow().script();
@@ -305,18 +309,29 @@ impl Load {
         issued: PendingChange,
         (request, payload): (Request, Payload<'_>),
     ) {
-        let poisoned = self.poisoned.get();
-        let result = queue.submit(request, payload).await;
-        self.note(tag, &result);
         let fua = match request {
             Request::Write { fua, .. } | Request::WriteZeroes { fua, .. } => Some(fua),
             _ => None,
         };
-        if poisoned && result.is_ok() && fua.is_some() {
+        let poisoned = self.poisoned.get() && fua.is_some();
+        let result = queue.submit(request, payload).await;
+        self.changed(tag, issued, &result, (poisoned, fua.unwrap_or(false)));
+    }
+
+    /// A request has ended that changes the disk; whether it had to fail, and whether it is durable now.
+    fn changed(
+        &self,
+        tag: u32,
+        issued: PendingChange,
+        result: &Result<(), Errno>,
+        (must_fail, durable): (bool, bool),
+    ) {
+        self.note(tag, result);
+        if must_fail && result.is_ok() {
             self.fail(format!("request {tag} goes well after a flush has failed"));
         }
         let mut model = self.model.borrow_mut();
-        model.end(issued, result.is_ok(), fua.unwrap_or(false));
+        model.end(issued, result.is_ok(), durable);
     }
 
     async fn zero(&self, queue: &Queue<SimFile>, random: &mut Random) {

@@ -47,6 +47,8 @@ pub struct Options {
     pub qemu_per_mille: u32,
     /// Start from an image that QEMU's tools have made.
     pub by_qemu: bool,
+    /// Store every write that covers a cluster compressed.
+    pub packed: bool,
     /// Print the trace.
     pub print_trace: bool,
     /// Where the files of a failure go: as they were when its epoch began, and what was judged.
@@ -124,6 +126,9 @@ impl<'a> Run<'a> {
         let mut config = Config::draw(seed);
         if options.by_qemu {
             config.unit_bytes = 512;
+        }
+        if options.packed {
+            config.packed_per_mille = 1000;
         }
         let mut random = Random::new(seed ^ 0x9d1e_6f04_77a3_15cb);
         let trace = match options.print_trace {

@@ -26,6 +26,8 @@ counters! {
     epochs,
     /// Requests of the guest.
     requests,
+    /// Of these, clusters stored compressed.
+    packed,
     /// Requests that ended with an error (faults, full disks).
     errors,
     /// Moments at which the power was cut; each is one image that was judged.
@@ -67,7 +69,7 @@ impl fmt::Display for Stats {
         write!(
             out,
             "{} seeds, {} crash points ({} reopened by the engine, {} judged by qemu-img), \
-             {} kills ({} commits adopted, {} logs left alone), {} closes, {} epochs, {} requests, {} faults, {} failed requests, \
+             {} kills ({} commits adopted, {} logs left alone), {} closes, {} epochs, {} requests ({} compressed), {} faults, {} failed requests, \
              {} L1 tables moved, {} refcount tables moved, {} holes, \
              {} changes of snapshots ({} with a state, {} refused, {} crash points inside), {} steps",
             self.seeds,
@@ -80,6 +82,7 @@ impl fmt::Display for Stats {
             self.closes,
             self.epochs,
             self.requests,
+            self.packed,
             self.faults,
             self.errors,
             self.l1_moves,

@@ -7,8 +7,13 @@ use gaur_simulator::{Options, Rule, run_seed};
 const SEEDS_MAX: u64 = 200;
 
 fn is_noticed(rule: Rule) {
+    is_noticed_with(rule, false);
+}
+
+fn is_noticed_with(rule: Rule, packed: bool) {
     let options = Options {
         broken: Some(rule),
+        packed,
         ..Options::default()
     };
     let seed = (0..SEEDS_MAX).find(|&seed| run_seed(seed, &options).is_err());
@@ -45,6 +50,13 @@ fn broken_o5_is_noticed() {
 #[test]
 fn a_log_whose_marks_are_stored_first_is_noticed() {
     is_noticed(Rule::Log);
+}
+
+#[test]
+fn broken_rules_are_noticed_where_writes_are_compressed() {
+    for rule in [Rule::O1, Rule::O2, Rule::O3] {
+        is_noticed_with(rule, true);
+    }
 }
 
 #[test]

@@ -39,6 +39,9 @@ pub struct Arguments {
     /// Start from images that QEMU's tools have made
     #[arg(long)]
     by_qemu: bool,
+    /// Store every write that covers a cluster compressed
+    #[arg(long)]
+    packed: bool,
     /// Keep the files of a failure here: before its epoch, and as judged
     #[arg(long, value_name = "DIRECTORY")]
     dump: Option<PathBuf>,
@@ -61,6 +64,7 @@ impl Arguments {
         Options {
             qemu_per_mille: self.qemu,
             by_qemu: self.by_qemu,
+            packed: self.packed,
             dump: self.dump.clone(),
             broken: self.broken,
             ..Options::default()
@@ -93,7 +97,8 @@ fn replay_line(seed: u64, options: &Options) -> String {
         .broken
         .map_or_else(String::new, |rule| format!(" --broken {rule:?}"));
     let by_qemu = if options.by_qemu { " --by-qemu" } else { "" };
-    format!("cargo xtask sim --seed {seed}{by_qemu}{broken}")
+    let packed = if options.packed { " --packed" } else { "" };
+    format!("cargo xtask sim --seed {seed}{by_qemu}{packed}{broken}")
 }
 
 fn replay(seed: u64, options: &Options) -> Result<(), String> {

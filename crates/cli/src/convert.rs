@@ -7,7 +7,7 @@ use gaur_block::{File, FileId};
 use gaur_engine::{AllocationPolicy, Format, ImageFormat, Job, OpenOptions};
 use gaur_reactor::block_on;
 
-use crate::copy::Copy;
+use crate::copy::{Compression, Copy};
 use crate::failure::Failure;
 use crate::guest::Guest;
 use crate::image_spec::ImageSpec;
@@ -54,6 +54,12 @@ pub struct Args {
     /// Format of the backing file
     #[arg(short = 'F', long, value_name = "FMT")]
     backing_format: Option<String>,
+    /// Compress the target's clusters (with '-o compression_type=zstd' by zstd)
+    #[arg(short = 'c', long)]
+    compress: bool,
+    /// How hard to try: 1 to 9 for zlib (7 by default), 1 to 22 for zstd (3)
+    #[arg(long, value_name = "N", requires = "compress")]
+    compression_level: Option<u32>,
     /// Write to an image that is there
     #[arg(short = 'n', long)]
     no_create: bool,
@@ -106,8 +112,6 @@ pub struct Args {
 /// Options of qemu-img that would be misleading to ignore.
 #[derive(Debug, clap::Args)]
 struct UnsupportedOptions {
-    #[arg(short = 'c', long, hide = true)]
-    compress: bool,
     #[arg(long, hide = true)]
     bitmaps: bool,
     #[arg(long, hide = true)]
@@ -122,7 +126,6 @@ struct UnsupportedOptions {
 impl UnsupportedOptions {
     fn check(&self) -> Result<(), Failure> {
         let asked = [
-            (self.compress, "-c: writing compressed clusters"),
             (self.bitmaps, "--bitmaps: copying bitmaps"),
             (self.salvage, "--salvage: going on after read errors"),
             (self.rate.is_some(), "-r: limiting the rate"),
@@ -155,8 +158,15 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let target = target_spec(args, target)?;
     let sources = open_sources(args, sources)?;
     check_apart(&target, &sources)?;
+    if args.compress && target.format() == Some(Format::Raw) {
+        let failure = Failure::about(target.path(), "-c: a raw image has no compressed clusters");
+        return Err(failure.hint("-O qcow2 makes an image that has"));
+    }
     let new = plan_target(args, &target, &sources)?;
     if let Some(new) = &new {
+        if args.compress {
+            new.check_level(args.compression_level)?;
+        }
         new.make(false, &job)?;
     }
     let copy = open_target(args, &target, sources, new.as_ref())?;
@@ -316,6 +326,9 @@ fn open_target(
         sparse_bytes: args.sparse_size,
         workers: workers(args),
         in_order: !args.oob_writes,
+        compression: args.compress.then_some(Compression {
+            level: args.compression_level,
+        }),
     };
     let (needed, there) = (copy.total_bytes(), copy.target.size_bytes());
     if there < needed {

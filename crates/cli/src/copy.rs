@@ -18,6 +18,8 @@ use crate::guest::Guest;
 use crate::interrupt;
 use crate::shared_image::SharedImage;
 
+mod packed;
+
 /// Most bytes of one piece. Pieces end at multiples of it in the target, so that two threads never
 /// write to one cluster.
 const PIECE_BYTES: u64 = 2 << 20;
@@ -44,6 +46,15 @@ pub struct Copy {
     pub workers: usize,
     /// Pieces are written in the order of the guest's offsets.
     pub in_order: bool,
+    /// The target's clusters are compressed.
+    pub compression: Option<Compression>,
+}
+
+/// How the target's clusters are compressed; its header says with what.
+#[derive(Clone, Copy, Debug)]
+pub struct Compression {
+    /// `None` for the usual one.
+    pub level: Option<u32>,
 }
 
 /// What a piece is.
@@ -131,6 +142,7 @@ impl Copy {
     /// are done. What was written is not flushed yet.
     pub fn run(&self, job: &Job, progress: &mut dyn FnMut(u64)) -> Result<(), Failure> {
         let state = &CopyState::default();
+        let target = &Mutex::new(self.target.guest());
         // Closed when all workers are gone.
         let (end_send, end) = sync_channel::<()>(0);
         std::thread::scope(|scope| {
@@ -138,7 +150,11 @@ impl Copy {
                 let worker_end = end_send.clone();
                 scope.spawn(move || {
                     let _end = worker_end;
-                    if let Err(failure) = self.work(state) {
+                    let worked = match self.compression {
+                        Some(compression) => self.work_packed(state, target, compression),
+                        None => self.work(state),
+                    };
+                    if let Err(failure) = worked {
                         state.fail(failure);
                     }
                 });

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use gaur_block::{Access, Errno, File, FileId};
 use gaur_engine::ErrorKind::{Cancelled, ForeignFormat, NotFound};
-use gaur_engine::{BadName, Format, Job, References};
+use gaur_engine::{BadName, Compressor, Format, Job, References};
 use gaur_format::header::CompressionType;
 use gaur_format::plan::{CreateOptions, Preallocation};
 use gaur_format::{AllocationPolicy, ErrorKind, ImageFormat, Version};
@@ -327,6 +327,14 @@ impl NewImage {
             }
             _ => failed,
         }
+    }
+
+    /// Checks a level of compression.
+    pub fn check_level(&self, level: Option<u32>) -> Result<(), Failure> {
+        let level = Compressor::level(self.plan.compression_type, level);
+        level
+            .map(drop)
+            .map_err(|error| Failure::image(&self.name, &error))
     }
 
     /// The path of the backing file, if it was looked at.

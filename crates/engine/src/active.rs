@@ -44,6 +44,7 @@ impl<'q, F: File> Active<'q, F> {
     pub(crate) async fn change(&self, range: GuestRange, change: Change<'_>) -> Result<(), Errno> {
         match change {
             Change::Write(source) => self.write(range.start, source).await,
+            Change::Packed { packed, plain } => self.write_packed(range.start, packed, plain).await,
             Change::Zero(unmap) => self.zero(range, unmap).await,
             Change::Discard => self.discard(range).await,
         }

@@ -16,6 +16,9 @@ pub struct CacheOptions {
     pub l2_entry_bytes: Option<u64>,
     /// `refcount-cache-size`: most bytes for refcount blocks.
     pub refcount_bytes: Option<u64>,
+    /// `decompressed-cache-size`: most bytes for decompressed clusters of the image and of those below it,
+    /// 16 MiB by default. Two clusters are kept whatever it says. QEMU has no such cache.
+    pub decompressed_bytes: Option<u64>,
 }
 
 /// The sizes that follow for one image.
@@ -31,6 +34,8 @@ pub(crate) struct CacheSizes {
 
 /// Most bytes for L2 slices if the user does not say.
 const L2_BYTES_DEFAULT: u64 = 32 << 20;
+/// Most bytes for decompressed clusters if the user does not say.
+const DECOMPRESSED_BYTES_DEFAULT: u64 = 16 << 20;
 /// Bytes of an L2 slice if the user does not say, unless clusters are smaller.
 const L2_ENTRY_BYTES_DEFAULT: u64 = 4096;
 /// Shortest L2 slice: a sector.
@@ -39,6 +44,12 @@ const L2_ENTRY_BYTES_MIN: u64 = 512;
 const REFCOUNT_CLUSTERS_MIN: u64 = 4;
 
 impl CacheOptions {
+    /// Most bytes for decompressed clusters.
+    pub(crate) fn decompressed(&self) -> u64 {
+        self.decompressed_bytes
+            .unwrap_or(DECOMPRESSED_BYTES_DEFAULT)
+    }
+
     /// The sizes for an image of `size_bytes` guest bytes.
     ///
     /// # Errors

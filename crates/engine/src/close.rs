@@ -29,6 +29,7 @@ impl<F: File> Queue<F> {
             return self.trim_raw().await;
         };
         active.give_back_local();
+        active.give_back_packed();
         active.writer.alloc.lock().unreserve_all();
         for _ in 0..PASSES_MAX {
             self.flush_all().await.map_err(fail)?;

@@ -16,6 +16,7 @@ use crate::bitmaps::LostBitmaps;
 use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
 use crate::corruption::{CorruptionReport, Fault};
+use crate::decompressed::DecompressedClusters;
 use crate::error::{ErrorKind, ImageError};
 use crate::events::RequestEvents;
 use crate::flush::FlushGroup;
@@ -50,6 +51,8 @@ pub struct Image {
     pub(crate) size_bytes: AtomicU64,
     pub(crate) poison: Poison,
     pub(crate) events: RequestEvents,
+    /// Of all layers.
+    pub(crate) decompressed: DecompressedClusters,
     /// The host failed to flush the top file: it may have lost what was written since the flush before.
     pub(crate) flush_failed: AtomicBool,
     corrupt: AtomicBool,
@@ -212,6 +215,7 @@ impl Image {
             size_bytes: AtomicU64::new(size_bytes),
             poison: Poison::new(name),
             events: RequestEvents::default(),
+            decompressed: DecompressedClusters::new(options.cache.decompressed()),
             flush_failed: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
             first_corruption: OnceLock::new(),
@@ -266,6 +270,7 @@ impl Image {
         if let Some(writer) = &self.writer {
             writer.alloc.lock().blocks.clean();
         }
+        self.decompressed.clean();
     }
 
     /// The persistent bitmaps that the first change to the image removes; `None` if it has none.

@@ -25,10 +25,14 @@ mod chain;
 mod close;
 mod commit_log;
 mod compress;
+#[cfg(test)]
+mod compressed_tests;
+mod compressor;
 mod corruption;
 mod create;
 #[cfg(test)]
 mod damaged_images;
+mod decompressed;
 mod error;
 mod events;
 mod fill;
@@ -74,6 +78,7 @@ pub use bitmaps::LostBitmaps;
 pub use cache_options::CacheOptions;
 pub use chain::{Opened, open};
 pub use commit_log::{Commit, CommitLog};
+pub use compressor::{CompressedCluster, Compressor};
 pub use corruption::{CorruptionReport, Finding, Structure};
 pub use create::create;
 pub use error::{ErrorKind, ImageError};

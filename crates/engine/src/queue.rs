@@ -15,8 +15,8 @@ use crate::metadata::alloc::Run;
 use crate::metadata::epochs::{EpochGuard, EpochHandle};
 use crate::pool::Pool;
 use crate::range::GuestRange;
-use crate::read::Decompressed;
 use crate::sync::atomic::Ordering;
+use crate::write::PackedTail;
 use crate::writeback::Staging;
 
 /// A queue of an image, for one thread. Requests may be in flight at once; they are ordered only as
@@ -30,15 +30,23 @@ pub struct Queue<F: File> {
     pub(crate) epoch_handle: Option<EpochHandle>,
     /// Clusters it may use without asking the allocator.
     pub(crate) local: Cell<Run>,
+    /// Where its next compressed cluster goes.
+    pub(crate) packed: RefCell<PackedTail>,
     /// Lists of passes that are over.
     pub(crate) staging: RefCell<Vec<Staging<F>>>,
     pub(crate) decompressor: Decompressor,
-    pub(crate) decompressed: RefCell<Vec<Decompressed<F>>>,
+    /// Guest offset behind the cluster that was decompressed last.
+    pub(crate) decompressed_end: Cell<u64>,
 }
 
 /// What a request changes.
 pub(crate) enum Change<'a> {
     Write(Source<'a>),
+    /// A cluster.
+    Packed {
+        packed: &'a [u8],
+        plain: Source<'a>,
+    },
     Zero(Unmap),
     Discard,
 }
@@ -63,9 +71,10 @@ impl<F: File> Queue<F> {
             id,
             epoch_handle,
             local: Cell::new(Run::EMPTY),
+            packed: RefCell::default(),
             staging: RefCell::default(),
             decompressor: Decompressor::default(),
-            decompressed: RefCell::default(),
+            decompressed_end: Cell::new(0),
         }
     }
 
@@ -174,8 +183,24 @@ impl<F: File> Queue<F> {
         }
     }
 
+    /// Ends a request: notes how, and says in the header what it found.
+    pub(crate) async fn end(
+        &self,
+        request: Request,
+        payload_bytes: u64,
+        result: Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        self.image.note(request, payload_bytes, result);
+        if self.image.take_corrupt()
+            && let Some(active) = self.active()
+        {
+            active.mark_corrupt().await;
+        }
+        result
+    }
+
     /// Changes a range of the image, and writes metadata back if that is due.
-    async fn serve_change(
+    pub(crate) async fn serve_change(
         &self,
         range: Option<GuestRange>,
         change: Change<'_>,
@@ -249,13 +274,7 @@ impl<F: File> Device for Queue<F> {
     async fn submit(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         let payload_bytes = payload.len() as u64;
         let result = self.serve(request, payload).await;
-        self.image.note(request, payload_bytes, result);
-        if self.image.take_corrupt()
-            && let Some(active) = self.active()
-        {
-            active.mark_corrupt().await;
-        }
-        result
+        self.end(request, payload_bytes, result).await
     }
 
     async fn status(&self, offset_bytes: u64, len_bytes: u64) -> Result<Status, Errno> {
@@ -269,6 +288,7 @@ impl<F: File> Drop for Queue<F> {
     /// What the queue had reserved and not used is free again.
     fn drop(&mut self) {
         if let Some(active) = self.active() {
+            active.give_back_packed();
             active.give_back_local();
             active.writer.alloc.lock().unreserve(self.id);
             if let Some(epoch_handle) = &self.epoch_handle {

@@ -14,7 +14,9 @@ impl<F: File> Queue<F> {
         change: Change<'_>,
     ) -> Result<(), Errno> {
         match change {
-            Change::Write(source) => self.write_raw(range.start, source).await,
+            Change::Write(source) | Change::Packed { plain: source, .. } => {
+                self.write_raw(range.start, source).await
+            }
             Change::Zero(unmap) => self.zero_raw(range, unmap).await,
             Change::Discard => self.discard_raw(range).await,
         }

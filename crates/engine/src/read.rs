@@ -1,12 +1,14 @@
 //! Reading: find what a run of guest bytes is, layer by layer in a loop, and fetch it.
 
+use std::sync::Arc;
+
 use gaur_block::{Errno, File, SegmentsMut, Target};
 use gaur_format::CompressedDescriptor;
 
 use crate::align;
+use crate::decompressed::ClusterKey;
 use crate::image::Qcow2;
 use crate::metadata::maps::{Extent, Kind, Lookup};
-use crate::pool::PoolBuffer;
 use crate::queue::Queue;
 use crate::range::GuestRange;
 use crate::sync::atomic::Ordering;
@@ -20,18 +22,11 @@ pub(crate) struct MappedLayer<'q, F: File> {
     pub(crate) file: &'q F,
 }
 
-/// A cluster that was decompressed a moment ago; reading on in it costs nothing.
-pub(crate) struct Decompressed<F: File> {
-    layer: usize,
-    descriptor: CompressedDescriptor,
-    bytes: PoolBuffer<F>,
-}
-
 /// A missing slice is read together with its neighbours in this many bytes.
 const LOAD_BYTES: u64 = 64 << 10;
 
-/// Decompressed clusters a queue keeps.
-const DECOMPRESSED_MAX: usize = 2;
+/// Largest cluster that is decompressed ahead of a reader: what it may cost in vain.
+const AHEAD_CLUSTER_BYTES_MAX: u64 = 256 << 10;
 
 enum Step {
     Found(Extent),
@@ -197,9 +192,48 @@ impl<F: File> Queue<F> {
             }
             Kind::Compressed { descriptor } => {
                 let layer = self.mapped(found.layer)?;
-                layer.decompress(descriptor, at, memory_of(target)?).await
+                let out = memory_of(target)?;
+                let Some(ahead) = self.ahead_of(&layer, descriptor, at) else {
+                    return layer.decompress(descriptor, at, out).await;
+                };
+                let both = futures_util::join!(
+                    layer.decompress(descriptor, at, out),
+                    layer.decompressed(ahead),
+                );
+                // Damage in the second is reported to whom reads it.
+                both.0
             }
         }
+    }
+
+    /// The compressed cluster behind that of guest offset `at`, if it is worth decompressing along with it: this
+    /// queue reads one after the other, and it is not in the cache.
+    fn ahead_of(
+        &self,
+        layer: &MappedLayer<'_, F>,
+        descriptor: CompressedDescriptor,
+        at: u64,
+    ) -> Option<CompressedDescriptor> {
+        let cache = &self.image.decompressed;
+        let size = layer.qcow2.geometry.cluster_size();
+        let start = at & !(size - 1);
+        if cache.contains(layer.key(descriptor)) {
+            return None;
+        }
+        let next = start.checked_add(size)?;
+        let in_sequence = self.decompressed_end.replace(next) == start;
+        if !in_sequence || size > AHEAD_CLUSTER_BYTES_MAX || next >= self.image.size_bytes() {
+            return None;
+        }
+        let found = self.find_now(GuestRange::new(next, 1)).ok()??;
+        let Kind::Compressed { descriptor } = found.kind else {
+            return None;
+        };
+        let wanted = found.layer == layer.depth && !cache.contains(layer.key(descriptor));
+        if wanted {
+            self.decompressed_end.set(next.saturating_add(size));
+        }
+        wanted.then_some(descriptor)
     }
 }
 
@@ -262,45 +296,42 @@ impl<F: File> MappedLayer<'_, F> {
         at: u64,
         out: SegmentsMut<'_>,
     ) -> Result<(), Errno> {
-        let (queue, file) = (self.queue, self.file);
-        let cluster_bytes = self.qcow2.geometry.cluster_size() as usize;
-        let start = at as usize & (cluster_bytes - 1);
-        let copy = |bytes: &[u8]| {
-            out.copy_from(bytes.get(start..start + out.len()).ok_or(Errno::EIO)?);
-            Ok(())
-        };
-        {
-            let kept = queue.decompressed.borrow();
-            let hit = kept
-                .iter()
-                .find(|one| one.layer == self.depth && one.descriptor == descriptor);
-            if let Some(hit) = hit {
-                return copy(&hit.bytes);
-            }
-        }
-        let mut input = queue.pool.take(file, descriptor.byte_len() as usize);
-        align::read(
-            file,
-            &queue.pool,
-            descriptor.offset,
-            Target::memory(&mut input),
-        )
-        .await?;
-        let mut bytes = queue.pool.take(file, cluster_bytes);
-        queue
-            .decompressor
-            .decompress(self.qcow2.compression, &input, &mut bytes)?;
-        copy(&bytes)?;
-        let mut kept = queue.decompressed.borrow_mut();
-        if kept.len() >= DECOMPRESSED_MAX {
-            kept.remove(0);
-        }
-        kept.push(Decompressed {
+        let start = at as usize & (self.qcow2.geometry.cluster_size() as usize - 1);
+        let bytes = self.decompressed(descriptor).await?;
+        out.copy_from(bytes.get(start..start + out.len()).ok_or(Errno::EIO)?);
+        Ok(())
+    }
+
+    fn key(&self, descriptor: CompressedDescriptor) -> ClusterKey {
+        ClusterKey {
             layer: self.depth,
             descriptor,
-            bytes,
-        });
-        Ok(())
+        }
+    }
+
+    /// The bytes of a compressed cluster. Of several tasks that want them one decompresses.
+    async fn decompressed(&self, descriptor: CompressedDescriptor) -> Result<Arc<Vec<u8>>, Errno> {
+        let (cache, key) = (&self.queue.image.decompressed, self.key(descriptor));
+        loop {
+            if let Some(bytes) = cache.get(key) {
+                return Ok(bytes);
+            }
+            let Some(_loading) = cache.loads.lock_or_wait(descriptor.offset).await else {
+                continue;
+            };
+            if let Some(bytes) = cache.get(key) {
+                return Ok(bytes);
+            }
+            let (queue, file) = (self.queue, self.file);
+            let mut input = queue.pool.take(file, descriptor.byte_len() as usize);
+            let target = Target::memory(&mut input);
+            align::read(file, &queue.pool, descriptor.offset, target).await?;
+            let mut bytes = cache.memory(self.qcow2.geometry.cluster_size() as usize);
+            queue
+                .decompressor
+                .decompress(self.qcow2.compression, &input, &mut bytes)?;
+            return Ok(cache.insert(key, bytes));
+        }
     }
 }
 

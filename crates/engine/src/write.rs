@@ -6,10 +6,10 @@
 //! only after a pass has made the new mapping durable (O3).
 
 use gaur_block::{Errno, File, Source};
-use gaur_format::AllocationPolicy;
 use gaur_format::addr::{GuestOffset, HostOffset};
 use gaur_format::geometry::Geometry;
 use gaur_format::l2::L2Entry;
+use gaur_format::{AllocationPolicy, CompressedDescriptor};
 
 use crate::active::Active;
 use crate::align;
@@ -20,6 +20,10 @@ use crate::metadata::claims::{Claim, ClaimList};
 use crate::metadata::maps::{Extent, Kind, Located, Lookup, Maps};
 use crate::range::{ClusterRange, GuestRange, HostRange};
 use crate::waiters::Ticket;
+
+mod packed;
+
+pub(crate) use packed::PackedTail;
 
 /// What to do with the next bytes of a write, as far as that needs no new mapping.
 enum Step {
@@ -65,6 +69,8 @@ pub(crate) struct NewMapping<'q, F: File> {
     pub(crate) tail: Fill,
     /// Clusters taken for it; empty when the cluster was there.
     run: Run,
+    /// Where the whole cluster goes if it is compressed; counted, like `run`.
+    packed: Option<CompressedDescriptor>,
     /// References of the old mapping.
     frees: Vec<ClusterRange>,
     /// Bytes of it may be on the disk.
@@ -312,6 +318,7 @@ impl<'q, F: File> Planner<'q, F> {
             head: edges.0,
             tail: edges.1,
             run: Run::EMPTY,
+            packed: None,
             frees: Vec::new(),
             started: false,
             committed: false,
@@ -373,6 +380,7 @@ impl<'q, F: File> Planner<'q, F> {
             head: fill(head),
             tail: fill(tail),
             run,
+            packed: None,
             frees: self.old_references(maps, clusters),
             started: false,
             committed: false,
@@ -406,13 +414,15 @@ impl<'q, F: File> Planner<'q, F> {
     }
 
     fn take(&self, count: u64) -> Result<Run, Obstacle> {
-        match self.active.take_local(count) {
-            Ok(run) => Ok(run),
-            Err(AllocError::Need(need)) => Err(Obstacle::Need(Need::Alloc(need))),
-            Err(AllocError::Failed(errno)) => Err(Obstacle::Failed(errno)),
-            Err(AllocError::Corrupt(fault)) => {
-                Err(Obstacle::Failed(self.active.image.corrupt(0, fault)))
-            }
+        let taken = self.active.take_local(count);
+        taken.map_err(|error| self.obstacle(error))
+    }
+
+    fn obstacle(&self, error: AllocError) -> Obstacle {
+        match error {
+            AllocError::Need(need) => Obstacle::Need(Need::Alloc(need)),
+            AllocError::Failed(errno) => Obstacle::Failed(errno),
+            AllocError::Corrupt(fault) => Obstacle::Failed(self.active.image.corrupt(0, fault)),
         }
     }
 
@@ -515,6 +525,9 @@ impl<F: File> NewMapping<'_, F> {
 
     /// The entry of a cluster of which `part` gets data.
     fn new_entry(&self, old: L2Entry, part: GuestRange) -> L2Entry {
+        if let Some(descriptor) = self.packed {
+            return L2Entry::Compressed(descriptor);
+        }
         let geometry = self.active.geometry();
         let covered = part.subclusters(geometry);
         let (mut alloc, mut zero, mut host) = (0, 0, None);
@@ -546,10 +559,12 @@ impl<F: File> NewMapping<'_, F> {
 
 impl<F: File> Drop for NewMapping<'_, F> {
     fn drop(&mut self) {
-        if !self.committed && self.run.len > 0 {
+        let packed = self.packed.map(L2Entry::Compressed);
+        let packed = packed.and_then(|entry| reference_of(entry, self.active.geometry()));
+        let taken = packed.unwrap_or(self.run.range());
+        if !self.committed && taken.len > 0 {
             // Nothing refers to the clusters and no request is using them any more.
-            let unused = self.run.range();
-            self.active.writer.alloc.lock().releasable.push(unused);
+            self.active.writer.alloc.lock().releasable.push(taken);
         } else if !self.committed && self.started {
             // Some of the bytes may be there, and the guest may never see them.
             let cluster = self.active.geometry().cluster_of(HostOffset(self.host));

@@ -298,6 +298,9 @@ impl<F: File> Active<'_, F> {
 
     /// Punches free clusters, and notes whether they read as zeros now.
     async fn empty(&self, run: Run, job: &Job) -> Run {
+        // Before anything else can be there.
+        let host = run.range().bytes(self.geometry());
+        self.image.decompressed.forget(0, host);
         let zeroed = job.step(0).is_ok() && self.punch(run).await;
         if zeroed {
             self.writer.zeroed.write().set(run.range());

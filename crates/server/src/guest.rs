@@ -1,7 +1,7 @@
 //! Blocking access to the guest's view of an image.
 
 use gaur_block::{Device, Errno, Payload, Request, Source, Target};
-use gaur_engine::{Image, ImageError, Job, MapExtent, Queue};
+use gaur_engine::{CompressedCluster, Image, ImageError, Job, MapExtent, Queue};
 use gaur_reactor::{BlockingFile, block_on};
 
 /// An open image for one thread.
@@ -32,6 +32,16 @@ impl Guest {
         };
         let payload = Payload::Write(Source::memory(bytes));
         block_on(self.0.submit(request, payload))
+    }
+
+    /// Stores the cluster `plain` at guest offset `offset_bytes` as `packed`, which was made of it.
+    pub fn write_compressed(
+        &self,
+        offset_bytes: u64,
+        plain: &[u8],
+        packed: &CompressedCluster,
+    ) -> Result<(), Errno> {
+        block_on(self.0.write_compressed(offset_bytes, plain, packed))
     }
 
     /// Makes a range read as zeros; its space may be given back.

@@ -421,6 +421,7 @@ impl OptionReader {
             l2_bytes: keys.take_size("l2-cache-size")?,
             l2_entry_bytes: keys.take_size("l2-cache-entry-size")?,
             refcount_bytes: keys.take_size("refcount-cache-size")?,
+            decompressed_bytes: keys.take_size("decompressed-cache-size")?,
         };
         changes.allocation = keys.take_choice("allocation", &open::ALLOCATION_POLICIES)?;
         changes.clean_interval_seconds = keys.take_number("cache-clean-interval")?;
@@ -515,6 +516,7 @@ mod tests {
             "driver=qcow2,file.driver=file,file.filename=a,,b.qcow2,l2-cache-size=64k,\
              allocation=contiguous,\
              l2-cache-entry-size=4k,refcount-cache-size=1M,cache-clean-interval=7,\
+             decompressed-cache-size=8M,\
              file.cache.direct=on,file.aio=native,file.locking=off,discard=ignore,backing=",
         );
         let json = spec(
@@ -522,6 +524,7 @@ mod tests {
                "cache":{"direct":true},"aio":"native","locking":"off"},"l2-cache-size":65536,
                "allocation":"contiguous",
                "l2-cache-entry-size":"4k","refcount-cache-size":1048576,
+               "decompressed-cache-size":"8M",
                "cache-clean-interval":7,"discard":"off","backing":null}"#,
         );
         for spec in [string, json] {
@@ -540,6 +543,7 @@ mod tests {
                 l2_bytes: Some(65536),
                 l2_entry_bytes: Some(4096),
                 refcount_bytes: Some(1 << 20),
+                decompressed_bytes: Some(8 << 20),
             };
             assert_eq!(options.cache, cache);
         }

@@ -168,11 +168,8 @@ impl Load {
     pub(super) fn may_overflow(&self) -> bool {
         let shape = self.config.image.shape;
         let snapshots = self.model.borrow().saved().len() as u64;
-        let shared = if self.config.image.compressed_per_mille > 0 {
-            10
-        } else {
-            1
-        };
+        let packed = self.config.image.compressed_per_mille + self.config.packed_per_mille;
+        let shared = if packed > 0 { 10 } else { 1 };
         // Those that are being made or deleted count as well, by another task.
         shape.refcount_max() < (snapshots + 4) * shared
     }

@@ -246,7 +246,7 @@ impl Alloc {
         }
     }
 
-    /// The count of a cluster that was taken by a process that is gone.
+    /// The count of a cluster that was used before.
     pub(crate) fn count_of(&self, cluster: u64) -> Result<u64, AllocError> {
         let (slice, within) = self.counted_at(cluster)?;
         match self.blocks.get(slice) {
@@ -284,7 +284,16 @@ impl Alloc {
         }
     }
 
-    /// Sees to it that such a cluster has a count.
+    /// Counts one more reference to a cluster that is taken; `false` where the count cannot be higher.
+    pub(crate) fn share(&mut self, cluster: u64) -> Result<bool, AllocError> {
+        let (slice, within) = self.counted_at(cluster)?;
+        let (now, order) = (self.count_of(cluster)?, self.geometry.refcount_order());
+        let bytes = self.blocks.get_dirty(slice);
+        let bytes = bytes.ok_or(AllocError::Need(AllocNeed::Slice(slice)))?;
+        Ok(refcount::set(bytes, order, within, now.saturating_add(1)).is_ok())
+    }
+
+    /// Sees to it that a cluster taken by a process that is gone has a count.
     pub(crate) fn adopt(&mut self, cluster: u64) -> Result<(), AllocError> {
         let (slice, within) = self.counted_at(cluster)?;
         let order = self.geometry.refcount_order();
