@@ -51,7 +51,7 @@ impl PackedTail {
     fn give_up(&mut self, alloc: &mut Alloc) {
         let size = alloc.geometry.cluster_size();
         let unused = self.next.div_ceil(size);
-        if self.next % size != 0 {
+        if !self.next.is_multiple_of(size) {
             alloc.releasable.push(ClusterRange::new(unused - 1, 1));
         }
         alloc.take_back(Run {
@@ -104,7 +104,7 @@ impl<F: File> Queue<F> {
     ) -> Result<(), Errno> {
         let range = GuestRange::checked(at, plain.len() as u64);
         // The rest of the last cluster becomes zeros, so the disk must not reach there meanwhile.
-        let is_part = plain.len() as u64 % self.cluster_bytes() != 0;
+        let is_part = !(plain.len() as u64).is_multiple_of(self.cluster_bytes());
         let writer = self.image.writer.as_ref().filter(|_| is_part);
         let _same_size = match writer {
             Some(writer) => Some(writer.resizing.lock().await),
@@ -142,7 +142,7 @@ fn packs_whole(image: &Image, range: GuestRange, packed: &CompressedCluster) -> 
         let size = top.geometry.cluster_size();
         let end = range.end() == image.size_bytes() && range.len < size;
         let fits = (packed.bytes().len() as u64) < size;
-        range.start % size == 0
+        range.start.is_multiple_of(size)
             && (range.len == size || end)
             && packed.kind == top.compression
             && fits
@@ -224,7 +224,7 @@ impl<'q, F: File> Active<'q, F> {
         let end = tail.next + len;
         // The cluster that goes on being filled needs a count of its own. Where there is no room for that in
         // the count it is not filled any further.
-        let open = end % size != 0 && self.writer.alloc.lock().share(end / size)?;
+        let open = !end.is_multiple_of(size) && self.writer.alloc.lock().share(end / size)?;
         tail.next = if open {
             end
         } else {
