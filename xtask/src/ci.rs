@@ -1,7 +1,7 @@
 //! `cargo xtask ci`: the steps of continuous integration, cheapest first.
 //!
 //! What fails before the tests, in the rules, the lints or the build, ends the run. A test that fails
-//! does not: the others are run all the same, and the end says which steps have failed. The tests of the
+//! does not: the others are run all the same, and the end says which steps have failed and why. The tests of the
 //! workspace come last, so that the run ends with the test runner's own closing lines.
 
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ pub fn run() -> Result<(), String> {
     let mut test = |name, work: &dyn Fn() -> Result<(), String>| {
         if let Err(message) = step(name, work) {
             println!("== {name}: {message}");
-            failed.push(name);
+            failed.push(format!("{name}: {message}"));
         }
     };
     test("crash simulator", &|| {
@@ -60,7 +60,7 @@ pub fn run() -> Result<(), String> {
     test("tests", &|| tests(&gaur));
     match failed.as_slice() {
         [] => Ok(()),
-        failed => Err(format!("failed: {}", failed.join(", "))),
+        failed => Err(format!("failed:\n{}", failed.join("\n"))),
     }
 }
 

@@ -38,6 +38,10 @@ impl Load {
             return self.fail("the image cannot have compressed clusters".to_owned());
         };
         for units in clusters {
+            // Set to a shorter snapshot since the list was drawn.
+            if units.end > self.model.borrow().len_units() {
+                return;
+            }
             let value = self.next_value();
             let bytes = self.bytes(&units);
             let script = self.model.borrow().script();
