@@ -18,13 +18,14 @@ const RULES: &[Rule] = &[
     ("block", "", ""),
     // Only under `cfg(loom)`.
     ("model", "", ""),
-    ("engine", "format block model", "sim reactor"),
+    ("luks", "", ""),
+    ("engine", "format block model luks", "sim reactor"),
     ("reactor", "block model", "engine format"),
     ("sim", "block", "engine format"),
     ("export", "block reactor", "sim engine format"),
     ("gaur", "format block engine reactor", "export"),
-    ("server", "format block engine reactor export", ""),
-    ("cli", "format block engine reactor export server", ""),
+    ("server", "format block luks engine reactor export", ""),
+    ("cli", "format block luks engine reactor export server", ""),
     ("simulator", "format block engine sim", ""),
     ("artifacts", "", ""),
     ("interop", "artifacts format", "gaur block engine reactor"),
@@ -34,7 +35,7 @@ const RULES: &[Rule] = &[
 ];
 
 /// Crates that know no runtime, system call, clock, thread or random source.
-const PURE: &[&str] = &["format", "block", "engine", "sim"];
+const PURE: &[&str] = &["format", "block", "luks", "engine", "sim"];
 
 /// Foreign crates that would bring one in.
 const IMPURE: &[&str] = &[
