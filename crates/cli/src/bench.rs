@@ -162,12 +162,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         args.aio
     };
     let aio = spec.aio().or(by_switch);
-    if aio == Some(Aio::Native) && !spec.open_options(&open_options(args))?.direct {
+    if aio == Some(Aio::Native) && !spec.open_options(&open_options(args)?)?.direct {
         return Err(spec.native_without_direct());
     }
     let host = args.host.required_if(aio == Some(Aio::Uring)).choose()?;
     let opening = Instant::now();
-    let image = SharedImage::open(&spec, &open_options(args))?;
+    let image = SharedImage::open(&spec, &open_options(args)?)?;
     let open_us = opening.elapsed().as_secs_f64() * 1e6;
     let load = load(args, image.size_bytes());
     check_memory(&load)?;
@@ -266,15 +266,16 @@ fn check_memory(load: &Workload) -> Result<(), Failure> {
     Err(Failure::new(message).hint("lower -d, -s or --threads"))
 }
 
-fn open_options(args: &Args) -> OpenOptions {
-    OpenOptions {
+fn open_options(args: &Args) -> Result<OpenOptions, Failure> {
+    Ok(OpenOptions {
         read_only: !writes(args),
         direct: args.cache.direct(),
         force_share: args.force_share,
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
+        keys: args.source.keys()?,
         ..OpenOptions::new(args.source.references())
-    }
+    })
 }
 
 fn load(args: &Args, size: u64) -> Workload {

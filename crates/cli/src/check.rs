@@ -69,6 +69,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let base = OpenOptions {
         direct: args.cache.direct(),
         read_only: args.repair.is_none() || args.dry_run,
+        keys: args.source.keys()?,
         ..open::reading(None, args.force_share, args.source.references())
     };
     let file = spec.open_file(&base)?;

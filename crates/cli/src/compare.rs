@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::guest::Guest;
 use crate::image_spec::ImageSpec;
 use crate::interrupt;
-use crate::open::{self, CacheMode, ReferenceOptions, format_parser};
+use crate::open::{self, CacheMode, KeyOptions, ReferenceOptions, format_parser};
 use crate::progress::Progress;
 
 /// Compare what two images show the guest
@@ -29,6 +29,8 @@ pub struct Args {
     image_opts: bool,
     #[command(flatten)]
     references: ReferenceOptions,
+    #[command(flatten)]
+    keys: KeyOptions,
     /// Use of the host's cache
     #[arg(
         short = 'T',
@@ -87,6 +89,7 @@ impl ComparedImage {
         let spec = spec.format_switch(switch);
         let mut options = open::reading(None, args.force_share, args.references.references());
         options.direct = args.cache.direct();
+        options.keys = args.keys.keys()?;
         let opened = spec
             .open(&options)
             .map_err(|failure| failure.code(EXIT_OPEN))?;

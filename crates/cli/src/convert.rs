@@ -14,7 +14,9 @@ use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::new_image::{self, NewImage};
 use crate::notice::say;
-use crate::open::{self, CacheMode, ReferenceOptions, allocation_parser, format_parser};
+use crate::open::{
+    self, CacheMode, KeyOptions, ReferenceOptions, allocation_parser, format_parser,
+};
 use crate::options::OptionList;
 use crate::progress::Progress;
 use crate::shared_image::SharedImage;
@@ -42,6 +44,8 @@ pub struct Args {
     target_image_opts: bool,
     #[command(flatten)]
     references: ReferenceOptions,
+    #[command(flatten)]
+    keys: KeyOptions,
     /// Format of the target (qcow2 if its name ends in .qcow2, otherwise raw)
     #[arg(short = 'O', long, value_name = "FMT", value_parser = format_parser())]
     target_format: Option<Format>,
@@ -226,6 +230,7 @@ fn open_sources(args: &Args, given: &[OsString]) -> Result<Vec<SharedImage>, Fai
     }
     let mut options = open::reading(None, args.force_share, args.references.references());
     options.direct = args.source_cache.direct();
+    options.keys = args.keys.keys()?;
     let choice = args
         .snapshot
         .as_deref()
@@ -307,6 +312,7 @@ fn open_target(
         direct: args.target_cache.direct(),
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
+        keys: args.keys.keys()?,
         ..OpenOptions::new(match new.and_then(NewImage::checked_backing) {
             Some(backing) => references.over(&backing),
             None => references,

@@ -160,6 +160,7 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
         description: args.description.clone().unwrap_or_default(),
         image: ImageOptions {
             references: args.image.references.clone().absolute()?,
+            keys: args.image.keys.clone().absolute()?,
             ..args.image.clone()
         },
         front: fronts

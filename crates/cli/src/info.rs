@@ -62,7 +62,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
 fn collect(args: &Args) -> Result<Vec<ImageInfo>, Failure> {
     let mut chain = Vec::new();
     let mut seen: BTreeSet<FileId> = BTreeSet::new();
-    let base = open::reading(None, args.force_share, args.source.references());
+    let mut base = open::reading(None, args.force_share, args.source.references());
+    base.keys = args.source.keys()?;
     let top = args.source.spec()?;
     let places = base.references.places(top.file_path());
     let mut next = Some(top);

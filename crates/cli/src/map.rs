@@ -188,11 +188,9 @@ fn print_map(
 /// Prints the map.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let spec = args.source.spec()?;
-    let opened = spec.open(&open::reading(
-        None,
-        args.force_share,
-        args.source.references(),
-    ))?;
+    let mut options = open::reading(None, args.force_share, args.source.references());
+    options.keys = args.source.keys()?;
+    let opened = spec.open(&options)?;
     let image = opened.image;
     let layers = image.layers();
     let files = layers

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::Write;
 
-use gaur_engine::{Format, Job};
+use gaur_engine::{Format, Job, OpenOptions};
 use gaur_format::Version;
 use gaur_format::bitmap::Bitmap;
 use gaur_format::plan::{self, CreateOptions, Preallocation};
@@ -17,7 +17,7 @@ use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::json;
 use crate::new_image::{self, NewImage};
-use crate::open::{self, Output, ReferenceOptions, format_parser};
+use crate::open::{self, KeyOptions, Output, ReferenceOptions, format_parser};
 use crate::options::OptionList;
 use crate::size::parse_size;
 use crate::snapshot_choice::SnapshotChoice;
@@ -47,6 +47,8 @@ pub struct Args {
     image_opts: bool,
     #[command(flatten)]
     references: ReferenceOptions,
+    #[command(flatten)]
+    keys: KeyOptions,
     /// Measure this internal snapshot of it: an id, a name, or snapshot.id=ID,snapshot.name=NAME
     #[arg(short = 'l', long, value_name = "SNAPSHOT", requires = "file")]
     snapshot: Option<String>,
@@ -159,12 +161,16 @@ fn examine(
     job: &Job,
 ) -> Result<Contents, Failure> {
     let mut base = open::reading(None, args.force_share, args.references.references());
+    base.keys = args.keys.keys()?;
     if let Some(text) = &args.snapshot {
         base.snapshot = Some(SnapshotChoice::parse(text)?.resolve(spec, &base)?);
     }
     let bitmaps = bitmaps::storable(
         spec,
-        &open::reading(None, args.force_share, args.references.references()),
+        &OpenOptions {
+            snapshot: None,
+            ..base.clone()
+        },
     )?;
     let opened = spec.open(&base)?;
     let image = opened.image;

@@ -2,7 +2,8 @@
 
 use std::ffi::OsString;
 
-use gaur_engine::{Format, References};
+use gaur_engine::{Format, Keys, References};
+pub use gaur_server::keys::KeyOptions;
 pub use gaur_server::open::*;
 pub use gaur_server::references::ReferenceOptions;
 
@@ -20,6 +21,8 @@ pub struct SourceArgs {
     image_opts: bool,
     #[command(flatten)]
     references: ReferenceOptions,
+    #[command(flatten)]
+    keys: KeyOptions,
     /// The image
     file: OsString,
 }
@@ -28,6 +31,11 @@ impl SourceArgs {
     /// Which files it may refer to.
     pub fn references(&self) -> References {
         self.references.references()
+    }
+
+    /// What opens it if it is encrypted.
+    pub fn keys(&self) -> Result<Keys, Failure> {
+        self.keys.keys()
     }
 
     /// Whether it may be an attacker's.

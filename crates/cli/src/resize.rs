@@ -64,6 +64,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let options = OpenOptions {
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
+        keys: args.source.keys()?,
         ..OpenOptions::new(args.source.references())
     };
     let told = spec.format();

@@ -44,10 +44,19 @@ impl<'q, F: File> Active<'q, F> {
     pub(crate) async fn change(&self, range: GuestRange, change: Change<'_>) -> Result<(), Errno> {
         match change {
             Change::Write(source) => self.write(range.start, source).await,
+            // The format has no compressed clusters in an encrypted image.
+            Change::Packed { plain, .. } if self.is_encrypted() => {
+                self.write(range.start, plain).await
+            }
             Change::Packed { packed, plain } => self.write_packed(range.start, packed, plain).await,
             Change::Zero(unmap) => self.zero(range, unmap).await,
             Change::Discard => self.discard(range).await,
         }
+    }
+
+    /// Whether guest data is encrypted.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.qcow2.cipher.is_some()
     }
 
     pub(crate) fn geometry(&self) -> &'q Geometry {

@@ -17,6 +17,7 @@
 use std::ops::Range;
 
 use gaur_block::{Errno, File, FileLimits, Segments, SegmentsMut, Source, Target};
+use gaur_luks::{SECTOR_BYTES, SectorCipher};
 
 use crate::pool::Pool;
 use crate::sector_locks::{Fast, Held, SectorLocks};
@@ -79,7 +80,30 @@ pub(crate) async fn read<F: File>(
     offset_bytes.checked_add(len_bytes).ok_or(Errno::EFBIG)?;
     match target {
         _ if direct => read_split(file, offset_bytes, target).await,
-        Target::Memory(memory) => read_detour(file, pool, offset_bytes, memory).await,
+        Target::Memory(memory) => read_detour(file, pool, None, offset_bytes, memory).await,
+        Target::Registered(_) => Err(Errno::EOPNOTSUPP),
+    }
+}
+
+/// A file's limits for requests in whole sectors, as encrypted data has them.
+fn sectors(file_limits: FileLimits) -> FileLimits {
+    FileLimits {
+        request_alignment: file_limits.request_alignment.max(SECTOR_BYTES as u32),
+        ..file_limits
+    }
+}
+
+/// The same for encrypted data.
+pub(crate) async fn read_encrypted<F: File>(
+    file: &F,
+    pool: &Pool<F>,
+    cipher: &SectorCipher,
+    offset_bytes: u64,
+    target: Target<'_>,
+) -> Result<(), Errno> {
+    match target {
+        Target::Memory(memory) if memory.is_empty() => Ok(()),
+        Target::Memory(memory) => read_detour(file, pool, Some(cipher), offset_bytes, memory).await,
         Target::Registered(_) => Err(Errno::EOPNOTSUPP),
     }
 }
@@ -104,10 +128,11 @@ async fn read_split<F: File>(
 async fn read_detour<F: File>(
     file: &F,
     pool: &Pool<F>,
+    cipher: Option<&SectorCipher>,
     mut offset_bytes: u64,
     mut memory: SegmentsMut<'_>,
 ) -> Result<(), Errno> {
-    let limits = file.limits();
+    let limits = limits_for(file, cipher);
     let cover = cover(&limits, offset_bytes, memory.len() as u64)?;
     let most = piece_bytes(&limits, PIECE_BYTES);
     let len = most.min(cover.end - cover.start) as usize;
@@ -115,8 +140,7 @@ async fn read_detour<F: File>(
     let mut start = cover.start;
     while start < cover.end {
         let len = most.min(cover.end - start) as usize;
-        file.read_at(start, Target::memory(&mut buffer[..len]))
-            .await?;
+        read_plain(file, cipher, start, &mut buffer[..len]).await?;
         let skip = (offset_bytes - start) as usize;
         let count = (len - skip).min(memory.len());
         let (piece, rest) = memory.split_at(count);
@@ -124,6 +148,26 @@ async fn read_detour<F: File>(
         memory = rest;
         offset_bytes += count as u64;
         start += len as u64;
+    }
+    Ok(())
+}
+
+/// The limits that a detour keeps to.
+fn limits_for<F: File>(file: &F, cipher: Option<&SectorCipher>) -> FileLimits {
+    let limits = file.limits();
+    cipher.map_or(limits, |_| sectors(limits))
+}
+
+/// Reads whole blocks, and decrypts them.
+async fn read_plain<F: File>(
+    file: &F,
+    cipher: Option<&SectorCipher>,
+    start: u64,
+    memory: &mut [u8],
+) -> Result<(), Errno> {
+    file.read_at(start, Target::memory(memory)).await?;
+    if let Some(cipher) = cipher {
+        cipher.decrypt(start / SECTOR_BYTES as u64, memory);
     }
     Ok(())
 }
@@ -181,9 +225,29 @@ pub(crate) async fn write<F: File>(
     offset_bytes.checked_add(len_bytes).ok_or(Errno::EFBIG)?;
     match source {
         _ if direct => write_split(file, offset_bytes, source).await,
-        Source::Memory(memory) => write_detour(file, pool, offset_bytes, memory).await,
+        Source::Memory(memory) => write_detour(file, pool, None, offset_bytes, memory).await,
         Source::Registered(_) => Err(Errno::EOPNOTSUPP),
     }
+}
+
+/// The same for data that is to be encrypted.
+pub(crate) async fn write_encrypted<F: File>(
+    file: &F,
+    pool: &Pool<F>,
+    locks: &SectorLocks,
+    cipher: &SectorCipher,
+    offset_bytes: u64,
+    source: Source<'_>,
+) -> Result<(), Errno> {
+    let Source::Memory(memory) = source else {
+        return Err(Errno::EOPNOTSUPP);
+    };
+    if memory.is_empty() {
+        return Ok(());
+    }
+    let limits = sectors(file.limits());
+    let _leave = leave(&limits, locks, offset_bytes, memory.len() as u64).await?;
+    write_detour(file, pool, Some(cipher), offset_bytes, memory).await
 }
 
 async fn write_split<F: File>(
@@ -205,10 +269,11 @@ async fn write_split<F: File>(
 async fn write_detour<F: File>(
     file: &F,
     pool: &Pool<F>,
+    cipher: Option<&SectorCipher>,
     offset_bytes: u64,
     mut data: Segments<'_>,
 ) -> Result<(), Errno> {
-    let limits = file.limits();
+    let limits = limits_for(file, cipher);
     let end = offset_bytes + data.len() as u64;
     let cover = cover(&limits, offset_bytes, data.len() as u64)?;
     let most = piece_bytes(&limits, PIECE_BYTES);
@@ -219,11 +284,14 @@ async fn write_detour<F: File>(
         let piece = start..cover.end.min(start + most);
         let wanted = offset_bytes.max(piece.start)..end.min(piece.end);
         let memory = &mut buffer[..(piece.end - piece.start) as usize];
-        read_edges(file, &limits, &piece, &wanted, memory).await?;
+        read_edges(file, cipher, &piece, &wanted, memory).await?;
         let inside = (wanted.start - piece.start) as usize..(wanted.end - piece.start) as usize;
         let (now, later) = data.split_at(inside.len());
         now.copy_to(&mut memory[inside]);
         data = later;
+        if let Some(cipher) = cipher {
+            cipher.encrypt(piece.start / SECTOR_BYTES as u64, memory);
+        }
         file.write_at(piece.start, Source::memory(memory)).await?;
         start = piece.end;
     }
@@ -233,26 +301,24 @@ async fn write_detour<F: File>(
 /// Reads the first and the last block of `piece` into their places, if `wanted` leaves some of it.
 async fn read_edges<F: File>(
     file: &F,
-    limits: &FileLimits,
+    cipher: Option<&SectorCipher>,
     piece: &Range<u64>,
     wanted: &Range<u64>,
     memory: &mut [u8],
 ) -> Result<(), Errno> {
-    let block = u64::from(limits.request_alignment.max(1));
+    let block = u64::from(limits_for(file, cipher).request_alignment.max(1));
     let head = wanted.start > piece.start;
     let tail = wanted.end < piece.end;
     if head && tail && memory.len() as u64 <= 2 * block {
-        return file.read_at(piece.start, Target::memory(memory)).await;
+        return read_plain(file, cipher, piece.start, memory).await;
     }
     let block_len = block as usize;
     if head {
-        file.read_at(piece.start, Target::memory(&mut memory[..block_len]))
-            .await?;
+        read_plain(file, cipher, piece.start, &mut memory[..block_len]).await?;
     }
     if tail {
         let last = memory.len() - block_len;
-        file.read_at(piece.end - block, Target::memory(&mut memory[last..]))
-            .await?;
+        read_plain(file, cipher, piece.end - block, &mut memory[last..]).await?;
     }
     Ok(())
 }

@@ -41,6 +41,8 @@ struct Next {
     format: Option<Format>,
     /// The layer that named it; `None` for the top.
     overlay: Option<PathBuf>,
+    /// Its index in the chain.
+    depth: usize,
     /// The internal snapshot to show instead of the disk of today.
     snapshot: Option<String>,
 }
@@ -144,6 +146,7 @@ pub async fn open<H: Host>(
         path: path.to_owned(),
         format: options.format,
         overlay: None,
+        depth: 0,
         snapshot: options.snapshot.clone(),
     });
     while let Some(layer) = next.take() {
@@ -158,7 +161,7 @@ pub async fn open<H: Host>(
             .await
             .map_err(|error| layer.failed(error))?;
         if options.backing {
-            next = backing_of(&parts)?;
+            next = backing_of(&parts, layer.depth)?;
         }
         if let (Some(next), true) = (&mut next, layers.is_empty()) {
             next.snapshot.clone_from(&options.backing_snapshot);
@@ -193,6 +196,7 @@ async fn open_layer<H: Host>(
         writable,
         drop_bitmaps: options.drop_bitmaps,
         snapshot: layer.snapshot.as_deref(),
+        key: options.keys.of_layer(layer.depth),
     };
     let mut reader = LayerReader::new(&file).await?;
     if writable && reader.is_qcow2(layer.format).await? && repair_if_dirty(&file).await? {
@@ -245,7 +249,7 @@ async fn open_file<H: Host>(
 }
 
 /// The layer below, if there is one.
-fn backing_of(parts: &LayerParts) -> Result<Option<Next>, ImageError> {
+fn backing_of(parts: &LayerParts, depth: usize) -> Result<Option<Next>, ImageError> {
     let Some(header) = &parts.layer.header else {
         return Ok(None);
     };
@@ -278,6 +282,7 @@ fn backing_of(parts: &LayerParts) -> Result<Option<Next>, ImageError> {
         path,
         format,
         overlay: Some(parts.layer.path.clone()),
+        depth: depth + 1,
         snapshot: None,
     }))
 }

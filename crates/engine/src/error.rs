@@ -46,6 +46,10 @@ pub enum ErrorKind {
     Cancelled,
     /// Writing would lose the image's persistent bitmaps, and the caller has not agreed to that.
     HasBitmaps,
+    /// The image is encrypted, and no key was given for it.
+    KeyMissing,
+    /// The image is encrypted, and the key does not open it.
+    WrongKey,
     /// An image names a file that it may not have opened ([`References`](crate::References)).
     ReferenceRefused,
 }
@@ -62,6 +66,7 @@ impl ErrorKind {
             ErrorKind::InvalidInput | ErrorKind::FormatNotTold => Errno::EINVAL,
             ErrorKind::Locked => Errno::EAGAIN,
             ErrorKind::NotFound => Errno::ENOENT,
+            ErrorKind::KeyMissing | ErrorKind::WrongKey => Errno::EACCES,
             ErrorKind::PermissionDenied | ErrorKind::ReferenceRefused => Errno::EACCES,
             ErrorKind::ReadOnly => Errno::EROFS,
             ErrorKind::Cancelled => Errno::ECANCELED,

@@ -11,7 +11,6 @@ use std::ops::Range;
 use gaur_block::{Errno, File, Segment, Segments, Source, Target};
 
 use crate::active::Active;
-use crate::align;
 use crate::pool::PoolBuffer;
 use crate::write::NewMapping;
 
@@ -52,10 +51,9 @@ impl<F: File> Active<'_, F> {
             tail_len
         };
         let data_at = mapping.host + (mapping.written.start - mapping.region.start);
-        let (file, pool, locks) = (self.queue.top_file(), &self.queue.pool, &self.image.locks);
         if head_len + tail_len == 0 {
             mapping.started = true;
-            return align::write(file, pool, locks, data_at, data).await;
+            return self.write_data(data_at, data).await;
         }
         let start = data_at - head_len as u64;
         match data {
@@ -65,7 +63,7 @@ impl<F: File> Active<'_, F> {
                     let parts = [Segment::from(&head[..]), middle, Segment::from(&tail[..])];
                     let whole = Source::Memory(Segments::new(&parts));
                     mapping.started = true;
-                    align::write(file, pool, locks, start, whole).await
+                    self.write_data(start, whole).await
                 }
                 _ => {
                     let middle = head_len..head_len + memory.len();
@@ -77,9 +75,9 @@ impl<F: File> Active<'_, F> {
                 let (head, tail) = self.fill_apart(mapping, head_len, tail_len).await?;
                 let data_end = data_at + data.len() as u64;
                 mapping.started = true;
-                align::write(file, pool, locks, start, Source::memory(&head)).await?;
-                align::write(file, pool, locks, data_at, data).await?;
-                align::write(file, pool, locks, data_end, Source::memory(&tail)).await
+                self.write_data(start, Source::memory(&head)).await?;
+                self.write_data(data_at, data).await?;
+                self.write_data(data_end, Source::memory(&tail)).await
             }
         }
     }
@@ -93,7 +91,7 @@ impl<F: File> Active<'_, F> {
         middle: Range<usize>,
         whole: usize,
     ) -> Result<(), Errno> {
-        let (file, pool, locks) = (self.queue.top_file(), &self.queue.pool, &self.image.locks);
+        let (file, pool) = (self.queue.top_file(), &self.queue.pool);
         let guest = mapping.written.start - middle.start as u64;
         let host = mapping.host + (guest - mapping.region.start);
         let mut buffer = pool.take(file, whole.min(CHUNK_BYTES));
@@ -120,7 +118,7 @@ impl<F: File> Active<'_, F> {
             }
             mapping.started = true;
             let to = host + start as u64;
-            align::write(file, pool, locks, to, Source::memory(chunk)).await?;
+            self.write_data(to, Source::memory(chunk)).await?;
             start = end;
         }
         Ok(())

@@ -11,6 +11,7 @@ use gaur_format::feature::{Autoclear, Compatible};
 use gaur_format::geometry::{Geometry, Version};
 use gaur_format::header::{CompressionType, Header};
 use gaur_format::{AllocationPolicy, limit};
+use gaur_luks::SectorCipher;
 
 use crate::bitmaps::LostBitmaps;
 use crate::cache_options::{CacheOptions, CacheSizes};
@@ -75,6 +76,8 @@ pub struct Layer {
 pub(crate) struct Qcow2 {
     pub(crate) geometry: Geometry,
     pub(crate) compression: CompressionType,
+    /// Of an encrypted layer.
+    pub(crate) cipher: Option<SectorCipher>,
     pub(crate) maps: Maps,
     /// Slices being loaded, by host offset.
     pub(crate) loads: KeyLocks,
@@ -138,6 +141,13 @@ impl Layer {
         self.header.as_ref()
     }
 
+    /// Whether its data is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.qcow2
+            .as_ref()
+            .is_some_and(|qcow2| qcow2.cipher.is_some())
+    }
+
     /// Guest size in bytes when the image was opened.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
@@ -160,6 +170,7 @@ impl Qcow2 {
         Qcow2 {
             geometry: maps.geometry,
             compression,
+            cipher: None,
             maps,
             loads: KeyLocks::default(),
             read_around: AtomicBool::new(true),
@@ -397,7 +408,9 @@ fn add_mapping(
     let l1 = L1Table::new(header.l1_table_offset.0, &part.l1);
     let maps = Maps::new(geometry, sizes, metadata, l1);
     let writer = writable.then(|| new_writer(part, header, &maps, sizes));
-    part.layer.qcow2 = Some(Qcow2::new(maps, header.compression_type));
+    let mut qcow2 = Qcow2::new(maps, header.compression_type);
+    qcow2.cipher = part.cipher.take();
+    part.layer.qcow2 = Some(qcow2);
     Ok(writer)
 }
 
@@ -416,6 +429,8 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         part.limits.resizable,
     );
     let zeroed = match alloc.capacity {
+        // Zeros on the disk are not what the guest sees.
+        _ if part.cipher.is_some() => ZeroedSpace::new(u64::MAX),
         None => ZeroedSpace::new(alloc.bump),
         Some(_) => ZeroedSpace::new(u64::MAX),
     };
@@ -468,6 +483,9 @@ fn metadata_clusters(
         u64::from(header.refcount_table_clusters) * size,
     );
     add(header.snapshots_offset.0, part.snapshot_table_bytes);
+    if let Some(luks) = header.encryption() {
+        add(luks.offset.0, luks.len_bytes);
+    }
     for snapshot in &part.snapshots {
         add(snapshot.l1_table_offset.0, u64::from(snapshot.l1_size) * 8);
     }

@@ -14,6 +14,7 @@ use gaur_format::header::{CryptMethod, Header};
 use gaur_format::probe::{self, ImageFormat};
 use gaur_format::snapshot::{self, Snapshot};
 use gaur_format::{Geometry, HostOffset, l1, limit, refcount};
+use gaur_luks::{Passphrase, SectorCipher};
 
 use crate::align;
 use crate::bitmaps::LostBitmaps;
@@ -53,6 +54,8 @@ pub(crate) struct LayerParts {
     pub(crate) snapshot_table_bytes: u64,
     /// Only when the layer is to be written.
     pub(crate) lost_bitmaps: Option<LostBitmaps>,
+    /// Of an encrypted layer.
+    pub(crate) cipher: Option<SectorCipher>,
 }
 
 /// What a file is to be used for.
@@ -66,6 +69,8 @@ pub(crate) struct Use<'a> {
     pub(crate) drop_bitmaps: bool,
     /// The disk is the one that this internal snapshot keeps; not together with `writable`.
     pub(crate) snapshot: Option<&'a str>,
+    /// What opens it if it is encrypted.
+    pub(crate) key: Option<&'a Passphrase>,
 }
 
 /// Reads one file of a chain.
@@ -117,6 +122,7 @@ impl<'a, F: File> LayerReader<'a, F> {
             snapshots: Vec::new(),
             snapshot_table_bytes: 0,
             lost_bitmaps: None,
+            cipher: None,
         };
         match (format, purpose.snapshot) {
             (Format::Qcow2, _) => self.load_qcow2(&mut parts, purpose, table_budget).await?,
@@ -137,6 +143,7 @@ impl<'a, F: File> LayerReader<'a, F> {
     ) -> Result<(), ImageError> {
         let header = self.header().await?;
         check_supported(&header, purpose.writable)?;
+        parts.cipher = self.cipher(&header, purpose.key).await?;
         let geometry = header.geometry();
         let (size_bytes, l1_offset, l1_size) = match purpose.snapshot {
             None => (header.size_bytes, header.l1_table_offset, header.l1_size),
@@ -258,7 +265,12 @@ impl<'a, F: File> LayerReader<'a, F> {
 
     /// A file may end inside the sector of its last structure: QEMU does not write the padding
     /// behind the last entry of a snapshot table.
-    fn check_inside(&self, what: &str, offset: u64, len_bytes: u64) -> Result<(), ImageError> {
+    pub(crate) fn check_inside(
+        &self,
+        what: &str,
+        offset: u64,
+        len_bytes: u64,
+    ) -> Result<(), ImageError> {
         let file_end = self.len_bytes.next_multiple_of(512);
         match offset.checked_add(len_bytes) {
             Some(end) if end <= file_end => Ok(()),
@@ -412,11 +424,8 @@ pub(crate) fn check_supported(header: &Header, writable: bool) -> Result<(), Ima
     header.check_features().map_err(ImageError::format)?;
     let unsupported = |text: &str| Err(ImageError::new(ErrorKind::Unsupported, text));
     match header.crypt_method {
-        CryptMethod::None => {}
+        CryptMethod::None | CryptMethod::Luks => {}
         CryptMethod::Aes => return unsupported("image is encrypted (aes), which is not supported"),
-        CryptMethod::Luks => {
-            return unsupported("image is encrypted (luks), which is not supported");
-        }
     }
     if header.incompatible.has(Incompatible::DATA_FILE) {
         return unsupported("image has an external data file, which is not supported");

@@ -33,6 +33,7 @@ mod create;
 #[cfg(test)]
 mod damaged_images;
 mod decompressed;
+mod encryption;
 mod error;
 mod events;
 mod fill;
@@ -42,6 +43,7 @@ mod handover_log;
 mod header_update;
 mod image;
 mod job;
+mod keys;
 mod layer;
 mod map;
 mod metadata;
@@ -83,9 +85,11 @@ pub use corruption::{CorruptionReport, Finding, Structure};
 pub use create::create;
 pub use error::{ErrorKind, ImageError};
 pub use gaur_format::{AllocationPolicy, ImageFormat};
+pub use gaur_luks::Passphrase;
 pub use handover_log::{HandoverLog, Left, LogError, LogOwner, LogWords, log_checksum};
 pub use image::{Image, Layer, Unclosed};
 pub use job::Job;
+pub use keys::Keys;
 pub use layer::probe;
 pub use map::MapExtent;
 #[cfg(feature = "broken-order")]

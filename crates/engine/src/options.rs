@@ -7,6 +7,7 @@ use gaur_format::{AllocationPolicy, ImageFormat};
 use crate::cache_options::CacheOptions;
 use crate::commit_log::CommitLog;
 use crate::error::{ErrorKind, ImageError};
+use crate::keys::Keys;
 use crate::references::References;
 
 /// What the bytes of a file mean: the formats that this engine reads and writes.
@@ -100,6 +101,8 @@ pub struct OpenOptions {
     /// Which files the image may have opened by naming them. There is no default: who opens an image knows
     /// who made it.
     pub references: References,
+    /// What opens the layers that are encrypted.
+    pub keys: Keys,
     /// Open the chain of backing files; without it what the top image does not have reads as zeros.
     pub backing: bool,
     /// Memory for metadata of the top image; those below have the defaults.
@@ -135,6 +138,7 @@ impl OpenOptions {
             backing_direct: None,
             lock: true,
             force_share: false,
+            keys: Keys::default(),
             backing: true,
             cache: CacheOptions::default(),
             discard: true,

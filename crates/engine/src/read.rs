@@ -187,6 +187,10 @@ impl<F: File> Queue<F> {
                 Ok(())
             }
             Kind::Data { host, .. } => {
+                let layer = self.image.layers.get(found.layer);
+                if layer.is_some_and(|layer| layer.is_encrypted()) {
+                    return self.mapped(found.layer)?.read_data(host, target).await;
+                }
                 let file = self.files.get(found.layer).ok_or(Errno::EIO)?;
                 align::read(file, &self.pool, host, target).await
             }
@@ -296,6 +300,9 @@ impl<F: File> MappedLayer<'_, F> {
         at: u64,
         out: SegmentsMut<'_>,
     ) -> Result<(), Errno> {
+        if self.qcow2.cipher.is_some() {
+            return Err(Errno::EIO);
+        }
         let start = at as usize & (self.qcow2.geometry.cluster_size() as usize - 1);
         let bytes = self.decompressed(descriptor).await?;
         out.copy_from(bytes.get(start..start + out.len()).ok_or(Errno::EIO)?);

@@ -12,7 +12,6 @@ use gaur_format::l2::L2Entry;
 use gaur_format::{AllocationPolicy, CompressedDescriptor};
 
 use crate::active::Active;
-use crate::align;
 use crate::corruption::Fault;
 use crate::fill::Fill;
 use crate::metadata::alloc::{AllocError, AllocNeed, Run};
@@ -97,8 +96,7 @@ impl<'q, F: File> Active<'q, F> {
                 }
                 Plan::Step(Step::InPlace(host)) => {
                     let part = rest.split_at(host.len as usize).0;
-                    let (file, pool) = (self.queue.top_file(), &self.queue.pool);
-                    align::write(file, pool, &self.image.locks, host.start, part).await?;
+                    self.write_data(host.start, part).await?;
                     host.len
                 }
                 Plan::New(mapping) => {
@@ -364,7 +362,7 @@ impl<'q, F: File> Planner<'q, F> {
         let (low, head) = self.low_edge(first, start);
         let (high, tail) = self.high_edge(last, written);
         let fill = |fill| {
-            if fill == Fill::Zeros && run.zeroed {
+            if fill == Fill::Zeros && run.zeroed && !self.active.is_encrypted() {
                 Fill::Nothing
             } else {
                 fill

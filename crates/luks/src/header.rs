@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use crate::SECTOR_BYTES;
 use crate::algorithm::{Cipher, Hash};
 use crate::error::{Error, ErrorKind};
+use crate::sector::SECTOR_BYTES;
 
 /// Bytes of the header proper; the key slots lie behind it.
 pub const HEADER_BYTES: usize = 592;

@@ -3,10 +3,9 @@
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-use crate::Random;
 use crate::error::{Error, ErrorKind};
 use crate::header::{Header, KEY_SLOTS, KeySlot, New};
-use crate::secret::{Passphrase, VolumeKey};
+use crate::secret::{Passphrase, Random, VolumeKey};
 use crate::sector::SectorCipher;
 use crate::stripes;
 

@@ -30,11 +30,5 @@ pub use header::{
     HEADER_BYTES, Header, ITERATIONS_MIN, KEY_SLOTS, KeySlot, New, STRIPES, WORK_MAX,
 };
 pub use key_slot::Created;
-pub use secret::{Passphrase, VolumeKey};
-pub use sector::SectorCipher;
-
-/// Bytes of a sector.
-pub const SECTOR_BYTES: usize = 512;
-
-/// Fills memory with random bytes that nobody can guess.
-pub type Random<'a> = &'a mut dyn FnMut(&mut [u8]);
+pub use secret::{Passphrase, Random, VolumeKey};
+pub use sector::{SECTOR_BYTES, SectorCipher};

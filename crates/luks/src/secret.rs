@@ -5,6 +5,9 @@ use std::fmt;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
+/// Fills memory with random bytes that cannot be guessed.
+pub type Random<'a> = &'a mut dyn FnMut(&mut [u8]);
+
 /// What opens a key slot.
 #[derive(Clone)]
 pub struct Passphrase(Zeroizing<Vec<u8>>);

@@ -9,9 +9,10 @@ use aes::cipher::{BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
 use aes::{Aes128, Aes192, Aes256, Block};
 use zeroize::Zeroizing;
 
-use crate::SECTOR_BYTES;
 use crate::algorithm::{Cipher, Hash, Iv, KeyBits, Mode};
 
+/// Bytes of a sector.
+pub const SECTOR_BYTES: usize = 512;
 const BLOCK_BYTES: usize = 16;
 const BLOCKS: usize = SECTOR_BYTES / BLOCK_BYTES;
 /// Sectors whose tweaks are encrypted together.

@@ -3,10 +3,9 @@
 
 use zeroize::Zeroizing;
 
-use crate::Random;
 use crate::algorithm::Hash;
 use crate::header::STRIPES;
-use crate::secret::VolumeKey;
+use crate::secret::{Random, VolumeKey};
 
 /// Spreads a key over [`STRIPES`] times its bytes.
 pub(crate) fn split(hash: Hash, key: &VolumeKey, random: Random<'_>) -> Zeroizing<Vec<u8>> {

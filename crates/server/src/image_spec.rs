@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gaur_engine::{
-    AllocationPolicy, CacheOptions, ErrorKind, Format, OpenOptions, Opened, References,
+    AllocationPolicy, CacheOptions, ErrorKind, Format, Keys, OpenOptions, Opened, References,
 };
+use gaur_format::limit;
 use gaur_reactor::BlockingFile;
 
 use crate::failure::Failure;
@@ -46,6 +47,8 @@ struct Overrides {
     allocation: Option<AllocationPolicy>,
     ignore_discards: Option<bool>,
     without_backing: bool,
+    /// Depths in the chain, and the names of their secrets.
+    secrets: Vec<(usize, String)>,
     cache: CacheOptions,
     clean_interval_seconds: Option<u32>,
     aio: Option<Aio>,
@@ -73,10 +76,9 @@ const AIO: [(&str, Aio); 3] = [
 ];
 
 /// Options of QEMU that ask for something that is not here.
-const UNSUPPORTED: [&str; 9] = [
+const UNSUPPORTED: [&str; 8] = [
     "backing.",
     "data-file",
-    "encrypt.",
     "file.file.",
     "file.pr-manager",
     "offset",
@@ -86,12 +88,13 @@ const UNSUPPORTED: [&str; 9] = [
 ];
 
 /// Options that only qcow2 has, or what they start with.
-const ONLY_FOR_QCOW2: [&str; 10] = [
+const ONLY_FOR_QCOW2: [&str; 11] = [
     "allocation",
     "backing",
     "cache-",
     "discard-no-unref",
     "l2-cache-",
+    "encrypt.",
     "lazy-refcounts",
     "overlap-check",
     "pass-discard-",
@@ -254,6 +257,7 @@ impl ImageSpec {
             lock: changes.lock.unwrap_or(base.lock),
             force_share: changes.force_share.unwrap_or(base.force_share),
             backing: base.backing && !changes.without_backing,
+            keys: self.keys(&base.keys)?,
             cache: changes.cache,
             discard: changes.discard.unwrap_or(base.discard),
             allocation: changes.allocation.or(base.allocation),
@@ -263,6 +267,19 @@ impl ImageSpec {
             return Err(self.native_without_direct());
         }
         Ok(options)
+    }
+
+    /// The keys, and which layer is opened with which.
+    fn keys(&self, base: &Keys) -> Result<Keys, Failure> {
+        let mut keys = base.clone();
+        for (depth, name) in &self.changes.secrets {
+            if !keys.assign(*depth, name) {
+                let message = format!("there is no secret '{name}'");
+                let hint = format!("--object secret,id={name},file=PATH makes it");
+                return Err(Failure::about(&self.shown, message).hint(hint));
+            }
+        }
+        Ok(keys)
     }
 
     /// QEMU's rule about Linux's native asynchronous I/O.
@@ -425,6 +442,18 @@ impl OptionReader {
         };
         changes.allocation = keys.take_choice("allocation", &open::ALLOCATION_POLICIES)?;
         changes.clean_interval_seconds = keys.take_number("cache-clean-interval")?;
+        // Those of the backing files are named along the way down to them.
+        let mut level = String::new();
+        for depth in 0..limit::CHAIN_DEPTH_MAX {
+            if keys.find_key(|key| key.contains("encrypt.")).is_none() {
+                break;
+            }
+            keys.take_choice(&format!("{level}encrypt.format"), &[("luks", ())])?;
+            if let Some(name) = keys.take_text(&format!("{level}encrypt.key-secret"))? {
+                changes.secrets.push((depth, name));
+            }
+            level.push_str("backing.");
+        }
         match keys.take("backing") {
             None => {}
             Some(Value::Null) => changes.without_backing = true,
@@ -627,8 +656,16 @@ mod tests {
             "'offset' is not supported",
         ),
         (
-            "driver=qcow2,file.filename=a,encrypt.format=luks",
-            "'encrypt.format' is not",
+            "driver=qcow2,file.filename=a,encrypt.format=aes",
+            "'encrypt.format' is 'aes'",
+        ),
+        (
+            "driver=qcow2,file.filename=a,encrypt.cipher-alg=aes-256",
+            "'encrypt.cipher-alg' is unknown",
+        ),
+        (
+            "driver=raw,file.filename=a,encrypt.key-secret=a",
+            "'encrypt.key-secret' is unknown",
         ),
         (
             "driver=qcow2,file.filename=a,backing.driver=raw",

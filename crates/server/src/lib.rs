@@ -19,6 +19,7 @@ pub mod image_spec;
 mod json;
 mod kept;
 pub mod key_values;
+pub mod keys;
 pub mod notice;
 pub mod open;
 pub mod options;

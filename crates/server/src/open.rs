@@ -83,6 +83,10 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened<BlockingFile>, 
         match error.kind() {
             ErrorKind::Locked if options.read_only => failure.hint(LOCKED_HINT),
             ErrorKind::NotFound => hint_at_protocol(failure, &path.to_string_lossy()),
+            ErrorKind::KeyMissing => failure.hint(KEY_HINT),
+            ErrorKind::WrongKey => {
+                failure.hint("all bytes of a key file count, a newline at its end too")
+            }
             ErrorKind::ReferenceRefused => failure.hint(references::hint(&options.references)),
             _ => failure,
         }
@@ -110,5 +114,8 @@ fn hint_at_protocol(failure: Failure, name: &str) -> Failure {
         _ => failure,
     }
 }
+
+const KEY_HINT: &str = "--key-file PATH gives it, or --object secret,id=ID,file=PATH with encrypt.key-secret=ID among \
+                        the image's options";
 
 const LOCKED_HINT: &str = "-U reads it all the same";

@@ -132,6 +132,7 @@ fn extract_here(
 ) -> Result<(), Failure> {
     let mut options = open::reading(None, args.force_share, args.act.references.references());
     options.direct = args.act.cache.direct();
+    options.keys = args.act.keys.keys()?;
     let image = SharedImage::open(spec, &options).map_err(target::explain_lock)?;
     let (sender, receiver, handle) = pipe();
     let sink = Sink::new(&args.to);

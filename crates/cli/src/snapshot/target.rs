@@ -9,7 +9,7 @@ use gaur_engine::{Format, OpenOptions};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
-use crate::open::{CacheMode, ReferenceOptions, format_parser};
+use crate::open::{CacheMode, KeyOptions, ReferenceOptions, format_parser};
 use crate::shared_image::SharedImage;
 
 /// Where the image is.
@@ -39,6 +39,8 @@ pub struct TargetArgs {
 pub struct ChangeArgs {
     #[command(flatten)]
     pub references: ReferenceOptions,
+    #[command(flatten)]
+    pub keys: KeyOptions,
     /// Use of the host's cache
     #[arg(short = 't', long, value_name = "MODE", default_value = "writeback")]
     pub cache: CacheMode,
@@ -143,6 +145,7 @@ impl ChangeArgs {
         let options = OpenOptions {
             direct: self.cache.direct(),
             drop_bitmaps: self.drop_bitmaps,
+            keys: self.keys.keys()?,
             ..OpenOptions::new(self.references.references())
         };
         let spec = spec.clone().with_probed_format(self.references.untrusted)?;

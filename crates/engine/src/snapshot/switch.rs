@@ -14,13 +14,14 @@ use std::collections::BTreeSet;
 use futures_util::future::try_join_all;
 use gaur_block::{Errno, File};
 use gaur_format::geometry::Version;
-use gaur_format::header::field;
+use gaur_format::header::{CryptMethod, field};
 use gaur_format::snapshot::Snapshot;
 
 use super::failure::Failure;
 use super::list;
 use super::plan::{Block, SwitchPlan};
 use crate::active::Active;
+use crate::image::Layer;
 use crate::job::Job;
 use crate::metadata::tracker::Changed;
 use crate::range::{ClusterRange, HostRange};
@@ -441,8 +442,9 @@ impl<'a, F: File> Switch<'a, F> {
             fields[at..at + bytes.len()].copy_from_slice(bytes);
         };
         put(field::SIZE, &outcome.size_bytes.to_be_bytes());
-        // Encrypted images are not opened for writing.
-        put(field::CRYPT_METHOD, &0_u32.to_be_bytes());
+        let header = self.active.image.layers.first().and_then(Layer::header);
+        let method = header.map_or(CryptMethod::None, |header| header.crypt_method);
+        put(field::CRYPT_METHOD, &(method as u32).to_be_bytes());
         put(field::L1_SIZE, &(l1.len() as u32).to_be_bytes());
         put(field::L1_TABLE_OFFSET, &l1_area.start.to_be_bytes());
         put(

@@ -276,9 +276,7 @@ impl State {
         out: &mut [u8],
     ) -> Result<(), ImageError> {
         let fetched = match extent.kind {
-            Kind::Data { host, .. } => {
-                align::read(queue.top_file(), &queue.pool, host, Target::memory(out)).await
-            }
+            Kind::Data { host, .. } => self.layer(queue).read_data(host, Target::memory(out)).await,
             Kind::Compressed { descriptor } => {
                 self.layer(queue)
                     .decompress(descriptor, at, out.into())

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use gaur_block::{Errno, File, Source, Target};
+use gaur_luks::SECTOR_BYTES;
 
 use super::chunk::Chunk;
 use super::save::{VmStateSave, top_of};
@@ -66,7 +67,8 @@ impl Spill {
                 for gap in chunk.dirty.gaps(&piece.range) {
                     let host = piece.host_bytes + (gap.start - piece.range.start) as u64;
                     let target = Target::memory(&mut chunk.memory[gap]);
-                    let read = align::read(queue.top_file(), &queue.pool, host, target).await;
+                    let top = queue.mapped(0).map_err(|errno| failed(queue, errno))?;
+                    let read = top.read_data(host, target).await;
                     let text = "cannot read back the state of the machine";
                     read.map_err(|errno| queue.image.explain(errno, text))?;
                 }
@@ -102,6 +104,13 @@ async fn write_clusters<F: File>(
         return Err(errno);
     }
     let file = queue.top_file();
+    let mut encrypted = None;
+    if let Some(cipher) = &queue.mapped(0)?.qcow2.cipher {
+        let copy = encrypted.insert(queue.pool.take(file, bytes.len()));
+        copy.copy_from_slice(bytes);
+        cipher.encrypt(host_bytes / SECTOR_BYTES as u64, copy);
+    }
+    let bytes = encrypted.as_deref().unwrap_or(bytes);
     let limits = file.limits();
     let block = u64::from(limits.request_alignment.max(1));
     let memory = limits.memory_alignment.max(1) as usize;

@@ -72,10 +72,11 @@ pub struct AddExport {
 }
 
 /// The keys of [`ImageOptions`] in JSON.
-const IMAGE_KEYS: [&str; 11] = [
+const IMAGE_KEYS: [&str; 12] = [
     "format",
     "image-opts",
     "references",
+    "keys",
     "read-only",
     "snapshot",
     "temporary",
@@ -231,6 +232,10 @@ mod tests {
             references: crate::references::ReferenceOptions {
                 untrusted: true,
                 ..Default::default()
+            },
+            keys: crate::keys::KeyOptions {
+                objects: Vec::new(),
+                key_file: Some("key".into()),
             },
             ..ImageOptions::default()
         };

@@ -10,6 +10,7 @@ use crate::cached_device::Policy;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::kept::Kept;
+use crate::keys::KeyOptions;
 use crate::open::CacheMode;
 #[cfg(feature = "clap")]
 use crate::open::{allocation_parser, format_parser};
@@ -49,6 +50,10 @@ pub struct ImageOptions {
     #[serde(skip_serializing_if = "ReferenceOptions::is_default")]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub references: ReferenceOptions,
+    /// Where the keys of the images are.
+    #[serde(skip_serializing_if = "KeyOptions::is_default")]
+    #[cfg_attr(feature = "clap", command(flatten))]
+    pub keys: KeyOptions,
     /// Refuse writes
     #[cfg_attr(feature = "clap", arg(short, long))]
     pub read_only: bool,
@@ -117,6 +122,7 @@ impl ImageOptions {
             allocation: self.allocation,
             snapshot: self.snapshot.clone(),
             drop_bitmaps: self.drop_bitmaps,
+            keys: self.keys.keys()?,
             ..OpenOptions::new(self.references.references())
         };
         let handover = self.handover.as_deref().filter(|_| !read_only);

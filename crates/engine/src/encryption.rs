@@ -1,0 +1,100 @@
+//! Encryption of guest data: LUKS 1, whose header lies in clusters of the image.
+//!
+//! * Data clusters are encrypted, those of VM state too. Metadata is not.
+//! * The number of a sector is its place in the file: host offset / 512. So a cluster that is copied to
+//!   another place is encrypted anew.
+//! * Guest memory is never encrypted in place: it may be changing, and it is the guest's. Bytes go through a
+//!   bounce buffer of the queue, which `align` reads and writes in whole sectors.
+//! * Bytes that no mapping shows are no zeros here: space that reads as zeros decrypts to noise. So a new
+//!   cluster is filled around the first write.
+//! * Compressed clusters are not encrypted, and the format has none in an encrypted image: they fail their
+//!   requests, because who has no key could have put them there.
+
+use gaur_block::{Errno, File, Source, Target};
+use gaur_format::header::{CryptMethod, Header};
+use gaur_luks::{HEADER_BYTES, Header as LuksHeader, Passphrase, SectorCipher};
+
+use crate::active::Active;
+use crate::align;
+use crate::error::{ErrorKind, ImageError};
+use crate::layer::LayerReader;
+use crate::read::MappedLayer;
+
+impl<F: File> LayerReader<'_, F> {
+    /// The cipher of the image, which `passphrase` opens; `None` for one that is not encrypted.
+    pub(crate) async fn cipher(
+        &self,
+        header: &Header,
+        passphrase: Option<&Passphrase>,
+    ) -> Result<Option<SectorCipher>, ImageError> {
+        if header.crypt_method != CryptMethod::Luks {
+            return Ok(None);
+        }
+        let passphrase = passphrase.ok_or_else(|| {
+            let text = "image is encrypted (luks), and no key was given for it";
+            ImageError::new(ErrorKind::KeyMissing, text)
+        })?;
+        let missing = || {
+            ImageError::new(
+                ErrorKind::Corrupt,
+                "image does not say where its luks header is",
+            )
+        };
+        let pointer = header.encryption().ok_or_else(missing)?;
+        let what = "luks header";
+        self.check_inside(what, pointer.offset.0, pointer.len_bytes)?;
+        let start = (HEADER_BYTES as u64).min(pointer.len_bytes);
+        let bytes = self.bytes(what, pointer.offset.0, start).await?;
+        let luks = LuksHeader::parse(&bytes).map_err(failed)?;
+        luks.check_work().map_err(failed)?;
+        for slot in luks.active_slots() {
+            let range = luks.stripes_of(slot);
+            if range.end > pointer.len_bytes {
+                let text = format!(
+                    "luks header is cut off: a key slot ends at {} of {} bytes",
+                    range.end, pointer.len_bytes
+                );
+                return Err(ImageError::new(ErrorKind::Corrupt, text));
+            }
+            let at = pointer.offset.0.saturating_add(range.start);
+            let mut stripes = self
+                .bytes("luks key slot", at, range.end.saturating_sub(range.start))
+                .await?;
+            if let Some(key) = luks.open_slot(slot, &mut stripes, passphrase) {
+                return Ok(Some(luks.data_cipher(&key)));
+            }
+        }
+        let text = "the key does not open the image: no key slot has it";
+        Err(ImageError::new(ErrorKind::WrongKey, text))
+    }
+}
+
+fn failed(error: gaur_luks::Error) -> ImageError {
+    let kind = match error.kind() {
+        gaur_luks::ErrorKind::Damaged => ErrorKind::Corrupt,
+        _ => ErrorKind::Unsupported,
+    };
+    ImageError::new(kind, error.to_string())
+}
+
+impl<F: File> MappedLayer<'_, F> {
+    /// Fills `target` with guest data from host offset `host` on.
+    pub(crate) async fn read_data(&self, host: u64, target: Target<'_>) -> Result<(), Errno> {
+        let pool = &self.queue.pool;
+        match &self.qcow2.cipher {
+            None => align::read(self.file, pool, host, target).await,
+            Some(cipher) => align::read_encrypted(self.file, pool, cipher, host, target).await,
+        }
+    }
+}
+
+impl<F: File> Active<'_, F> {
+    /// Stores guest data at host offset `host`.
+    pub(crate) async fn write_data(&self, host: u64, source: Source<'_>) -> Result<(), Errno> {
+        let (file, pool, locks) = (self.queue.top_file(), &self.queue.pool, &self.image.locks);
+        match &self.qcow2.cipher {
+            None => align::write(file, pool, locks, host, source).await,
+            Some(cipher) => align::write_encrypted(file, pool, locks, cipher, host, source).await,
+        }
+    }
+}
