@@ -6,6 +6,7 @@
 use gaur_engine::AllocationPolicy;
 use gaur_sim::{DiskProfile, Random};
 
+use crate::encryption::Encryption;
 use crate::prepare::PreparedOptions;
 use crate::shape::Shape;
 
@@ -216,9 +217,26 @@ impl Config {
             snapshot_load: draw_snapshot_load(seed, shape, guest_bytes),
             keeps_log: shape.version == 3 && Random::new(seed ^ 0x51a7_09c3_e2d4_8b16).chance(500),
         };
-        config
+        let config = config
             .with_time_for_snapshots(random)
-            .with_special(special, space, tables)
+            .with_special(special, space, tables);
+        match Random::new(seed ^ 0x7d1e_90b2_4f3c_a865).chance(200) {
+            true => config.with_encryption(),
+            false => config,
+        }
+    }
+
+    /// The same with an encrypted image. Compressed clusters are not encrypted, so it has none.
+    pub(crate) fn with_encryption(self) -> Config {
+        let random = &mut Random::new(self.seed ^ 0x4c55_4b53_babe_0001);
+        Config {
+            image: PreparedOptions {
+                compressed_per_mille: 0,
+                encryption: Some(random.pick(&[Encryption::Cbc, Encryption::Xts])),
+                ..self.image
+            },
+            ..self
+        }
     }
 
     fn with_special(
@@ -359,6 +377,7 @@ fn draw_image(
         crowded: random.chance(300),
         leaks: random.chance(100),
         allocation: space.pick(&[None, None, Some(1), Some(2), Some(77)]),
+        encryption: None,
     }
 }
 

@@ -13,6 +13,7 @@
 
 pub mod config;
 pub mod content;
+pub mod encryption;
 mod handover;
 pub mod judge;
 pub mod load;

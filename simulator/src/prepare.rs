@@ -10,6 +10,7 @@ use gaur_sim::{FileImage, Random};
 
 use crate::config::Bitmaps;
 use crate::content::{Value, ValueEncoding, ZERO};
+use crate::encryption::{Encryption, LUKS_EXTENSION};
 use crate::shape::{COMPRESSED, COPIED, OFFSET_MASK, Shape, ZERO_FLAG};
 
 /// What is wanted.
@@ -44,6 +45,8 @@ pub struct PreparedOptions {
     pub leaks: bool,
     /// The header says that this is the policy for space.
     pub allocation: Option<u8>,
+    /// Its data is encrypted.
+    pub encryption: Option<Encryption>,
 }
 
 /// What a unit of a prepared disk holds: a value of its own, or whatever lies below.
@@ -406,10 +409,14 @@ impl Builder<'_> {
     ) {
         let share = self.cluster_bytes() / parts;
         let guest = cluster * self.cluster_bytes() + part.start * share;
-        let bytes = self
+        let mut bytes = self
             .script
             .bytes_of(value, guest, (part.end - part.start) * share);
-        self.write(host + part.start * share, &bytes);
+        let host = host + part.start * share;
+        if let Some(encryption) = self.wanted.encryption {
+            encryption.encrypt(host, &mut bytes);
+        }
+        self.write(host, &bytes);
     }
 
     /// Notes what `part` of a guest cluster holds from now on.
@@ -474,6 +481,7 @@ impl Builder<'_> {
         if !table.is_empty() {
             self.count(table_offset(&table), table.len() as u64 - 8);
         }
+        let luks = self.place_luks();
         let bitmaps = self.place_bitmaps();
         let reftable = self.place_refcounts();
         for (snapshot, &offset) in snapshots.iter().zip(&snapshot_l1) {
@@ -485,6 +493,7 @@ impl Builder<'_> {
             l1: active_l1,
             reftable,
             bitmaps,
+            luks,
         };
         let header = self.header(active, &places, &table, snapshots.len());
         self.write(0, &header);
@@ -549,6 +558,15 @@ impl Builder<'_> {
             self.count(offset, len);
         }
         Some((count, offset, len))
+    }
+
+    fn place_luks(&mut self) -> Option<(u64, u64)> {
+        let area = self.wanted.encryption?.area();
+        let len = area.len() as u64;
+        let offset = self.allocate(len.div_ceil(self.cluster_bytes()));
+        self.count(offset, len);
+        self.write(offset, area);
+        Some((offset, len))
     }
 
     fn place_l1(&mut self, entries: usize) -> u64 {
@@ -690,7 +708,7 @@ impl Builder<'_> {
         header.extend([0; 12]); // the backing file's name, filled in below
         header.extend(shape.cluster_bits.to_be_bytes());
         header.extend(self.wanted.guest_bytes.to_be_bytes());
-        header.extend(0_u32.to_be_bytes());
+        header.extend((2 * u32::from(places.luks.is_some())).to_be_bytes());
         let l1_entries = self.l1_entries(active);
         header.extend((l1_entries as u32).to_be_bytes());
         header.extend(l1.to_be_bytes());
@@ -714,6 +732,10 @@ impl Builder<'_> {
             header.extend(0_u64.to_be_bytes());
         }
         push_extension(&mut header, UNKNOWN_EXTENSION, b"keep me as I am");
+        if let Some((offset, len)) = places.luks {
+            let data = [offset.to_be_bytes(), len.to_be_bytes()].concat();
+            push_extension(&mut header, LUKS_EXTENSION, &data);
+        }
         if let Some((count, directory, len)) = places.bitmaps {
             if shape.cluster_bits >= 12 {
                 // As QEMU has them: what comes next is not in the first sector.
@@ -750,6 +772,8 @@ struct TableOffsets {
     reftable: (u64, u64),
     /// Number, and offset and length of the directory.
     bitmaps: Option<(u32, u64, u64)>,
+    /// Offset and length.
+    luks: Option<(u64, u64)>,
 }
 
 /// The header extension that leads to bitmaps.

@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use gaur_engine::{CacheOptions, Format, Image, OpenOptions, Queue, References};
+use gaur_engine::{CacheOptions, Format, Image, Keys, OpenOptions, Queue, References};
 use gaur_sim::{
     FaultKind, Faults, FileImage, Random, Scheduler, SimFile, SimHost, Stop, Survivors, Trace,
 };
 
 use crate::config::{Config, FaultPlan};
 use crate::content::{Value, ValueEncoding};
+use crate::encryption::Encryption;
 use crate::handover::{KeptLog, Marks, StaleLog, empty_memory, until_killed};
 use crate::judge::{Expectations, Verdict};
 use crate::load::Load;
@@ -49,6 +50,8 @@ pub struct Options {
     pub by_qemu: bool,
     /// Store every write that covers a cluster compressed.
     pub packed: bool,
+    /// Every image is encrypted, or none; `None` as the seed has it.
+    pub encrypted: Option<bool>,
     /// Print the trace.
     pub print_trace: bool,
     /// Where the files of a failure go: as they were when its epoch began, and what was judged.
@@ -126,6 +129,13 @@ impl<'a> Run<'a> {
         let mut config = Config::draw(seed);
         if options.by_qemu {
             config.unit_bytes = 512;
+        }
+        match options
+            .encrypted
+            .unwrap_or(config.image.encryption.is_some())
+        {
+            true if !options.by_qemu => config = config.with_encryption(),
+            _ => config.image.encryption = None,
         }
         if options.packed {
             config.packed_per_mille = 1000;
@@ -233,6 +243,8 @@ impl<'a> Run<'a> {
     }
 
     pub(crate) fn engine_options(&self) -> OpenOptions {
+        let mut keys = Keys::default();
+        keys.for_others(Encryption::passphrase());
         OpenOptions {
             format: Some(Format::Qcow2),
             direct: self.config.direct,
@@ -245,6 +257,7 @@ impl<'a> Run<'a> {
             discard: self.config.discard,
             allocation: self.config.allocation,
             drop_bitmaps: true,
+            keys,
             #[cfg(feature = "broken-order")]
             broken: self.options.broken.and_then(|rule| match rule {
                 Rule::O1 => Some(gaur_engine::BrokenRule::O1),
@@ -480,7 +493,9 @@ impl<'a> Run<'a> {
     }
 
     fn ask_qemu(&mut self, files: &Files, verdict: &Verdict) -> Result<(), String> {
-        if self.random.chance(self.options.qemu_per_mille) {
+        // It would want the key: tests/interop/tests/luks.rs has both.
+        let plain = self.config.image.encryption.is_none();
+        if self.random.chance(self.options.qemu_per_mille) && plain {
             self.stats.qemu += 1;
             let (disk, snapshots) = (&verdict.disk, &verdict.snapshots);
             crate::qemu::judge(files, TOP, disk, snapshots, Some(verdict.leaks))?;

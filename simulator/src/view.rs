@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use gaur_sim::FileImage;
 
+use crate::encryption::Encryption;
 use crate::shape::{COMPRESSED, OFFSET_MASK, Shape, ZERO_FLAG};
 
 /// The files of a machine.
@@ -53,6 +54,7 @@ pub struct Times {
 pub struct View<'a> {
     file: &'a FileImage,
     below: &'a [u8],
+    encryption: Option<Encryption>,
     shape: Shape,
     /// The L1 table of the active disk.
     pub active: L1,
@@ -68,6 +70,7 @@ impl<'a> View<'a> {
         Ok(View {
             file,
             below,
+            encryption: Encryption::of(file)?,
             shape: header.shape,
             active: header.l1,
             snapshots,
@@ -136,7 +139,13 @@ impl<'a> View<'a> {
                 target[len..].fill(0);
             }
             Mapping::Zero => target.fill(0),
-            Mapping::At(host) => self.file.read(host, target),
+            Mapping::At(host) => match self.encryption {
+                None => self.file.read(host, target),
+                Some(encryption) => encryption.read(self.file, host, target),
+            },
+            Mapping::Compressed(_) if self.encryption.is_some() => {
+                return Err("a compressed cluster in an encrypted image".to_owned());
+            }
             Mapping::Compressed(range) => {
                 let plain = inflate(self.file, self.shape, range, guest)?;
                 let start = (guest % self.shape.cluster_bytes()) as usize;

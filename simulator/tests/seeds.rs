@@ -7,8 +7,9 @@ use gaur_simulator::{Options, Stats, run_seed};
 /// Crash images in a thousand that QEMU's tools judge as well.
 const QEMU_PER_MILLE: u32 = 5;
 
-fn run(seeds: impl IntoIterator<Item = u64>) -> Stats {
+fn run(seeds: impl IntoIterator<Item = u64>, encrypted: Option<bool>) -> Stats {
     let options = Options {
+        encrypted,
         qemu_per_mille: QEMU_PER_MILLE,
         ..Options::default()
     };
@@ -36,7 +37,8 @@ fn seeds_that_found_bugs_run_clean() {
         })
         .collect();
     assert!(!numbers.is_empty());
-    run(numbers);
+    // They are older than encryption.
+    run(numbers, Some(false));
 }
 
 /// Seeds beyond those that `cargo xtask ci` runs, in parts so that they run at the same time.
@@ -44,7 +46,7 @@ const SEEDS_PER_PART: u64 = 40;
 
 fn part(number: u64) {
     let first = 1_000_000 + number * SEEDS_PER_PART;
-    let stats = run(first..first + SEEDS_PER_PART);
+    let stats = run(first..first + SEEDS_PER_PART, None);
     // A part that crashes hardly ever, or never comes to an end in peace, tests nothing.
     assert!(stats.crash_points > 5 * SEEDS_PER_PART, "{stats}");
     assert!(stats.closes > SEEDS_PER_PART / 2, "{stats}");
@@ -94,4 +96,11 @@ fn a_seed_gives_the_same_trace_each_time() {
         let second = run_seed(seed, &options).unwrap();
         assert_eq!(first, second);
     }
+}
+
+#[test]
+fn encrypted_images_survive_power_cuts() {
+    let stats = run(2_000_000..2_000_060, Some(true));
+    assert!(stats.crash_points > 300, "{stats}");
+    assert!(stats.closes > 30, "{stats}");
 }

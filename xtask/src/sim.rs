@@ -42,6 +42,9 @@ pub struct Arguments {
     /// Store every write that covers a cluster compressed
     #[arg(long)]
     packed: bool,
+    /// Encrypt every image
+    #[arg(long, conflicts_with = "by_qemu")]
+    encrypted: bool,
     /// Keep the files of a failure here: before its epoch, and as judged
     #[arg(long, value_name = "DIRECTORY")]
     dump: Option<PathBuf>,
@@ -65,6 +68,7 @@ impl Arguments {
             qemu_per_mille: self.qemu,
             by_qemu: self.by_qemu,
             packed: self.packed,
+            encrypted: self.encrypted.then_some(true),
             dump: self.dump.clone(),
             broken: self.broken,
             ..Options::default()
@@ -98,7 +102,11 @@ fn replay_line(seed: u64, options: &Options) -> String {
         .map_or_else(String::new, |rule| format!(" --broken {rule:?}"));
     let by_qemu = if options.by_qemu { " --by-qemu" } else { "" };
     let packed = if options.packed { " --packed" } else { "" };
-    format!("cargo xtask sim --seed {seed}{by_qemu}{packed}{broken}")
+    let encrypted = match options.encrypted {
+        Some(true) => " --encrypted",
+        _ => "",
+    };
+    format!("cargo xtask sim --seed {seed}{by_qemu}{packed}{encrypted}{broken}")
 }
 
 fn replay(seed: u64, options: &Options) -> Result<(), String> {

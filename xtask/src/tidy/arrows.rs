@@ -26,7 +26,7 @@ const RULES: &[Rule] = &[
     ("gaur", "format block engine reactor", "export"),
     ("server", "format block luks engine reactor export", ""),
     ("cli", "format block luks engine reactor export server", ""),
-    ("simulator", "format block engine sim", ""),
+    ("simulator", "format block luks engine sim", ""),
     ("artifacts", "", ""),
     ("interop", "artifacts format", "gaur block engine reactor"),
     ("bench", "format block engine reactor export sim", ""),
