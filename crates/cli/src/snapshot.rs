@@ -7,7 +7,7 @@ use clap::Subcommand;
 use gaur_engine::{Format, NewSnapshot};
 
 use crate::failure::Failure;
-use crate::open::{Output, ReferenceOptions, format_parser};
+use crate::open::{KeyOptions, Output, ReferenceOptions, format_parser};
 
 mod change;
 mod extract;
@@ -56,6 +56,8 @@ pub struct Args {
     force_share: bool,
     #[command(flatten)]
     references: ReferenceOptions,
+    #[command(flatten)]
+    keys: KeyOptions,
     /// Remove the image's persistent bitmaps with the first change, which would make them useless
     #[arg(long)]
     drop_bitmaps: bool,
@@ -119,6 +121,7 @@ fn run_switches(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
             &target,
             &ChangeArgs {
                 references: args.references.clone(),
+                keys: args.keys.clone(),
                 drop_bitmaps: args.drop_bitmaps,
                 quiet: args.quiet,
                 ..ChangeArgs::default()

@@ -10,6 +10,8 @@
 //! * Compressed clusters are not encrypted, and the format has none in an encrypted image: they fail their
 //!   requests, because who has no key could have put them there.
 
+use std::sync::Arc;
+
 use gaur_block::{Errno, File, Source, Target};
 use gaur_format::header::{CryptMethod, Header};
 use gaur_luks::{HEADER_BYTES, Header as LuksHeader, Passphrase, SectorCipher};
@@ -26,7 +28,7 @@ impl<F: File> LayerReader<'_, F> {
         &self,
         header: &Header,
         passphrase: Option<&Passphrase>,
-    ) -> Result<Option<SectorCipher>, ImageError> {
+    ) -> Result<Option<Arc<SectorCipher>>, ImageError> {
         if header.crypt_method != CryptMethod::Luks {
             return Ok(None);
         }
@@ -61,7 +63,7 @@ impl<F: File> LayerReader<'_, F> {
                 .bytes("luks key slot", at, range.end.saturating_sub(range.start))
                 .await?;
             if let Some(key) = luks.open_slot(slot, &mut stripes, passphrase) {
-                return Ok(Some(luks.data_cipher(&key)));
+                return Ok(Some(Arc::new(luks.data_cipher(&key))));
             }
         }
         let text = "the key does not open the image: no key slot has it";

@@ -77,7 +77,7 @@ pub(crate) struct Qcow2 {
     pub(crate) geometry: Geometry,
     pub(crate) compression: CompressionType,
     /// Of an encrypted layer.
-    pub(crate) cipher: Option<SectorCipher>,
+    pub(crate) cipher: Option<Arc<SectorCipher>>,
     pub(crate) maps: Maps,
     /// Slices being loaded, by host offset.
     pub(crate) loads: KeyLocks,
@@ -166,11 +166,15 @@ impl Layer {
 }
 
 impl Qcow2 {
-    pub(crate) fn new(maps: Maps, compression: CompressionType) -> Qcow2 {
+    pub(crate) fn new(
+        maps: Maps,
+        compression: CompressionType,
+        cipher: Option<Arc<SectorCipher>>,
+    ) -> Qcow2 {
         Qcow2 {
             geometry: maps.geometry,
             compression,
-            cipher: None,
+            cipher,
             maps,
             loads: KeyLocks::default(),
             read_around: AtomicBool::new(true),
@@ -408,9 +412,9 @@ fn add_mapping(
     let l1 = L1Table::new(header.l1_table_offset.0, &part.l1);
     let maps = Maps::new(geometry, sizes, metadata, l1);
     let writer = writable.then(|| new_writer(part, header, &maps, sizes));
-    let mut qcow2 = Qcow2::new(maps, header.compression_type);
-    qcow2.cipher = part.cipher.take();
-    part.layer.qcow2 = Some(qcow2);
+    let compression = header.compression_type;
+    let cipher = part.cipher.take();
+    part.layer.qcow2 = Some(Qcow2::new(maps, compression, cipher));
     Ok(writer)
 }
 

@@ -7,6 +7,7 @@
 //! free. Reads are of at most [`PIECE_BYTES`], and memory grows as they arrive.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use gaur_block::{File, FileLimits, Target};
 use gaur_format::feature::Incompatible;
@@ -55,7 +56,7 @@ pub(crate) struct LayerParts {
     /// Only when the layer is to be written.
     pub(crate) lost_bitmaps: Option<LostBitmaps>,
     /// Of an encrypted layer.
-    pub(crate) cipher: Option<SectorCipher>,
+    pub(crate) cipher: Option<Arc<SectorCipher>>,
 }
 
 /// What a file is to be used for.

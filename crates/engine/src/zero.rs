@@ -368,7 +368,9 @@ impl<F: File> Unmapper<'_, F> {
         UnmapStep::Done(done)
     }
 
-    /// Notes the space of a part of a cluster that has no data any more, under *compact*.
+    /// Notes the space of a part of a cluster that has no data any more, under *compact*. Not in an encrypted
+    /// image: a hole may be made once more when the mapping on the disk has data there again, that is zeroed in
+    /// memory. A power cut then shows the hole, which decrypts to noise.
     fn note_hole(&self, entry: L2Entry, part: GuestRange) {
         let L2Entry::Cluster {
             host: Some(host),
@@ -382,6 +384,7 @@ impl<F: File> Unmapper<'_, F> {
         let given_back =
             self.active.image.options.discard && self.active.writer.limits.discard_zeroes;
         let wanted = matches!(self.mode, UnmapMode::Unmap | UnmapMode::Discard) && given_back;
+        let wanted = wanted && !self.active.is_encrypted();
         if !wanted || self.active.writer.allocation != AllocationPolicy::Compact {
             return;
         }

@@ -102,7 +102,7 @@ impl<'q, F: File> VmStateReader<'q, F> {
         let state = State {
             start_bytes: first.saturating_mul(geometry.guest_bytes_per_l2()),
             snapshot,
-            qcow2: Qcow2::new(maps, qcow2.compression),
+            qcow2: Qcow2::new(maps, qcow2.compression, qcow2.cipher.clone()),
         };
         Ok(VmStateReader {
             state: Arc::new(state),

@@ -1,0 +1,420 @@
+//! Encrypted images, both ways with QEMU: what one writes the other reads, checks and writes on.
+
+use gaur_interop::compare::assert_same_bytes;
+use gaur_interop::gaur::gaur;
+use gaur_interop::scratch::Scratch;
+use gaur_interop::tool::{Run, run};
+
+/// An encrypted image and its key.
+struct Encrypted {
+    scratch: Scratch,
+    image: String,
+    key: String,
+    object: String,
+}
+
+const SIZE: &str = "8M";
+
+impl Encrypted {
+    /// An image that QEMU makes with these options; `None` where it does not have the cipher.
+    fn by_qemu(options: &str) -> Option<Encrypted> {
+        let made = Encrypted::nothing();
+        let options =
+            format!("encrypt.format=luks,encrypt.key-secret=sec,encrypt.iter-time=10,{options}");
+        let create = made.qemu(&[
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-o",
+            &options,
+            &made.image,
+            SIZE,
+        ]);
+        let lacks = [
+            "not supported",
+            "Unsupported",
+            "is not available",
+            "unsupported",
+        ];
+        if create.code != 0 && lacks.iter().any(|word| create.stderr.contains(word)) {
+            println!("QEMU does not have {options}: {}", create.stderr.trim());
+            return None;
+        }
+        create.ok();
+        Some(made)
+    }
+
+    fn nothing() -> Encrypted {
+        let scratch = Scratch::new();
+        let key = scratch.path("key");
+        std::fs::write(&key, "correct horse").expect("scratch is writable");
+        Encrypted {
+            image: scratch.path("image.qcow2"),
+            object: format!("secret,id=sec,file={key}"),
+            key,
+            scratch,
+        }
+    }
+
+    fn options(&self) -> String {
+        format!(
+            "driver=qcow2,file.filename={},encrypt.key-secret=sec",
+            self.image
+        )
+    }
+
+    #[track_caller]
+    fn qemu(&self, arguments: &[&str]) -> Run {
+        let mut all = vec![arguments[0], "--object", &self.object];
+        all.extend(&arguments[1..]);
+        run("qemu-img", &all)
+    }
+
+    /// Runs commands of `qemu-io` on the image.
+    #[track_caller]
+    fn qemu_io(&self, commands: &[&str]) {
+        let options = self.options();
+        let mut all = vec!["--object", &self.object, "--image-opts", &options];
+        all.extend(commands.iter().flat_map(|command| ["-c", command]));
+        let done = run("qemu-io", &all).ok();
+        assert!(!done.stdout.contains("failed"), "{done}");
+    }
+
+    /// QEMU and Gaur read the same bytes and find nothing wrong.
+    #[track_caller]
+    fn assert_both_read_the_same(&self) {
+        let options = self.options();
+        let (ours, theirs) = (
+            self.scratch.path("ours.raw"),
+            self.scratch.path("theirs.raw"),
+        );
+        self.qemu(&["convert", "--image-opts", &options, "-O", "raw", &theirs])
+            .ok();
+        gaur(&[
+            "convert",
+            "--key-file",
+            &self.key,
+            "-f",
+            "qcow2",
+            "-O",
+            "raw",
+            &self.image,
+            &ours,
+        ])
+        .ok();
+        assert_same_bytes(&theirs, &ours);
+        gaur(&["check", &self.image]).ok();
+        self.qemu(&["check", "-q", "--image-opts", &options]).ok();
+    }
+
+    /// Writes with Gaur what a raw file holds.
+    #[track_caller]
+    fn write_by_gaur(&self, raw: &str) {
+        gaur(&[
+            "convert",
+            "-n",
+            "--key-file",
+            &self.key,
+            "-f",
+            "raw",
+            "-O",
+            "qcow2",
+            raw,
+            &self.image,
+        ])
+        .ok();
+    }
+
+    /// A raw disk with data in some places, at odd offsets.
+    fn pattern(&self, name: &str, seed: u64) -> String {
+        let mut disk = vec![0_u8; 8 << 20];
+        for (start, len) in [
+            (0, 700),
+            (70_000, 200_000),
+            (3 << 20, 65_536),
+            ((8 << 20) - 512, 512),
+        ] {
+            for (at, byte) in disk[start..start + len].iter_mut().enumerate() {
+                *byte = (at as u64 * seed >> 3) as u8 | 1;
+            }
+        }
+        let path = self.scratch.path(name);
+        std::fs::write(&path, disk).expect("scratch is writable");
+        path
+    }
+
+    /// QEMU has written, Gaur reads and writes on, QEMU reads and writes on, Gaur reads.
+    #[track_caller]
+    fn passes_to_and_fro(&self) {
+        self.qemu_io(&[
+            "write -P 1 0 100k",
+            "write -P 2 1000k 1k",
+            "write -P 3 5M 64k",
+            "write -z 5M 4k",
+        ]);
+        self.assert_both_read_the_same();
+        let disk = self.pattern("disk.raw", 7);
+        self.write_by_gaur(&disk);
+        let options = self.options();
+        let raw = format!("driver=raw,file.filename={disk}");
+        self.qemu(&["compare", "-q", "--image-opts", &options, &raw])
+            .ok();
+        self.qemu_io(&["write -P 4 99k 7k", "write -P 5 6M 3000", "discard 3M 64k"]);
+        self.assert_both_read_the_same();
+    }
+}
+
+#[test]
+fn ciphers_modes_and_hashes_are_read_and_written_both_ways() {
+    let mut found = 0;
+    for (bits, mode, iv, hash) in [
+        ("256", "xts", "plain64", "sha256"),
+        ("128", "xts", "plain64", "sha1"),
+        ("192", "xts", "plain64", "sha256"),
+        (
+            "256",
+            "xts",
+            "essiv,encrypt.ivgen-hash-alg=sha256",
+            "sha512",
+        ),
+        (
+            "256",
+            "cbc",
+            "essiv,encrypt.ivgen-hash-alg=sha256",
+            "sha256",
+        ),
+        ("192", "cbc", "plain64", "sha512"),
+        ("128", "cbc", "plain", "sha1"),
+    ] {
+        let options = format!(
+            "encrypt.cipher-alg=aes-{bits},encrypt.cipher-mode={mode},encrypt.ivgen-alg={iv},encrypt.hash-alg={hash}"
+        );
+        if let Some(image) = Encrypted::by_qemu(&options) {
+            image.passes_to_and_fro();
+            found += 1;
+        }
+    }
+    assert!(found >= 6, "QEMU has {found} of the ciphers");
+}
+
+#[test]
+fn shapes_of_images_are_read_and_written_both_ways() {
+    for options in [
+        "cluster_size=512",
+        "cluster_size=4k,refcount_bits=64",
+        "cluster_size=2M",
+        "extended_l2=on,cluster_size=64k",
+        "extended_l2=on,cluster_size=16k",
+        "compat=0.10",
+    ] {
+        let image = Encrypted::by_qemu(options).expect("QEMU's default cipher");
+        image.passes_to_and_fro();
+    }
+}
+
+#[test]
+fn wrong_and_missing_keys_are_refused_in_one_line() {
+    let image = Encrypted::by_qemu("cluster_size=64k").expect("QEMU's default cipher");
+    let raw = image.scratch.path("out.raw");
+    let convert = |more: &[&str]| {
+        let mut all = vec!["convert", "-O", "raw"];
+        all.extend(more);
+        all.push(&raw);
+        gaur(&all).refused()
+    };
+    let none = convert(&["-f", "qcow2", &image.image]);
+    assert!(none.stderr.contains("no key was given"), "{none}");
+    std::fs::write(&image.key, "correct horse\n").expect("scratch is writable");
+    let wrong = convert(&["-f", "qcow2", "--key-file", &image.key, &image.image]);
+    assert!(wrong.stderr.contains("does not open the image"), "{wrong}");
+    assert!(wrong.stderr.contains("newline"), "{wrong}");
+    let unnamed = convert(&["--image-opts", &image.options()]);
+    assert!(unnamed.stderr.contains("no secret 'sec'"), "{unnamed}");
+    let shown = convert(&[
+        "--object",
+        "secret,id=sec,data=visible",
+        "--image-opts",
+        &image.options(),
+    ]);
+    assert!(
+        shown.stderr.contains("command line") && !shown.stderr.contains("visible"),
+        "{shown}"
+    );
+    // Without its key an image is still looked at.
+    gaur(&["info", &image.image]).ok();
+    gaur(&["check", &image.image]).ok();
+}
+
+#[test]
+fn secrets_as_base64_and_keys_of_backing_files_open_a_chain() {
+    let base = Encrypted::by_qemu("cluster_size=64k").expect("QEMU's default cipher");
+    base.qemu_io(&["write -P 9 0 1M"]);
+    let scratch = &base.scratch;
+    let (overlay, key) = (scratch.path("overlay.qcow2"), scratch.path("key2"));
+    // "second", in base64.
+    std::fs::write(&key, "c2Vjb25k\n").expect("scratch is writable");
+    let object = format!("secret,id=top,format=base64,file={key}");
+    let both = format!(
+        "driver=qcow2,file.filename={overlay},encrypt.key-secret=top,backing.driver=qcow2,\
+         backing.file.filename={},backing.encrypt.key-secret=sec",
+        base.image
+    );
+    let options = format!(
+        "encrypt.format=luks,encrypt.key-secret=top,encrypt.iter-time=10,backing_file={},backing_fmt=qcow2",
+        base.image
+    );
+    run(
+        "qemu-img",
+        &[
+            "create", "-q", "-u", "--object", &object, "-f", "qcow2", "-o", &options, &overlay,
+            SIZE,
+        ],
+    )
+    .ok();
+    let io = [
+        "--object",
+        &object,
+        "--object",
+        &base.object,
+        "--image-opts",
+        &both,
+        "-c",
+        "write -P 8 100k 3k",
+    ];
+    run("qemu-io", &io).ok();
+    let (ours, theirs) = (scratch.path("ours.raw"), scratch.path("theirs.raw"));
+    let ask = [
+        "convert",
+        "--object",
+        &object,
+        "--object",
+        &base.object,
+        "--image-opts",
+        &both,
+        "-O",
+        "raw",
+        &theirs,
+    ];
+    run("qemu-img", &ask).ok();
+    let chain = format!(
+        "driver=qcow2,file.filename={overlay},encrypt.key-secret=top,backing.encrypt.key-secret=sec"
+    );
+    gaur(&[
+        "convert",
+        "--object",
+        &object,
+        "--object",
+        &base.object,
+        "--image-opts",
+        &chain,
+        "-O",
+        "raw",
+        &ours,
+    ])
+    .ok();
+    assert_same_bytes(&theirs, &ours);
+}
+
+#[test]
+fn snapshots_of_encrypted_images_are_kept() {
+    let image = Encrypted::by_qemu("cluster_size=64k").expect("QEMU's default cipher");
+    let first = image.pattern("first.raw", 5);
+    image.write_by_gaur(&first);
+    gaur(&[
+        "snapshot",
+        "create",
+        "--key-file",
+        &image.key,
+        &image.image,
+        "one",
+    ])
+    .ok();
+    let second = image.pattern("second.raw", 11);
+    image.write_by_gaur(&second);
+    image.assert_both_read_the_same();
+    let options = image.options();
+    let (ours, theirs) = (image.scratch.path("one.raw"), image.scratch.path("two.raw"));
+    image
+        .qemu(&[
+            "convert",
+            "-l",
+            "one",
+            "--image-opts",
+            &options,
+            "-O",
+            "raw",
+            &theirs,
+        ])
+        .ok();
+    gaur(&[
+        "convert",
+        "-l",
+        "one",
+        "--key-file",
+        &image.key,
+        "-O",
+        "raw",
+        &image.image,
+        &ours,
+    ])
+    .ok();
+    assert_same_bytes(&theirs, &ours);
+    assert_same_bytes(&first, &ours);
+    gaur(&[
+        "snapshot",
+        "apply",
+        "--key-file",
+        &image.key,
+        &image.image,
+        "one",
+    ])
+    .ok();
+    let raw = format!("driver=raw,file.filename={first}");
+    image
+        .qemu(&["compare", "-q", "--image-opts", &options, &raw])
+        .ok();
+}
+
+#[test]
+fn damaged_headers_are_refused_in_one_line() {
+    let image = Encrypted::by_qemu("cluster_size=64k").expect("QEMU's default cipher");
+    let good = std::fs::read(&image.image).expect("the image is there");
+    let magic = b"LUKS\xba\xbe";
+    let at = good
+        .windows(6)
+        .position(|window| window == magic)
+        .expect("a header");
+    let raw = image.scratch.path("out.raw");
+    // Magic, version, cipher, mode, hash, payload offset, key bytes, digest iterations, first slot.
+    for (offset, bytes) in [
+        (0, &[0_u8; 6][..]),
+        (6, &[0, 2]),
+        (8, b"serpent\0"),
+        (40, b"ctr-plain64\0"),
+        (72, b"md5\0"),
+        (104, &[0; 4]),
+        (108, &[0xff; 4]),
+        (164, &[0xff; 4]),
+        (208, &[7; 4]),
+        (212, &[0xff; 4]),
+        (248, &[0xff; 4]),
+        (252, &[0xff; 4]),
+    ] {
+        let mut bad = good.clone();
+        bad[at + offset..at + offset + bytes.len()].copy_from_slice(bytes);
+        std::fs::write(&image.image, bad).expect("scratch is writable");
+        let run = gaur(&[
+            "convert",
+            "--key-file",
+            &image.key,
+            "-f",
+            "qcow2",
+            "-O",
+            "raw",
+            &image.image,
+            &raw,
+        ]);
+        run.refused();
+    }
+}
