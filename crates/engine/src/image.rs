@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gaur_block::{Errno, File, FileId, FileLimits};
@@ -126,6 +126,11 @@ impl Layer {
     /// The path it was opened by, to be shown: what is not text in it is replaced.
     pub fn name(&self) -> Cow<'_, str> {
         self.path.to_string_lossy()
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// How its bytes are read.

@@ -214,7 +214,11 @@ mod tests {
                 if bits == 9 && long_there {
                     continue;
                 }
-                let extra = if bits == 9 { &[][..] } else { &[unknown.clone()][..] };
+                let extra = if bits == 9 {
+                    &[][..]
+                } else {
+                    &[unknown.clone()][..]
+                };
                 let before = cluster(bits, old, extra);
                 for format in [Some("raw"), Some("qcow2"), None] {
                     let change =
