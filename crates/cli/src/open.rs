@@ -1,6 +1,6 @@
 //! Options about opening images that verbs share.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use gaur_engine::{Format, Keys, References};
 pub use gaur_server::keys::KeyOptions;
@@ -13,6 +13,37 @@ use crate::image_spec::ImageSpec;
 /// The image that a verb is about.
 #[derive(Debug, clap::Args)]
 pub struct SourceArgs {
+    #[command(flatten)]
+    how: SourceOptions,
+    /// The image
+    file: OsString,
+}
+
+impl SourceArgs {
+    /// Which files it may refer to.
+    pub fn references(&self) -> References {
+        self.how.references()
+    }
+
+    /// What opens it if it is encrypted.
+    pub fn keys(&self) -> Result<Keys, Failure> {
+        self.how.keys()
+    }
+
+    /// Whether it may be an attacker's.
+    pub fn is_untrusted(&self) -> bool {
+        self.how.references.untrusted
+    }
+
+    /// The image, not open yet.
+    pub fn spec(&self) -> Result<ImageSpec, Failure> {
+        self.how.spec(&self.file)
+    }
+}
+
+/// How the image that a verb is about is named and opened.
+#[derive(Debug, clap::Args)]
+pub struct SourceOptions {
     /// Format of the image (probed by default)
     #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
     format: Option<Format>,
@@ -23,11 +54,9 @@ pub struct SourceArgs {
     references: ReferenceOptions,
     #[command(flatten)]
     keys: KeyOptions,
-    /// The image
-    file: OsString,
 }
 
-impl SourceArgs {
+impl SourceOptions {
     /// Which files it may refer to.
     pub fn references(&self) -> References {
         self.references.references()
@@ -38,14 +67,9 @@ impl SourceArgs {
         self.keys.keys()
     }
 
-    /// Whether it may be an attacker's.
-    pub fn is_untrusted(&self) -> bool {
-        self.references.untrusted
-    }
-
-    /// The image, not open yet.
-    pub fn spec(&self) -> Result<ImageSpec, Failure> {
-        ImageSpec::parse(&self.file, self.image_opts, self.format)
+    /// The image that `file` names, not open yet.
+    pub fn spec(&self, file: &OsStr) -> Result<ImageSpec, Failure> {
+        ImageSpec::parse(file, self.image_opts, self.format)
     }
 }
 

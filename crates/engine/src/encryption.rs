@@ -83,9 +83,10 @@ impl<F: File> MappedLayer<'_, F> {
     /// Fills `target` with guest data from host offset `host` on.
     pub(crate) async fn read_data(&self, host: u64, target: Target<'_>) -> Result<(), Errno> {
         let pool = &self.queue.pool;
+        let file = self.queue.data_file_of(self.depth).ok_or(Errno::EIO)?;
         match &self.qcow2.cipher {
-            None => align::read(self.file, pool, host, target).await,
-            Some(cipher) => align::read_encrypted(self.file, pool, cipher, host, target).await,
+            None => align::read(file, pool, host, target).await,
+            Some(cipher) => align::read_encrypted(file, pool, cipher, host, target).await,
         }
     }
 }

@@ -49,6 +49,7 @@ struct Overrides {
     without_backing: bool,
     /// Depths in the chain, and the names of their secrets.
     secrets: Vec<(usize, String)>,
+    data_file: Option<PathBuf>,
     cache: CacheOptions,
     clean_interval_seconds: Option<u32>,
     aio: Option<Aio>,
@@ -78,7 +79,7 @@ const AIO: [(&str, Aio); 3] = [
 /// Options of QEMU that ask for something that is not here.
 const UNSUPPORTED: [&str; 8] = [
     "backing.",
-    "data-file",
+    "data-file.",
     "file.file.",
     "file.pr-manager",
     "offset",
@@ -259,6 +260,7 @@ impl ImageSpec {
             backing: base.backing && !changes.without_backing,
             keys: self.keys(&base.keys)?,
             cache: changes.cache,
+            data_file: changes.data_file.clone().or(base.data_file.clone()),
             discard: changes.discard.unwrap_or(base.discard),
             allocation: changes.allocation.or(base.allocation),
             ..base.clone()
@@ -468,6 +470,8 @@ impl OptionReader {
                 return Err(Failure::new(message).hint("null opens the image without its chain"));
             }
         }
+        keys.take_choice("data-file.driver", &[("file", ()), ("host_device", ())])?;
+        changes.data_file = keys.take_text("data-file.filename")?.map(PathBuf::from);
         if keys.take_bool("pass-discard-request")? == Some(false) {
             changes.discard = Some(false);
         }

@@ -46,7 +46,7 @@ impl Encrypted {
     }
 
     fn nothing() -> Encrypted {
-        let scratch = Scratch::new();
+        let scratch = Scratch::new("luks");
         let key = scratch.path("key");
         std::fs::write(&key, "correct horse").expect("scratch is writable");
         Encrypted {
