@@ -8,10 +8,11 @@ use gaur_sim::FileImage;
 use crate::config::Bitmaps;
 use crate::content::ValueEncoding;
 use crate::content::{Value, ZERO};
-use crate::model::{FoundSnapshot, Model};
-use crate::prepare::{
-    ALLOCATION_EXTENSION, BITMAPS_EXTENSION, Content, UNKNOWN_EXTENSION, allocation_data,
+use crate::extension::{
+    ALLOCATION_EXTENSION, BITMAPS_EXTENSION, UNKNOWN_EXTENSION, allocation_data,
 };
+use crate::model::{FoundSnapshot, Model};
+use crate::prepare::Content;
 use crate::shape::Shape;
 use crate::view::{Files, Snapshot, View};
 

@@ -14,6 +14,7 @@
 pub mod config;
 pub mod content;
 pub mod encryption;
+pub mod extension;
 mod handover;
 pub mod judge;
 pub mod load;

@@ -11,6 +11,10 @@ use gaur_sim::{FileImage, Random};
 use crate::config::Bitmaps;
 use crate::content::{Value, ValueEncoding, ZERO};
 use crate::encryption::{Encryption, LUKS_EXTENSION};
+use crate::extension::{
+    ALLOCATION_EXTENSION, BITMAPS_EXTENSION, FEATURE_NAMES_EXTENSION, UNKNOWN_EXTENSION,
+    allocation_data, push_extension,
+};
 use crate::shape::{COMPRESSED, COPIED, OFFSET_MASK, Shape, ZERO_FLAG};
 
 /// What is wanted.
@@ -776,33 +780,10 @@ struct TableOffsets {
     luks: Option<(u64, u64)>,
 }
 
-/// The header extension that leads to bitmaps.
-pub const BITMAPS_EXTENSION: u32 = 0x2385_2875;
-
-const FEATURE_NAMES_EXTENSION: u32 = 0x6803_f857;
-
 /// Most bytes behind the end of a disk that may be mapped.
 const BEYOND_BYTES_MAX: u64 = 1 << 30;
 /// Most clusters that a crowded image leaks.
 const CROWD_MAX: u64 = 1 << 15;
-
-/// A header extension that no reader knows and every writer preserves.
-pub const UNKNOWN_EXTENSION: u32 = 0x5155_4945;
-
-/// The header extension that says how the image likes its space.
-pub const ALLOCATION_EXTENSION: u32 = 0xb5c8_1f6d;
-
-/// What it holds.
-pub fn allocation_data(policy: u8) -> [u8; 8] {
-    [1, policy, 0, 0, 0, 0, 0, 0]
-}
-
-fn push_extension(header: &mut Vec<u8>, kind: u32, data: &[u8]) {
-    header.extend(kind.to_be_bytes());
-    header.extend((data.len() as u32).to_be_bytes());
-    header.extend(data);
-    header.resize(header.len().next_multiple_of(8), 0);
-}
 
 fn table_offset(table: &[u8]) -> u64 {
     table

@@ -168,6 +168,7 @@ impl Encrypted {
 #[test]
 fn ciphers_modes_and_hashes_are_read_and_written_both_ways() {
     let mut found = 0;
+    // Not AES-192 in CBC mode: a key slot of it is no whole number of sectors, and QEMU 10 aborts.
     for (bits, mode, iv, hash) in [
         ("256", "xts", "plain64", "sha256"),
         ("128", "xts", "plain64", "sha1"),
@@ -184,7 +185,6 @@ fn ciphers_modes_and_hashes_are_read_and_written_both_ways() {
             "essiv,encrypt.ivgen-hash-alg=sha256",
             "sha256",
         ),
-        ("192", "cbc", "plain64", "sha512"),
         ("128", "cbc", "plain", "sha1"),
     ] {
         let options = format!(
@@ -195,7 +195,7 @@ fn ciphers_modes_and_hashes_are_read_and_written_both_ways() {
             found += 1;
         }
     }
-    assert!(found >= 6, "QEMU has {found} of the ciphers");
+    assert!(found >= 5, "QEMU has {found} of the ciphers");
 }
 
 #[test]
