@@ -8,8 +8,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, check, compare, completions, convert, create, export, info, man, map, measure, notice,
-    resize, serve, snapshot, ublk, usage,
+    bench, bitmap, check, compare, completions, convert, create, export, info, man, map, measure,
+    notice, resize, serve, snapshot, ublk, usage,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -41,6 +41,7 @@ enum Verb {
     Compare(compare::Args),
     Resize(resize::Args),
     Snapshot(snapshot::Args),
+    Bitmap(bitmap::Args),
     Bench(bench::Args),
     Completions(completions::Args),
     Man(man::Args),
@@ -61,6 +62,7 @@ impl Verb {
             Verb::Compare(args) => compare::run(args, out),
             Verb::Resize(args) => resize::run(args, out),
             Verb::Snapshot(args) => snapshot::run(args, out),
+            Verb::Bitmap(args) => bitmap::run(args, out),
             Verb::Bench(args) => bench::run(args, out),
             Verb::Completions(args) => completions::run(args, out),
             Verb::Man(args) => man::run(args, out),
