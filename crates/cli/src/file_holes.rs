@@ -50,7 +50,9 @@ impl FileHoles {
         ) else {
             return Ok(());
         };
-        if !extent.data || extent.zero || !held.is_sparse(layer)? {
+        // The holes of a data file are in the extent already.
+        let known = extent.zero || layer.data_file().is_some();
+        if !extent.data || known || !held.is_sparse(layer)? {
             return Ok(());
         }
         if host >= held.len {

@@ -197,7 +197,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let layers = image.layers();
     let files = layers
         .iter()
-        .map(|layer| layer.name().into_owned())
+        .map(|layer| layer.data_path().to_string_lossy().into_owned())
         .collect();
     let end = match args.max_length {
         Some(length) => args

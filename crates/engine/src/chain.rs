@@ -31,7 +31,8 @@ const TABLE_BYTES: u64 = 1 << 30;
 pub struct Opened<F> {
     /// The half that all queues share.
     pub image: Arc<Image>,
-    /// One handle per layer, top first: what [`Image::queue`] wants.
+    /// One handle per layer, top first, then one per external data file in the same order: what
+    /// [`Image::queue`] wants.
     pub files: Vec<F>,
 }
 
@@ -133,7 +134,7 @@ pub async fn open<H: Host>(
         return Err(ImageError::new(ErrorKind::InvalidInput, text).within(shown(path)));
     }
     let mut layers: Vec<LayerParts> = Vec::new();
-    let mut files = Vec::new();
+    let (mut files, mut data_files) = (Vec::new(), Vec::new());
     let mut seen = Seen {
         places: options.references.places(path),
         paths: BTreeSet::new(),
@@ -154,9 +155,13 @@ pub async fn open<H: Host>(
             );
             return Err(ImageError::new(ErrorKind::Unsupported, text).within(layer.context()));
         }
-        let (file, parts) = open_layer(host, &layer, options, &mut seen, &mut table_budget)
+        let (file, mut parts) = open_layer(host, &layer, options, &mut seen, &mut table_budget)
             .await
             .map_err(|error| layer.failed(error))?;
+        let is_top = layers.is_empty();
+        if let Some(data) = data_file::open(host, &mut parts, is_top, options, &mut seen).await? {
+            data_files.push(data);
+        }
         if options.backing {
             next = backing_of(&parts)?;
         }
@@ -170,6 +175,8 @@ pub async fn open<H: Host>(
         let text = format!("it has no backing file, and so no {which:?} of that");
         return Err(ImageError::new(ErrorKind::InvalidInput, text).within(shown(path)));
     }
+    data_file::number(&mut layers);
+    files.append(&mut data_files);
     let image = Image::assemble(layers, options).map_err(|error| error.within(shown(path)))?;
     Ok(Opened {
         image: Arc::new(image),
@@ -281,6 +288,8 @@ fn backing_of(parts: &LayerParts) -> Result<Option<Next>, ImageError> {
         snapshot: None,
     }))
 }
+
+mod data_file;
 
 #[cfg(test)]
 mod reference_tests;

@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gaur_block::{Errno, File, FileId, FileLimits};
@@ -69,6 +69,28 @@ pub struct Layer {
     pub(crate) size_bytes: u64,
     pub(crate) header: Option<Header>,
     pub(crate) qcow2: Option<Qcow2>,
+    pub(crate) data_file: Option<DataFile>,
+}
+
+/// The external data file of a layer: where its guest clusters lie, each at its guest offset.
+#[derive(Clone, Debug)]
+pub struct DataFile {
+    pub(crate) path: PathBuf,
+    /// Which of the image's files it is.
+    pub(crate) index: usize,
+    pub(crate) is_raw: bool,
+}
+
+impl DataFile {
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it is the disk by itself, without the mapping.
+    pub fn is_raw(&self) -> bool {
+        self.is_raw
+    }
 }
 
 /// The mapping of a qcow2 layer.
@@ -151,6 +173,16 @@ impl Layer {
         Some(qcow2.maps.slices.statistics())
     }
 
+    /// Its external data file, if it has one.
+    pub fn data_file(&self) -> Option<&DataFile> {
+        self.data_file.as_ref()
+    }
+
+    /// The path of the file that holds the guest's bytes.
+    pub fn data_path(&self) -> &Path {
+        self.data_file.as_ref().map_or(&self.path, DataFile::path)
+    }
+
     /// Which file it is, if the host can say.
     pub fn id(&self) -> Option<FileId> {
         self.id
@@ -225,16 +257,17 @@ impl Image {
         })
     }
 
-    /// A queue for the calling thread. `files` has one handle per layer, top first, on the files
-    /// the image was opened from.
+    /// A queue for the calling thread. `files` has one handle per file that the image was opened from, in
+    /// the order of [`Opened::files`](crate::Opened).
     ///
     /// # Panics
-    /// If `files` and the layers differ in number.
+    /// If `files` and the files of the image differ in number.
     pub fn queue<F: File>(self: &Arc<Self>, files: Vec<F>) -> Queue<F> {
+        let data_files = self.layers.iter().filter(|layer| layer.data_file.is_some());
         assert_eq!(
             files.len(),
-            self.layers.len(),
-            "a queue has one file handle per layer"
+            self.layers.len() + data_files.count(),
+            "a queue has one file handle per layer and data file"
         );
         let id = self.queues.fetch_add(1, Ordering::Relaxed);
         Queue::new(Arc::clone(self), files, id)

@@ -111,6 +111,7 @@ impl<'a, F: File> LayerReader<'a, F> {
                 size_bytes: self.len_bytes.next_multiple_of(512),
                 header: None,
                 qcow2: None,
+                data_file: None,
             },
             file_len_bytes: self.len_bytes,
             limits: self.file.limits(),
@@ -431,8 +432,8 @@ pub(crate) fn check_supported(header: &Header, writable: bool) -> Result<(), Ima
             return unsupported("image is encrypted (luks), which is not supported");
         }
     }
-    if header.incompatible.has(Incompatible::DATA_FILE) {
-        return unsupported("image has an external data file, which is not supported");
+    if writable && header.incompatible.has(Incompatible::DATA_FILE) {
+        return unsupported("image has an external data file, and can only be opened read-only");
     }
     if writable && header.incompatible.has(Incompatible::CORRUPT) {
         let text = "image is marked corrupt; open it read-only, or repair it first \

@@ -84,7 +84,7 @@ pub use create::create;
 pub use error::{ErrorKind, ImageError};
 pub use gaur_format::{AllocationPolicy, ImageFormat};
 pub use handover_log::{HandoverLog, Left, LogError, LogOwner, LogWords, log_checksum};
-pub use image::{Image, Layer, Unclosed};
+pub use image::{DataFile, Image, Layer, Unclosed};
 pub use job::Job;
 pub use layer::probe;
 pub use map::MapExtent;

@@ -22,7 +22,7 @@ pub struct MapExtent {
     pub data: bool,
     /// Those bytes are compressed.
     pub compressed: bool,
-    /// Where they are in the layer's file, unless compressed.
+    /// Where they are in the layer's file or its data file, unless compressed.
     pub host_offset: Option<u64>,
 }
 
@@ -76,29 +76,28 @@ impl<F: File> Queue<F> {
         Ok(extent)
     }
 
-    /// A raw layer knows of zeros only by the holes of its file.
+    /// A raw layer knows of zeros only by the holes of its file. Of a data file they are zeros that are mapped.
     async fn look_for_hole(
         &self,
         layer: usize,
         host: u64,
         extent: &mut MapExtent,
     ) -> Result<(), Errno> {
-        let raw = self
-            .image
-            .layers
-            .get(layer)
-            .is_some_and(|layer| layer.format() == Format::Raw);
-        if let Some(file) = self.files.get(layer).filter(|_| raw) {
+        let Some(found) = self.image.layers.get(layer) else {
+            return Ok(());
+        };
+        let (raw, mapped) = (found.format() == Format::Raw, found.data_file.is_some());
+        if let Some(file) = self.data_file_of(layer).filter(|_| raw || mapped) {
             let file_len = file.len().await?;
             if host >= file_len {
                 // The disk ends with a whole sector, the file before it does.
-                extent.data = false;
+                extent.data = mapped;
                 extent.zero = true;
                 return Ok(());
             }
             let run = file.extent_at(host).await?;
             extent.len_bytes = extent.len_bytes.min(run.len.clamp(1, file_len - host));
-            extent.data = run.data;
+            extent.data = run.data || mapped;
             extent.zero = !run.data;
         }
         Ok(())

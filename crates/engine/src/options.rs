@@ -1,5 +1,6 @@
 //! How an image is opened.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use gaur_format::{AllocationPolicy, ImageFormat};
@@ -102,6 +103,8 @@ pub struct OpenOptions {
     /// Which files the image may have opened by naming them. There is no default: who opens an image knows
     /// who made it.
     pub references: References,
+    /// The external data file of the top image, instead of the one that it names.
+    pub data_file: Option<PathBuf>,
     /// Open the chain of backing files; without it what the top image does not have reads as zeros.
     pub backing: bool,
     /// Memory for metadata of the top image; those below have the defaults.
@@ -136,6 +139,7 @@ impl OpenOptions {
             backing_direct: None,
             lock: true,
             force_share: false,
+            data_file: None,
             backing: true,
             cache: CacheOptions::default(),
             discard: true,

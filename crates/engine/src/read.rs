@@ -159,6 +159,13 @@ impl<F: File> Queue<F> {
         Ok(Step::Found(extent))
     }
 
+    /// The file that holds the guest's bytes of a layer.
+    pub(crate) fn data_file_of(&self, depth: usize) -> Option<&F> {
+        let layer = self.image.layers.get(depth)?;
+        let index = layer.data_file.as_ref().map_or(depth, |data| data.index);
+        self.files.get(index)
+    }
+
     /// A qcow2 layer as this queue reads it.
     pub(crate) fn mapped(&self, depth: usize) -> Result<MappedLayer<'_, F>, Errno> {
         let layer = self.image.layers.get(depth);
@@ -187,7 +194,7 @@ impl<F: File> Queue<F> {
                 Ok(())
             }
             Kind::Data { host, .. } => {
-                let file = self.files.get(found.layer).ok_or(Errno::EIO)?;
+                let file = self.data_file_of(found.layer).ok_or(Errno::EIO)?;
                 align::read(file, &self.pool, host, target).await
             }
             Kind::Compressed { descriptor } => {

@@ -161,6 +161,12 @@ pub enum CorruptionKind {
     /// Compressed L2 entry with a subcluster bitmap.
     #[error("compressed l2 entry has a subcluster bitmap")]
     CompressedBitmap,
+    /// Compressed L2 entry in an image with an external data file.
+    #[error("l2 entry is compressed although the image has an external data file")]
+    CompressedInDataFile,
+    /// L2 entry: a cluster of the data file elsewhere than at its guest offset.
+    #[error("l2 entry maps a cluster of the data file to another guest offset than its own")]
+    DataFileOffset,
     /// Refcount table entry: reserved bits are set.
     #[error("refcount table entry has reserved bits set")]
     RefcountTableReserved,

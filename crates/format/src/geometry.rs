@@ -2,7 +2,7 @@
 //!
 //! A [`Geometry`] exists only for legal combinations, so none of its methods can overflow or
 //! divide by zero: every size is a power of two between 2^4 and 2^39, and every shift is below 64.
-//! All of it is on the path of each request, so it is four bytes that are passed by value and shifts.
+//! All of it is on the path of each request, so it is five bytes that are passed by value and shifts.
 
 use crate::addr::{ClusterIndex, GuestOffset, HostOffset};
 use crate::error::{Error, ErrorKind};
@@ -31,6 +31,7 @@ pub struct Geometry {
     extended_l2: bool,
     cluster_bits: u8,
     refcount_order: u8,
+    data_file: bool,
 }
 
 #[inline]
@@ -56,6 +57,7 @@ impl Geometry {
         extended_l2: false,
         cluster_bits: 16,
         refcount_order: 4,
+        data_file: false,
     };
 
     /// Checks the combination. `cluster_bits` and `refcount_order` are powers of two.
@@ -93,7 +95,20 @@ impl Geometry {
             extended_l2,
             cluster_bits: cluster_bits as u8,
             refcount_order: refcount_order as u8,
+            data_file: false,
         })
+    }
+
+    /// The same for an image whose guest clusters lie in an external data file, each at its guest offset.
+    #[must_use]
+    pub const fn with_data_file(self, data_file: bool) -> Geometry {
+        Geometry { data_file, ..self }
+    }
+
+    /// Whether guest clusters lie in an external data file.
+    #[inline]
+    pub const fn data_file(&self) -> bool {
+        self.data_file
     }
 
     /// Version of the format.

@@ -211,6 +211,7 @@ impl Header {
             self.refcount_order,
         )
         .unwrap_or(Geometry::FALLBACK)
+        .with_data_file(self.incompatible.has(Incompatible::DATA_FILE))
     }
 
     /// Length of the header without extensions in bytes.

@@ -64,13 +64,19 @@ impl L2Entry {
     #[inline]
     pub fn decode(raw: u64, bitmap: u64, geometry: &Geometry) -> Result<L2Entry, Corruption> {
         if raw & COMPRESSED != 0 {
+            if geometry.data_file() {
+                return Err(Corruption::new(CorruptionKind::CompressedInDataFile, raw));
+            }
             return CompressedDescriptor::decode(raw, geometry).map(L2Entry::Compressed);
         }
         let offset = HostOffset(raw & OFFSET_MASK);
-        let host = if offset.0 == 0 { None } else { Some(offset) };
+        let flagged_zero = raw & ZERO != 0 && !geometry.extended_l2();
+        // The first cluster of a data file has offset 0; the copied flag tells it from an unallocated one.
+        let first = geometry.data_file() && raw & COPIED != 0 && !flagged_zero;
+        let host = (offset.0 != 0 || first).then_some(offset);
         let (alloc, zero) = if geometry.extended_l2() {
             (bitmap as u32, (bitmap >> 32) as u32)
-        } else if raw & ZERO != 0 {
+        } else if flagged_zero {
             if geometry.version() == Version::V2 {
                 return Err(Corruption::new(CorruptionKind::ZeroFlagInV2, raw));
             }
@@ -242,6 +248,40 @@ mod tests {
             );
             assert_eq!(entry.encode(&extended()), (raw, bitmap));
         }
+    }
+
+    #[test]
+    fn first_cluster_of_a_data_file_is_told_by_its_copied_flag() {
+        let first = |copied, alloc, zero| L2Entry::Cluster {
+            host: Some(HostOffset(0)),
+            copied,
+            alloc,
+            zero,
+        };
+        let standard = standard().with_data_file(true);
+        let extended = extended().with_data_file(true);
+        let cases = [
+            (standard, COPIED, 0, first(true, 1, 0)),
+            (standard, 0, 0, L2Entry::UNALLOCATED),
+            (standard, 1, 0, cluster(0, false, 0, 1)),
+            (extended, COPIED, 0xf, first(true, 0xf, 0)),
+            (extended, COPIED, 0xf << 32, first(true, 0, 0xf)),
+        ];
+        for (geometry, raw, bitmap, entry) in cases {
+            assert_eq!(
+                L2Entry::decode(raw, bitmap, &geometry),
+                Ok(entry),
+                "{raw:#x}"
+            );
+            assert_eq!(entry.encode(&geometry), (raw, bitmap));
+        }
+        // With the zero flag the first cluster has no space to tell of.
+        assert_eq!(
+            L2Entry::decode(COPIED | 1, 0, &standard),
+            Ok(cluster(0, false, 0, 1))
+        );
+        let packed = L2Entry::decode(COMPRESSED | 0x50000, 0, &standard).unwrap_err();
+        assert_eq!(packed.kind, CorruptionKind::CompressedInDataFile);
     }
 
     #[test]

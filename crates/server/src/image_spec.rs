@@ -46,6 +46,7 @@ struct Overrides {
     allocation: Option<AllocationPolicy>,
     ignore_discards: Option<bool>,
     without_backing: bool,
+    data_file: Option<PathBuf>,
     cache: CacheOptions,
     clean_interval_seconds: Option<u32>,
     aio: Option<Aio>,
@@ -75,7 +76,7 @@ const AIO: [(&str, Aio); 3] = [
 /// Options of QEMU that ask for something that is not here.
 const UNSUPPORTED: [&str; 9] = [
     "backing.",
-    "data-file",
+    "data-file.",
     "encrypt.",
     "file.file.",
     "file.pr-manager",
@@ -255,6 +256,7 @@ impl ImageSpec {
             force_share: changes.force_share.unwrap_or(base.force_share),
             backing: base.backing && !changes.without_backing,
             cache: changes.cache,
+            data_file: changes.data_file.clone().or(base.data_file.clone()),
             discard: changes.discard.unwrap_or(base.discard),
             allocation: changes.allocation.or(base.allocation),
             ..base.clone()
@@ -439,6 +441,8 @@ impl OptionReader {
                 return Err(Failure::new(message).hint("null opens the image without its chain"));
             }
         }
+        keys.take_choice("data-file.driver", &[("file", ()), ("host_device", ())])?;
+        changes.data_file = keys.take_text("data-file.filename")?.map(PathBuf::from);
         if keys.take_bool("pass-discard-request")? == Some(false) {
             changes.discard = Some(false);
         }

@@ -12,7 +12,7 @@ use gaur_format::addr::{GuestOffset, HostOffset};
 use gaur_format::geometry::Geometry;
 use gaur_format::l1::{self, L1Ref};
 use gaur_format::l2::L2Entry;
-use gaur_format::{CompressedDescriptor, Corruption};
+use gaur_format::{CompressedDescriptor, Corruption, CorruptionKind};
 
 use super::cluster_set::ClusterSet;
 use super::l1_table::L1Table;
@@ -166,7 +166,7 @@ impl Maps {
         };
         Ok(Located::Entry {
             entry: self
-                .decode(entry)
+                .decode(entry, guest.0)
                 .map_err(|what| self.bad_entry(slice, index, what))?,
             slice,
             table_copied: table.copied,
@@ -216,13 +216,13 @@ impl Maps {
         range: GuestRange,
     ) -> Result<(Kind, u64), Corruption> {
         let guest = range.start;
-        let (mut kind, mut len) = self.run_in_cluster(self.decode(view.get(index))?, guest);
+        let (mut kind, mut len) = self.run_in_cluster(self.decode(view.get(index), guest)?, guest);
         let mut index = index + 1;
         while len < range.len && (guest + len) & (self.geometry.cluster_size() - 1) == 0 {
             if index >= view.len() {
                 break;
             }
-            let Ok(entry) = self.decode(view.get(index)) else {
+            let Ok(entry) = self.decode(view.get(index), guest + len) else {
                 break;
             };
             let (next_kind, next_len) = self.run_in_cluster(entry, guest + len);
@@ -247,7 +247,7 @@ impl Maps {
         let (slice, index) = self.place(table.offset, offset);
         let done = self
             .slices
-            .update(slice, index, |old| match self.decode(old) {
+            .update(slice, index, |old| match self.decode(old, guest) {
                 Ok(entry) => {
                     let new = change(entry).encode(&self.geometry);
                     self.note(offset, old, new);
@@ -281,9 +281,20 @@ impl Maps {
         self.slices.slice_bytes() / self.geometry.l2_entry_size() * self.geometry.cluster_size()
     }
 
+    /// The entry of the cluster that holds guest offset `guest`.
     #[inline]
-    fn decode(&self, (raw, bitmap): Entry) -> Result<L2Entry, Corruption> {
-        L2Entry::decode(raw, bitmap, &self.geometry)
+    fn decode(&self, (raw, bitmap): Entry, guest: u64) -> Result<L2Entry, Corruption> {
+        let entry = L2Entry::decode(raw, bitmap, &self.geometry)?;
+        if self.geometry.data_file()
+            && let L2Entry::Cluster {
+                host: Some(host), ..
+            } = entry
+            && host.0 != guest & !(self.geometry.cluster_size() - 1)
+        {
+            let kind = CorruptionKind::DataFileOffset;
+            return Err(Corruption { kind, raw });
+        }
+        Ok(entry)
     }
 
     /// The kind at `guest` within its cluster, and how far it goes on inside it.

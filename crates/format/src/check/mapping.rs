@@ -7,7 +7,7 @@ use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::{self, Vec};
 
-use crate::addr::HostOffset;
+use crate::addr::{ClusterIndex, HostOffset};
 use crate::bytes;
 use crate::check::reader::{Range, Reader};
 use crate::check::snapshots::label;
@@ -207,6 +207,7 @@ impl Table {
         }
         if self.has_host(tally, raw) {
             self.host_cluster(tally, raw, place);
+            self.check_place(tally, index, raw, place);
             if self.uses.active > 0 {
                 let cluster = tally.geometry.cluster_of(HostOffset(raw & OFFSET_MASK));
                 let refcount = if tally.data_file {
@@ -216,6 +217,26 @@ impl Table {
                 };
                 check_copied(tally, raw, refcount, self.uses.active, place);
             }
+        }
+    }
+
+    /// A cluster in a data file lies at its guest offset.
+    fn check_place(
+        &self,
+        tally: &mut Tally,
+        index: u64,
+        raw: u64,
+        place: core::fmt::Arguments<'_>,
+    ) {
+        let tables = tally.geometry.l2_entries();
+        let guest = self.uses.active_index.saturating_mul(tables);
+        let guest = guest.saturating_add(index);
+        let own = tally.geometry.cluster_start(ClusterIndex(guest)).0;
+        if tally.data_file && self.uses.active == 1 && raw & OFFSET_MASK != own {
+            tally.corrupt(
+                1,
+                format_args!("{place}: maps a cluster of the data file that is not its own"),
+            );
         }
     }
 

@@ -1,0 +1,106 @@
+//! External data files: what QEMU and Gaur make, each reads, checks and writes on.
+
+use gaur_interop::builder::noise;
+use gaur_interop::compare::assert_same_bytes;
+use gaur_interop::gaur::gaur;
+use gaur_interop::layout::Layout;
+use gaur_interop::op;
+use gaur_interop::scratch::Scratch;
+use gaur_interop::tool::qemu_img;
+
+/// What follows `-o` for a data file.
+fn options(layout: &Layout, data: &str, raw: bool) -> String {
+    let raw = if raw { "on" } else { "off" };
+    let options = layout.options();
+    format!("{options},data_file={data},data_file_raw={raw}")
+}
+
+/// An image that QEMU made and wrote to, its raw twin, and its data file.
+fn made_by_qemu(layout: &Layout, raw: bool, scratch: &Scratch) -> (String, String, String) {
+    let (image, data) = (scratch.path("image.qcow2"), scratch.path("data.raw"));
+    let size = layout.size_bytes();
+    let options = options(layout, &data, raw);
+    let size_text = size.to_string();
+    let arguments = ["create", "-q", "-f", "qcow2", "-o", &options];
+    qemu_img(&[&arguments[..], &[&image, &size_text]].concat()).ok();
+    let twin = scratch.zeros("twin.raw", size);
+    let mixed = op::mixed(layout, &noise(scratch));
+    op::apply("qcow2", &image, &mixed);
+    op::apply("raw", &twin, &mixed);
+    (image, twin, data)
+}
+
+/// Gaur sees what QEMU sees: bytes, map and health.
+fn reads(layout: Layout) {
+    for raw in [false, true] {
+        let scratch = Scratch::new("data-file-reads");
+        let (image, twin, data) = made_by_qemu(&layout, raw, &scratch);
+        let back = scratch.path("back.raw");
+        gaur(&["convert", "-O", "raw", &image, &back]).ok();
+        assert_same_bytes(&twin, &back);
+        gaur(&["compare", "-F", "raw", &image, &twin]).ok();
+        gaur(&["check", &image]).ok();
+        let text = gaur(&["map", &image]).ok().stdout;
+        assert!(text.contains(&data), "{text}");
+        if raw {
+            gaur(&["compare", "-f", "raw", "-F", "raw", &data, &twin]).ok();
+        }
+        let map = gaur(&["map", "--output=json", &image]).ok().json();
+        let mapped = map.as_array().expect("a map").iter();
+        let mapped = mapped.filter(|entry| entry["offset"].is_u64());
+        let entries: Vec<_> = mapped.collect();
+        assert!(!entries.is_empty(), "nothing is mapped");
+        for entry in entries {
+            assert_eq!(entry["offset"], entry["start"], "{entry}");
+        }
+    }
+}
+
+#[test]
+fn an_overlay_and_its_data_file_lie_anywhere_the_policy_allows() {
+    let layout = Layout::v3(65536);
+    let scratch = Scratch::new("data-file-base");
+    let (image, twin, data) = made_by_qemu(&layout, false, &scratch);
+    let overlay = scratch.path("overlay.qcow2");
+    gaur(&["create", "-q", "-b", &image, "-F", "qcow2", &overlay]).ok();
+    gaur(&["compare", "-F", "raw", &overlay, &twin]).ok();
+    // The same file under another name, which the image does not know.
+    let moved = scratch.path("moved.raw");
+    std::fs::rename(&data, &moved).expect("it was made");
+    let line = gaur(&["compare", "-F", "raw", &overlay, &twin]).refused();
+    assert!(line.stderr.contains("data.raw"), "{line}");
+    let told = format!("driver=qcow2,file.filename={image},data-file.filename={moved}");
+    let back = scratch.path("back.raw");
+    gaur(&["convert", "--image-opts", "-O", "raw", &told, &back]).ok();
+    assert_same_bytes(&twin, &back);
+    let json = format!(
+        r#"json:{{"driver":"qcow2","file":{{"driver":"file","filename":"{image}"}},
+        "data-file":{{"driver":"file","filename":"{moved}"}}}}"#
+    );
+    gaur(&["convert", "-O", "raw", &json, &back]).ok();
+    assert_same_bytes(&twin, &back);
+    let plain = format!("driver=qcow2,file.filename={overlay},data-file.filename={moved}");
+    let line = gaur(&["convert", "--image-opts", "-O", "raw", &plain, &back]).refused();
+    assert!(line.stderr.contains("no external data file"), "{line}");
+}
+
+#[test]
+fn a_missing_or_truncated_data_file_is_one_line_that_names_it() {
+    let scratch = Scratch::new("data-file-missing");
+    let (image, _twin, data) = made_by_qemu(&Layout::v3(65536), true, &scratch);
+    let out = scratch.path("out.raw");
+    let file = std::fs::File::options().write(true).open(&data);
+    file.and_then(|file| file.set_len(1 << 20))
+        .expect("it was made");
+    let line = gaur(&["convert", "-O", "raw", &image, &out]).refused();
+    assert!(line.stderr.contains("data.raw"), "{line}");
+    assert!(line.stderr.contains("truncated"), "{line}");
+    std::fs::remove_file(&data).expect("it was made");
+    let line = gaur(&["convert", "-O", "raw", &image, &out]).refused();
+    assert!(line.stderr.contains("data.raw"), "{line}");
+    gaur(&["info", &image]).ok();
+}
+
+mod read {
+    gaur_interop::every_v3_layout!(crate::reads, |layout| layout);
+}
