@@ -8,8 +8,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, check, compare, completions, convert, create, export, info, man, map, measure, notice,
-    resize, serve, snapshot, ublk, usage,
+    bench, check, commit, compare, completions, convert, create, export, info, man, map, measure,
+    notice, rebase, resize, serve, snapshot, ublk, usage,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -39,6 +39,8 @@ enum Verb {
     Measure(measure::Args),
     Convert(convert::Args),
     Compare(compare::Args),
+    Commit(commit::Args),
+    Rebase(rebase::Args),
     Resize(resize::Args),
     Snapshot(snapshot::Args),
     Bench(bench::Args),
@@ -59,6 +61,8 @@ impl Verb {
             Verb::Measure(args) => measure::run(args, out),
             Verb::Convert(args) => convert::run(args, out),
             Verb::Compare(args) => compare::run(args, out),
+            Verb::Commit(args) => commit::run(args, out),
+            Verb::Rebase(args) => rebase::run(args),
             Verb::Resize(args) => resize::run(args, out),
             Verb::Snapshot(args) => snapshot::run(args, out),
             Verb::Bench(args) => bench::run(args, out),

@@ -17,7 +17,7 @@ use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::json;
 use crate::new_image::{self, NewImage};
-use crate::open::{self, Output, ReferenceOptions, format_parser};
+use crate::open::{self, Output, SourceOptions, format_parser};
 use crate::options::OptionList;
 use crate::size::parse_size;
 use crate::snapshot_choice::SnapshotChoice;
@@ -39,14 +39,8 @@ pub struct Args {
     /// Size of the new image for the guest; nothing is in it
     #[arg(short, long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "file")]
     size: Option<u64>,
-    /// Format of the image (probed by default)
-    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
-    format: Option<Format>,
-    /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
-    #[arg(long, conflicts_with = "format")]
-    image_opts: bool,
     #[command(flatten)]
-    references: ReferenceOptions,
+    how: SourceOptions,
     /// Measure this internal snapshot of it: an id, a name, or snapshot.id=ID,snapshot.name=NAME
     #[arg(short = 'l', long, value_name = "SNAPSHOT", requires = "file")]
     snapshot: Option<String>,
@@ -97,7 +91,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
             (image, contents)
         }
         Some(file) => {
-            let spec = ImageSpec::parse(file, args.image_opts, args.format)?;
+            let spec = args.how.spec(file)?;
             // The size is the source's; what else the options say has to be known to read it.
             let image = new(Some(0))?;
             let cluster_bytes = 1 << image.plan().cluster_bits;
@@ -158,13 +152,13 @@ fn examine(
     cluster_bytes: u64,
     job: &Job,
 ) -> Result<Contents, Failure> {
-    let mut base = open::reading(None, args.force_share, args.references.references());
+    let mut base = open::reading(None, args.force_share, args.how.references());
     if let Some(text) = &args.snapshot {
         base.snapshot = Some(SnapshotChoice::parse(text)?.resolve(spec, &base)?);
     }
     let bitmaps = bitmaps::storable(
         spec,
-        &open::reading(None, args.force_share, args.references.references()),
+        &open::reading(None, args.force_share, args.how.references()),
     )?;
     let opened = spec.open(&base)?;
     let image = opened.image;

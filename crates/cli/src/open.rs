@@ -1,6 +1,6 @@
 //! Options about opening images that verbs share.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use gaur_engine::{Format, References};
 pub use gaur_server::open::*;
@@ -12,6 +12,32 @@ use crate::image_spec::ImageSpec;
 /// The image that a verb is about.
 #[derive(Debug, clap::Args)]
 pub struct SourceArgs {
+    #[command(flatten)]
+    how: SourceOptions,
+    /// The image
+    file: OsString,
+}
+
+impl SourceArgs {
+    /// Which files it may refer to.
+    pub fn references(&self) -> References {
+        self.how.references()
+    }
+
+    /// Whether it may be an attacker's.
+    pub fn is_untrusted(&self) -> bool {
+        self.how.references.untrusted
+    }
+
+    /// The image, not open yet.
+    pub fn spec(&self) -> Result<ImageSpec, Failure> {
+        self.how.spec(&self.file)
+    }
+}
+
+/// How the image that a verb is about is named and opened.
+#[derive(Debug, clap::Args)]
+pub struct SourceOptions {
     /// Format of the image (probed by default)
     #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
     format: Option<Format>,
@@ -20,24 +46,17 @@ pub struct SourceArgs {
     image_opts: bool,
     #[command(flatten)]
     references: ReferenceOptions,
-    /// The image
-    file: OsString,
 }
 
-impl SourceArgs {
+impl SourceOptions {
     /// Which files it may refer to.
     pub fn references(&self) -> References {
         self.references.references()
     }
 
-    /// Whether it may be an attacker's.
-    pub fn is_untrusted(&self) -> bool {
-        self.references.untrusted
-    }
-
-    /// The image, not open yet.
-    pub fn spec(&self) -> Result<ImageSpec, Failure> {
-        ImageSpec::parse(&self.file, self.image_opts, self.format)
+    /// The image that `file` names, not open yet.
+    pub fn spec(&self, file: &OsStr) -> Result<ImageSpec, Failure> {
+        ImageSpec::parse(file, self.image_opts, self.format)
     }
 }
 

@@ -141,6 +141,7 @@ pub async fn open<H: Host>(
         ids: BTreeMap::new(),
     };
     let mut table_budget = TABLE_BYTES;
+    let mut stop = options.stop_at;
     let mut next = Some(Next {
         path: path.to_owned(),
         format: options.format,
@@ -158,6 +159,10 @@ pub async fn open<H: Host>(
         let (file, mut parts) = open_layer(host, &layer, options, &mut seen, &mut table_budget)
             .await
             .map_err(|error| layer.failed(error))?;
+        if stop.is_some() && layer.overlay.is_some() && file.id() == stop {
+            stop = None;
+            break;
+        }
         let is_top = layers.is_empty();
         if let Some(data) = data_file::open(host, &mut parts, is_top, options, &mut seen).await? {
             data_files.push(data);
@@ -170,6 +175,10 @@ pub async fn open<H: Host>(
         }
         layers.push(parts);
         files.push(file);
+    }
+    if stop.is_some() {
+        let text = "the file that its chain was to end above is not part of it".to_owned();
+        return Err(ImageError::new(ErrorKind::InvalidInput, text).within(shown(path)));
     }
     if let (Some(which), 0 | 1) = (&options.backing_snapshot, layers.len()) {
         let text = format!("it has no backing file, and so no {which:?} of that");

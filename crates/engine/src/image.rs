@@ -152,6 +152,11 @@ impl Layer {
         self.path.to_string_lossy()
     }
 
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// How its bytes are read.
     pub fn format(&self) -> Format {
         self.format

@@ -45,6 +45,7 @@ mod image;
 mod job;
 mod layer;
 mod map;
+mod merge;
 mod metadata;
 mod options;
 mod poison;

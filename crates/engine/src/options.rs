@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use gaur_block::FileId;
 use gaur_format::{AllocationPolicy, ImageFormat};
 
 use crate::cache_options::CacheOptions;
@@ -107,6 +108,9 @@ pub struct OpenOptions {
     pub data_file: Option<PathBuf>,
     /// Open the chain of backing files; without it what the top image does not have reads as zeros.
     pub backing: bool,
+    /// The chain ends above this file: what lies from it on down reads as zeros, and was not written. Opening fails
+    /// if the chain has no such file below its top.
+    pub stop_at: Option<FileId>,
     /// Memory for metadata of the top image; those below have the defaults.
     pub cache: CacheOptions,
     /// Freed space is given back to the host file.
@@ -142,6 +146,7 @@ impl OpenOptions {
             force_share: false,
             data_file: None,
             backing: true,
+            stop_at: None,
             cache: CacheOptions::default(),
             discard: true,
             allocation: None,

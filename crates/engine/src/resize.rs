@@ -16,7 +16,7 @@ use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
 use crate::job::Job;
 use crate::metadata::maps::Located;
-use crate::queue::Queue;
+use crate::queue::{Queue, Unmap};
 use crate::range::GuestRange;
 use crate::sync::atomic::Ordering;
 
@@ -167,6 +167,11 @@ impl<F: File> Active<'_, F> {
             let end = self.zero_tail(new, old).await?;
             // And what their tables map behind the old end, before those go too.
             let last = old.next_multiple_of(geometry.guest_bytes_per_l2());
+            if self.has_raw_data() {
+                // What is not mapped reads as zeros, if the disk keeps its size.
+                let lost = GuestRange::between(new, old);
+                self.zero_raw_data(lost, Unmap::Allowed).await?;
+            }
             self.forget(GuestRange::between(end, last), job).await?;
             let tables = geometry.l1_entries_for(new)..geometry.l1_entries_for(old);
             self.drop_tables(tables).await;

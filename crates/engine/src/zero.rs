@@ -32,6 +32,8 @@ enum UnmapMode {
     Unmap,
     /// Space is given back; zeros if the format can say so.
     Discard,
+    /// Zeros by the mapping itself, whatever comes to lie below (rebase).
+    Hide,
     /// Nothing is mapped any more, whatever lies below (shrinking).
     Forget,
 }
@@ -99,6 +101,24 @@ impl<F: File> Active<'_, F> {
         self.zero_by_writing(tail).await
     }
 
+    /// Makes a range inside the image zeros of its own, which read the same over any backing file.
+    pub(crate) async fn hide(&self, range: GuestRange) -> Result<(), Errno> {
+        let unit = self.geometry().subcluster_size();
+        let first = range.start.next_multiple_of(unit).min(range.end());
+        self.write_zero_bytes(GuestRange::between(range.start, first))
+            .await?;
+        let whole = UnmapRange {
+            start: first,
+            end: range.end(),
+            unit,
+            last_unit: unit,
+        };
+        let job = Job::default();
+        let last = self.unmap(whole, UnmapMode::Hide, &job).await?;
+        self.write_zero_bytes(GuestRange::between(last.min(range.end()), range.end()))
+            .await
+    }
+
     /// Gives back the whole clusters or subclusters of a range inside the image.
     pub(crate) async fn discard(&self, range: GuestRange) -> Result<(), Errno> {
         let unit = self.writer.discard_unit(self.geometry());
@@ -153,8 +173,11 @@ impl<F: File> Active<'_, F> {
                 UnmapStep::Write(len) => {
                     let stop = (at + len).min(range.end);
                     let inside = self.image.size_bytes().clamp(at, stop);
-                    self.zero_by_writing(GuestRange::between(at, inside))
-                        .await?;
+                    let part = GuestRange::between(at, inside);
+                    match mode {
+                        UnmapMode::Hide => self.write_zero_bytes(part).await?,
+                        _ => self.zero_by_writing(part).await?,
+                    }
                     // A growing image needs zeros where it is about to reach.
                     self.write_zero_bytes(GuestRange::between(inside, stop))
                         .await?;
@@ -217,6 +240,11 @@ impl<F: File> Active<'_, F> {
         Ok(())
     }
 
+    /// Whether zeros at `at` have something below to hide.
+    fn hides(&self, mode: UnmapMode, at: u64) -> bool {
+        mode == UnmapMode::Hide || self.image.has_backing_at(at)
+    }
+
     fn unmap_step(&self, at: u64, range: UnmapRange, mode: UnmapMode) -> Result<UnmapStep, Errno> {
         let geometry = self.geometry();
         let ticket = self.writer.claims.ticket(at);
@@ -245,7 +273,7 @@ impl<F: File> Active<'_, F> {
         let per_table = geometry.guest_bytes_per_l2();
         let table_end = (at / per_table + 1).saturating_mul(per_table);
         let slice = match located {
-            Located::NoTable if mode == UnmapMode::Forget || !self.image.has_backing_at(at) => {
+            Located::NoTable if mode == UnmapMode::Forget || !self.hides(mode, at) => {
                 return Ok(UnmapStep::Done(table_end.min(end) - at));
             }
             Located::NoTable if geometry.version() == Version::V2 => {
@@ -446,7 +474,7 @@ impl<F: File> Unmapper<'_, F> {
             };
         }
         let cluster = part.start & !(geometry.cluster_size() - 1);
-        let backed = self.active.image.has_backing_at(cluster);
+        let backed = self.active.hides(self.mode, cluster);
         if geometry.version() == Version::V2 {
             return self.change_v2(entry, backed);
         }

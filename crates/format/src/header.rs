@@ -8,6 +8,7 @@
 //! [`field`] says where they are. All of them lie in the first 104 bytes, so any set of them may
 //! also be changed by one write of the first sector.
 
+mod backing;
 mod parse;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,8 @@ use crate::extension::{self, BitmapsExtension, Extension, LuksPointer};
 use crate::feature::{self, Autoclear, Compatible, FeatureSet, Incompatible};
 use crate::geometry::{Geometry, Version};
 use crate::limit;
+
+pub use backing::BackingChange;
 
 /// Offsets of header fields in bytes; [`field::SIZE`] and others may be rewritten alone.
 pub mod field {

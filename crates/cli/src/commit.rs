@@ -1,0 +1,163 @@
+//! `gaur commit`: write what an overlay holds into an image below it.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use gaur_block::FileId;
+use gaur_engine::{Format, Image, Job, OpenOptions};
+use gaur_reactor::ReactorFile;
+
+use crate::drive::{drive, watch};
+use crate::failure::Failure;
+use crate::host_kind::HostKind;
+use crate::image_spec::ImageSpec;
+use crate::new_image::file_id;
+use crate::open::{self, CacheMode, SourceArgs};
+use crate::progress::Progress;
+use crate::shared_image::SharedImage;
+
+/// Write what an overlay holds into its backing file
+///
+/// The overlay is empty afterwards. Interrupted at any moment it still shows the same disk.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Write into this image of the chain, what lies between as well; the overlay keeps what it holds, and
+    /// images in between are not to be used any more
+    #[arg(short, long, value_name = "BASE")]
+    base: Option<OsString>,
+    /// Leave the overlay as it is
+    #[arg(short = 'd', long = "drop")]
+    keep: bool,
+    /// Use of the host's cache
+    #[arg(short = 't', long, value_name = "MODE", default_value = "writeback")]
+    cache: CacheMode,
+    /// Remove the persistent bitmaps of both images, which this would make useless
+    #[arg(long)]
+    drop_bitmaps: bool,
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// Print only errors
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// The image of a chain that is written to.
+struct Base {
+    path: PathBuf,
+    format: Format,
+    id: FileId,
+    /// How many images lie between it and the overlay.
+    between: usize,
+}
+
+impl Args {
+    fn options(&self) -> OpenOptions {
+        OpenOptions {
+            direct: self.cache.direct(),
+            drop_bitmaps: self.drop_bitmaps,
+            ..OpenOptions::new(self.source.references())
+        }
+    }
+
+    /// Finds the base in the overlay's chain, all of which may be opened then.
+    fn find_base(&self, spec: &ImageSpec) -> Result<Base, Failure> {
+        let opened = spec.open(&open::reading(None, true, self.source.references()))?;
+        let layers = opened.image.layers();
+        let about = |message: String| Failure::about(spec.path(), message);
+        let depth = match &self.base {
+            None if layers.len() < 2 => {
+                return Err(about("the image has no backing file".to_owned()));
+            }
+            None => 1,
+            Some(name) => {
+                let depth = self.depth_of(&opened.image, name);
+                depth.filter(|depth| *depth > 0).ok_or_else(|| {
+                    about(format!("{name:?} is not below it"))
+                        .hint("-b names an image of the chain")
+                })?
+            }
+        };
+        let layer = &layers[depth];
+        let id = layer
+            .id()
+            .ok_or_else(|| about("its base is no file".to_owned()))?;
+        Ok(Base {
+            path: layer.path().to_owned(),
+            format: layer.format(),
+            id,
+            between: depth - 1,
+        })
+    }
+
+    /// Which layer `name` is: a path from here, or a name as images have it.
+    fn depth_of(&self, image: &Image, name: &OsString) -> Option<usize> {
+        let layers = image.layers();
+        let found = |id: FileId| layers.iter().position(|layer| layer.id() == Some(id));
+        let own = layers.first()?.path();
+        let beside = gaur_engine::resolve_backing(own, name.as_bytes()).ok();
+        let ids = [Some(PathBuf::from(name)), beside].into_iter().flatten();
+        ids.filter_map(|path| file_id(&path)).find_map(found)
+    }
+
+    /// Opens the base for writing: the file that the chain has, whatever its name means by now.
+    fn open_base(&self, base: &Base) -> Result<SharedImage, Failure> {
+        let spec = ImageSpec::plain(&base.path, Some(base.format));
+        let opened = SharedImage::open(&spec, &self.options())?;
+        if opened.file_ids().next() != Some(base.id) {
+            return Err(Failure::about(spec.path(), "was exchanged meanwhile"));
+        }
+        Ok(opened)
+    }
+}
+
+/// Commits.
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    let spec = args.source.spec()?;
+    let found = args.find_base(&spec)?;
+    let overlay = OpenOptions {
+        stop_at: Some(found.id),
+        ..args.options()
+    };
+    let overlay = SharedImage::open(&spec, &overlay)?;
+    let base = args.open_base(&found)?;
+    let keeps = args.keep || args.base.is_some();
+    let job = Arc::new(Job::default());
+    let progress = Progress::new(None, args.progress, args.quiet, false);
+    let failed = |error| Failure::image(spec.path(), &error);
+    let work = drive(
+        &overlay,
+        HostKind::Auto,
+        progress,
+        watch(&job),
+        async |queue| {
+            {
+                let into = base.queue(ReactorFile::new);
+                let committed = queue.commit_into(&into, &job).await;
+                committed.map_err(failed)?;
+                into.close().await.map_err(failed)?;
+            }
+            match keeps {
+                true => Ok(()),
+                false => queue.make_empty(&job).await.map_err(failed),
+            }
+        },
+    );
+    work.and(overlay.close())?;
+    if !args.quiet {
+        writeln!(out, "Image committed.")?;
+        if found.between > 0 {
+            writeln!(
+                out,
+                "{} images between it and {:?} do not show what they did and are not to be used.",
+                found.between, found.path
+            )?;
+        }
+    }
+    Ok(0)
+}
