@@ -104,8 +104,8 @@ impl<'q, F: File> Active<'q, F> {
             _ => Autoclear(0),
         };
         let none = self.compatible().with_own(Autoclear(0));
-        let bitmaps = bitmaps_bit(self.writer.bitmaps.exist());
-        self.switch_marks(Marks(none, leaked.with(bitmaps))).await
+        let kept = self.kept_autoclear(self.writer.bitmaps.exist());
+        self.switch_marks(Marks(none, leaked.with(kept))).await
     }
 
     async fn switch_marks(&self, marks: Marks) -> Result<(), Errno> {
@@ -129,16 +129,22 @@ impl<'q, F: File> Active<'q, F> {
         self.marks_of(snapshots, self.writer.bitmaps.exist())
     }
 
-    /// With any snapshots there are no autoclear bits but that of the bitmaps: QEMU 10 deletes all internal snapshots when it repairs an image with such bits that it
-    /// does not know. Then compatible ones say the same, to this engine alone.
+    /// With any snapshots there are no autoclear bits of our own: QEMU 10 deletes all internal snapshots when it
+    /// repairs an image with such bits that it does not know. Then compatible ones say the same, to this engine alone.
     fn marks_of(&self, snapshots: usize, bitmaps: bool) -> Marks {
         let own = Autoclear::in_use(self.log_number());
-        let none = Autoclear(0);
-        let bitmaps = bitmaps_bit(bitmaps);
+        let kept = self.kept_autoclear(bitmaps);
         match snapshots {
-            0 => Marks(self.compatible().with_own(none), own.with(bitmaps)),
-            _ => Marks(self.compatible().with_own(own), bitmaps),
+            0 => Marks(self.compatible().with_own(Autoclear(0)), own.with(kept)),
+            _ => Marks(self.compatible().with_own(own), kept),
         }
+    }
+
+    /// The autoclear bits of others that stay true.
+    fn kept_autoclear(&self, bitmaps: bool) -> Autoclear {
+        let bit = |set, bit| if set { bit } else { Autoclear(0) };
+        let raw = bit(self.has_raw_data(), Autoclear::RAW_DATA_FILE);
+        raw.with(bit(bitmaps, Autoclear::BITMAPS))
     }
 
     fn compatible(&self) -> Compatible {
@@ -210,12 +216,5 @@ impl<'q, F: File> Active<'q, F> {
 
     fn header(&self) -> Option<&'q Header> {
         self.image.layers.first()?.header()
-    }
-}
-
-fn bitmaps_bit(exist: bool) -> Autoclear {
-    match exist {
-        true => Autoclear::BITMAPS,
-        false => Autoclear(0),
     }
 }
