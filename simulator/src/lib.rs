@@ -13,6 +13,7 @@
 
 pub mod config;
 pub mod content;
+pub mod data_file;
 mod handover;
 pub mod judge;
 pub mod load;

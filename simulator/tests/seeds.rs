@@ -95,3 +95,20 @@ fn a_seed_gives_the_same_trace_each_time() {
         assert_eq!(first, second);
     }
 }
+
+/// The flushes of two files, and mappings whose places never change.
+#[test]
+fn images_with_a_data_file_run_clean() {
+    let options = Options {
+        data_file: true,
+        ..Options::default()
+    };
+    let mut total = Stats::default();
+    for seed in 0..40 {
+        match run_seed(seed, &options) {
+            Ok((stats, _)) => total += stats,
+            Err(failure) => panic!("{failure}\nreplay with: cargo xtask sim --data-file"),
+        }
+    }
+    assert!(total.crash_points > 200, "{total}");
+}

@@ -42,6 +42,9 @@ pub struct Arguments {
     /// Store every write that covers a cluster compressed
     #[arg(long)]
     packed: bool,
+    /// Keep guest data in an external data file
+    #[arg(long, conflicts_with_all = ["by_qemu", "packed"])]
+    data_file: bool,
     /// Keep the files of a failure here: before its epoch, and as judged
     #[arg(long, value_name = "DIRECTORY")]
     dump: Option<PathBuf>,
@@ -65,6 +68,7 @@ impl Arguments {
             qemu_per_mille: self.qemu,
             by_qemu: self.by_qemu,
             packed: self.packed,
+            data_file: self.data_file,
             dump: self.dump.clone(),
             broken: self.broken,
             ..Options::default()
@@ -98,7 +102,12 @@ fn replay_line(seed: u64, options: &Options) -> String {
         .map_or_else(String::new, |rule| format!(" --broken {rule:?}"));
     let by_qemu = if options.by_qemu { " --by-qemu" } else { "" };
     let packed = if options.packed { " --packed" } else { "" };
-    format!("cargo xtask sim --seed {seed}{by_qemu}{packed}{broken}")
+    let data_file = if options.data_file {
+        " --data-file"
+    } else {
+        ""
+    };
+    format!("cargo xtask sim --seed {seed}{by_qemu}{packed}{data_file}{broken}")
 }
 
 fn replay(seed: u64, options: &Options) -> Result<(), String> {

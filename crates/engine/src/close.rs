@@ -43,6 +43,7 @@ impl<F: File> Queue<F> {
             return Err(ImageError::new(ErrorKind::Io, text));
         }
         active.trim().await?;
+        active.trim_data_file().await?;
         let withdrawn = active.withdraw().await;
         withdrawn.map_err(|errno| ImageError::io(errno, "cannot say that the image is closed"))
     }

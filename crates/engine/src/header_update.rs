@@ -102,7 +102,8 @@ impl<'q, F: File> Active<'q, F> {
             _ => Autoclear(0),
         };
         let none = self.compatible().with_own(Autoclear(0));
-        self.switch_marks(Marks(none, leaked)).await
+        let kept = self.kept_autoclear();
+        self.switch_marks(Marks(none, leaked.with(kept))).await
     }
 
     async fn switch_marks(&self, marks: Marks) -> Result<(), Errno> {
@@ -125,10 +126,18 @@ impl<'q, F: File> Active<'q, F> {
     /// does not know. Then compatible ones say the same, to this engine alone.
     pub(crate) fn marks_with(&self, snapshots: usize) -> Marks {
         let own = Autoclear::in_use(self.log_number());
-        let none = Autoclear(0);
+        let none = self.kept_autoclear();
         match snapshots {
-            0 => Marks(self.compatible().with_own(none), own),
+            0 => Marks(self.compatible().with_own(Autoclear(0)), own.with(none)),
             _ => Marks(self.compatible().with_own(own), none),
+        }
+    }
+
+    /// The autoclear bits of others that stay true.
+    fn kept_autoclear(&self) -> Autoclear {
+        match self.has_raw_data() {
+            true => Autoclear::RAW_DATA_FILE,
+            false => Autoclear(0),
         }
     }
 

@@ -45,6 +45,8 @@ pub struct Image {
     pub(crate) writer: Option<Writer>,
     /// Sectors of the top file that are being read, changed and written back.
     pub(crate) locks: SectorLocks,
+    /// The same of its data file.
+    pub(crate) data_locks: SectorLocks,
     /// Held while the host flushes the top file; innermost.
     pub(crate) flushing: AsyncLock,
     pub(crate) read_only: bool,
@@ -247,6 +249,7 @@ impl Image {
             options: options.clone(),
             writer,
             locks: SectorLocks::default(),
+            data_locks: SectorLocks::default(),
             flushing: AsyncLock::default(),
             read_only,
             size_bytes: AtomicU64::new(size_bytes),
@@ -400,6 +403,19 @@ impl Image {
     /// Whether corruption was found that the header does not tell of yet; asks once.
     pub(crate) fn take_corrupt(&self) -> bool {
         self.corrupt.load(Ordering::Relaxed) && self.corrupt.swap(false, Ordering::AcqRel)
+    }
+
+    /// The data file of the top layer.
+    pub(crate) fn data_file(&self) -> Option<&DataFile> {
+        self.layers.first()?.data_file.as_ref()
+    }
+
+    /// The locks of the file that guest data are written to.
+    pub(crate) fn data_locks(&self) -> &SectorLocks {
+        match self.data_file() {
+            Some(_) => &self.data_locks,
+            None => &self.locks,
+        }
     }
 
     /// Whether the layer below the top has anything at guest offset `at`.

@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 
 use gaur_block::{File, FileLimits, Target};
-use gaur_format::feature::Incompatible;
+use gaur_format::feature::{Autoclear, Incompatible};
 use gaur_format::header::{CryptMethod, Header};
 use gaur_format::probe::{self, ImageFormat};
 use gaur_format::snapshot::{self, Snapshot};
@@ -420,7 +420,18 @@ pub(crate) fn check_supported(header: &Header, writable: bool) -> Result<(), Ima
         }
     }
     if writable && header.incompatible.has(Incompatible::DATA_FILE) {
-        return unsupported("image has an external data file, and can only be opened read-only");
+        if header.nb_snapshots > 0 {
+            return unsupported(
+                "image has an external data file and internal snapshots, which would share it; \
+                 it can only be opened read-only",
+            );
+        }
+        if header.autoclear.has(Autoclear::RAW_DATA_FILE) && header.backing_file().is_some() {
+            return unsupported(
+                "image has a raw external data file and a backing file; \
+                 it can only be opened read-only",
+            );
+        }
     }
     if writable && header.incompatible.has(Incompatible::CORRUPT) {
         let text = "image is marked corrupt; open it read-only, or repair it first \

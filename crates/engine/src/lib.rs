@@ -32,6 +32,7 @@ mod corruption;
 mod create;
 #[cfg(test)]
 mod damaged_images;
+mod data_file;
 mod decompressed;
 mod error;
 mod events;

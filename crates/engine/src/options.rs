@@ -79,6 +79,8 @@ pub enum BrokenRule {
     O4,
     /// A switch of the whole image is made before what it switches to is durable.
     O5,
+    /// The data file is not flushed with the image file.
+    DataFlush,
     /// Space is given back although the guest has data there again.
     O7,
 }
