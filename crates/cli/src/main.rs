@@ -19,6 +19,7 @@ mod control;
 mod convert;
 mod copy;
 mod create;
+mod dd;
 mod drive;
 mod export;
 mod file_holes;
