@@ -21,6 +21,8 @@ const STORES_OF_A_HEADER: u64 = 15;
 /// The header's autoclear bits, and the compatible ones.
 const AUTOCLEAR: u64 = 88;
 const COMPATIBLE: u64 = 80;
+/// The autoclear bit of a raw data file, which stays.
+const RAW_DATA_FILE: u64 = 1 << 1;
 /// That of a process that writes.
 const IN_USE: u64 = 1 << 15;
 
@@ -38,7 +40,7 @@ fn bits(image: &FileImage, at: u64) -> u64 {
 /// What the feature bits of an image say about its writer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
-    /// All autoclear bits.
+    /// All autoclear bits but that of a raw data file.
     autoclear: u64,
     /// The compatible bits that are the engine's own.
     compatible: u64,
@@ -48,7 +50,7 @@ pub(crate) struct Marks {
 impl Marks {
     pub(crate) fn of(image: &FileImage) -> Marks {
         Marks {
-            autoclear: bits(image, AUTOCLEAR),
+            autoclear: bits(image, AUTOCLEAR) & !RAW_DATA_FILE,
             compatible: bits(image, COMPATIBLE) & !(IN_USE - 1),
             has_snapshots: image.bytes(60, 4) != [0; 4],
         }

@@ -8,6 +8,7 @@ use gaur_sim::FileImage;
 use crate::config::Bitmaps;
 use crate::content::ValueEncoding;
 use crate::content::{Value, ZERO};
+use crate::data_file::{DATA, DataFile};
 use crate::extension::{
     ALLOCATION_EXTENSION, BITMAPS_EXTENSION, UNKNOWN_EXTENSION, allocation_data,
 };
@@ -117,13 +118,33 @@ pub struct Expectations {
     pub bitmaps: Option<Bitmaps>,
     /// The disk below the top image.
     pub below: Rc<[u8]>,
+    /// It has an external data file, which is or is not the disk by itself.
+    pub data_file: Option<DataFile>,
 }
 
 impl Expectations {
+    fn view<'a>(&'a self, files: &'a Files, file: &'a FileImage) -> Result<View<'a>, String> {
+        let data = self.data_file.and_then(|_| files.get(DATA));
+        Ok(View::open(file, &self.below)?.with_data(data))
+    }
+
+    /// After a close a raw data file is the disk, however it is mapped.
+    fn check_raw(&self, files: &Files, disk: &[u8]) -> Result<(), String> {
+        let data = files
+            .get(DATA)
+            .filter(|_| self.data_file == Some(DataFile::Raw));
+        match data {
+            Some(data) if data.bytes(0, disk.len()) != disk => {
+                Err("the raw data file is not the disk".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The snapshot called `id`, as the reader sees it.
     pub fn snapshot(&self, files: &Files, id: &str) -> Result<FoundSnapshot, String> {
         let file = files.get(&self.name).ok_or("the image is gone")?;
-        let view = View::open(file, &self.below)?;
+        let view = self.view(files, file)?;
         let found = view.snapshots.iter().find(|snapshot| snapshot.id == id);
         read_snapshot(&view, found.ok_or("it is not in the table")?)
     }
@@ -131,7 +152,7 @@ impl Expectations {
     /// The snapshots of an image, as the reader sees them.
     pub fn snapshots(&self, files: &Files) -> Result<Vec<FoundSnapshot>, String> {
         let file = files.get(&self.name).ok_or("the image is gone")?;
-        read_snapshots(&View::open(file, &self.below)?)
+        read_snapshots(&self.view(files, file)?)
     }
 
     /// Judges the files that a power cut left: our checker, the snapshots, and every unit of the
@@ -139,7 +160,7 @@ impl Expectations {
     pub fn judge(&self, files: &Files, model: &mut Model, exact: bool) -> Result<Verdict, String> {
         let file = files.get(&self.name).ok_or("the image is gone")?;
         let counts = check(file, self.shape)?;
-        let view = View::open(file, &self.below)?;
+        let view = self.view(files, file)?;
         if self.has_extension {
             check_header(file, self.shape, self.stored_allocation, self.bitmaps)?;
         }
@@ -152,6 +173,9 @@ impl Expectations {
                 "the disk has {units} units, possible are {:?}",
                 model.sizes()
             ));
+        }
+        if exact {
+            self.check_raw(files, &disk)?;
         }
         let values = model
             .check_view(&disk, exact)

@@ -13,6 +13,7 @@
 
 pub mod config;
 pub mod content;
+pub mod data_file;
 pub mod encryption;
 pub mod extension;
 mod handover;

@@ -11,6 +11,7 @@ use gaur_sim::{
 
 use crate::config::{Config, FaultPlan};
 use crate::content::{Value, ValueEncoding};
+use crate::data_file::{self, DATA, DataFile};
 use crate::encryption::Encryption;
 use crate::handover::{KeptLog, Marks, StaleLog, empty_memory, until_killed};
 use crate::judge::{Expectations, Verdict};
@@ -36,6 +37,7 @@ pub enum Rule {
     O4,
     O5,
     O7,
+    Data,
     Log,
 }
 
@@ -52,6 +54,8 @@ pub struct Options {
     pub packed: bool,
     /// Every image is encrypted, or none; `None` as the seed has it.
     pub encrypted: Option<bool>,
+    /// The image has an external data file.
+    pub data_file: bool,
     /// Print the trace.
     pub print_trace: bool,
     /// Where the files of a failure go: as they were when its epoch began, and what was judged.
@@ -134,12 +138,13 @@ impl<'a> Run<'a> {
             .encrypted
             .unwrap_or(config.image.encryption.is_some())
         {
-            true if !options.by_qemu => config = config.with_encryption(),
+            true if !options.by_qemu && !options.data_file => config = config.with_encryption(),
             _ => config.image.encryption = None,
         }
         if options.packed {
             config.packed_per_mille = 1000;
         }
+        let data_file = options.data_file.then(|| data_file::configure(&mut config));
         let mut random = Random::new(seed ^ 0x9d1e_6f04_77a3_15cb);
         let trace = match options.print_trace {
             true => Trace::with_sink(|line| println!("{line}")),
@@ -150,10 +155,13 @@ impl<'a> Run<'a> {
         }
         let script = ValueEncoding::new(seed, config.unit_bytes);
         let mut next_value = 0;
-        let machine = match options.by_qemu {
+        let mut machine = match options.by_qemu {
             true => Machine::by_qemu(&config, script, &mut next_value, &mut random)?,
             false => Machine::build(&config, script, &mut next_value, &mut random),
         };
+        if let Some(kind) = data_file {
+            data_file::add(&mut machine, &config, kind);
+        }
         let scheduler = Scheduler::new(random.number(), Trace::default());
         let host = SimHost::new(&scheduler.handle());
         for (name, image, profile) in machine.files {
@@ -167,6 +175,7 @@ impl<'a> Run<'a> {
             stored_allocation: config.image.allocation,
             bitmaps: config.image.bitmaps,
             below: machine.below.into(),
+            data_file,
         };
         let model = Model::new(script, &machine.active, machine.below_values.into());
         let stats = Stats::default();
@@ -247,6 +256,7 @@ impl<'a> Run<'a> {
         keys.for_others(Encryption::passphrase());
         OpenOptions {
             format: Some(Format::Qcow2),
+            data_file: self.options.data_file.then(|| DATA.into()),
             direct: self.config.direct,
             cache: CacheOptions {
                 l2_bytes: Some(self.config.l2_cache_bytes),
@@ -266,6 +276,7 @@ impl<'a> Run<'a> {
                 Rule::O4 => Some(gaur_engine::BrokenRule::O4),
                 Rule::O5 => Some(gaur_engine::BrokenRule::O5),
                 Rule::O7 => Some(gaur_engine::BrokenRule::O7),
+                Rule::Data => Some(gaur_engine::BrokenRule::DataFlush),
                 Rule::Log => None,
             }),
             ..OpenOptions::new(References::Any)
@@ -282,6 +293,10 @@ impl<'a> Run<'a> {
             let faults = self.draw_faults();
             self.set_backing_faults(faults.read_per_mille);
             self.host.set_faults(TOP, faults);
+            if self.options.data_file {
+                let faults = self.draw_faults();
+                self.host.set_faults(DATA, faults);
+            }
         }
         let marks = self.host.images().get(TOP).map(Marks::of);
         self.opened_with = marks.unwrap_or_default();
@@ -493,9 +508,10 @@ impl<'a> Run<'a> {
     }
 
     fn ask_qemu(&mut self, files: &Files, verdict: &Verdict) -> Result<(), String> {
-        // It would want the key: tests/interop/tests/luks.rs has both.
-        let plain = self.config.image.encryption.is_none();
-        if self.random.chance(self.options.qemu_per_mille) && plain {
+        // QEMU's tools would look for the data file by its name, and want the key.
+        let encrypted = self.config.image.encryption.is_some();
+        let asked = !self.options.data_file && !encrypted;
+        if asked && self.random.chance(self.options.qemu_per_mille) {
             self.stats.qemu += 1;
             let (disk, snapshots) = (&verdict.disk, &verdict.snapshots);
             crate::qemu::judge(files, TOP, disk, snapshots, Some(verdict.leaks))?;
@@ -512,6 +528,11 @@ impl<'a> Run<'a> {
         } else {
             end
         };
+        if end != EpochEnd::Close || struck {
+            // A write that was given up may be in a raw data file, and not mapped.
+            let data_file = &mut self.expectations.data_file;
+            *data_file = data_file.map(|_| DataFile::Mapped);
+        }
         let files = self.files_after(end);
         let exact = end == EpochEnd::Close;
         let verdict = self

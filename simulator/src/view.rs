@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use gaur_sim::FileImage;
 
 use crate::encryption::Encryption;
-use crate::shape::{COMPRESSED, OFFSET_MASK, Shape, ZERO_FLAG};
+use crate::shape::{COMPRESSED, COPIED, OFFSET_MASK, Shape, ZERO_FLAG};
 
 /// The files of a machine.
 pub type Files = BTreeMap<String, FileImage>;
@@ -53,6 +53,8 @@ pub struct Times {
 /// A qcow2 file over a disk that never changes.
 pub struct View<'a> {
     file: &'a FileImage,
+    /// Where its data clusters lie, each at its guest offset.
+    data: Option<&'a FileImage>,
     below: &'a [u8],
     encryption: Option<Encryption>,
     shape: Shape,
@@ -69,12 +71,18 @@ impl<'a> View<'a> {
         let snapshots = header.snapshots(file)?;
         Ok(View {
             file,
+            data: None,
             below,
             encryption: Encryption::of(file)?,
             shape: header.shape,
             active: header.l1,
             snapshots,
         })
+    }
+
+    /// The same with an external data file, if there is one.
+    pub fn with_data(self, data: Option<&'a FileImage>) -> View<'a> {
+        View { data, ..self }
     }
 
     /// Clusters beyond the end of the file that have a refcount. Nothing refers to them (the checker
@@ -131,7 +139,7 @@ impl<'a> View<'a> {
 
     /// Fills `target`, a subcluster or the part of one that the disk has.
     fn fill(&self, l1: L1, guest: u64, target: &mut [u8]) -> Result<(), String> {
-        match cell(self.file, self.shape, l1, guest)? {
+        match cell(self.file, self.shape, l1, guest, self.data.is_some())? {
             Mapping::Below => {
                 let below = self.below.get(guest as usize..).unwrap_or(&[]);
                 let len = below.len().min(target.len());
@@ -140,7 +148,7 @@ impl<'a> View<'a> {
             }
             Mapping::Zero => target.fill(0),
             Mapping::At(host) => match self.encryption {
-                None => self.file.read(host, target),
+                None => self.data.unwrap_or(self.file).read(host, target),
                 Some(encryption) => encryption.read(self.file, host, target),
             },
             Mapping::Compressed(_) if self.encryption.is_some() => {
@@ -169,8 +177,14 @@ fn word(file: &FileImage, offset: u64) -> u64 {
     u64::from_be_bytes(bytes)
 }
 
-/// Where the byte at `guest` is.
-fn cell(file: &FileImage, shape: Shape, l1: L1, guest: u64) -> Result<Mapping, String> {
+/// Where the byte at `guest` is; `apart` if data clusters are in a file of their own.
+fn cell(
+    file: &FileImage,
+    shape: Shape,
+    l1: L1,
+    guest: u64,
+    apart: bool,
+) -> Result<Mapping, String> {
     let cluster = guest / shape.cluster_bytes();
     let index = cluster / shape.entries();
     if index >= l1.entries {
@@ -192,7 +206,8 @@ fn cell(file: &FileImage, shape: Shape, l1: L1, guest: u64) -> Result<Mapping, S
         let bit = guest % shape.cluster_bytes() / (shape.cluster_bytes() / 32);
         (bitmap >> bit & 1 == 1, bitmap >> (32 + bit) & 1 == 1)
     } else {
-        (host != 0, shape.version == 3 && entry & ZERO_FLAG != 0)
+        let there = host != 0 || (apart && entry & COPIED != 0);
+        (there, shape.version == 3 && entry & ZERO_FLAG != 0)
     };
     if zero {
         return Ok(Mapping::Zero);
@@ -200,7 +215,14 @@ fn cell(file: &FileImage, shape: Shape, l1: L1, guest: u64) -> Result<Mapping, S
     if !allocated {
         return Ok(Mapping::Below);
     }
-    check_host(file, shape, host, guest)?;
+    if apart && host + guest % shape.cluster_bytes() != guest {
+        return Err(format!(
+            "guest offset {guest} is mapped to {host} in its data file"
+        ));
+    }
+    if !apart {
+        check_host(file, shape, host, guest)?;
+    }
     Ok(Mapping::At(host + guest % shape.cluster_bytes()))
 }
 

@@ -60,6 +60,17 @@ fn broken_rules_are_noticed_where_writes_are_compressed() {
 }
 
 #[test]
+fn missing_flush_of_the_data_file_is_noticed() {
+    let options = Options {
+        broken: Some(Rule::Data),
+        data_file: true,
+        ..Options::default()
+    };
+    let seed = (0..SEEDS_MAX).find(|&seed| run_seed(seed, &options).is_err());
+    println!("noticed by seed {}", seed.expect("a flush is missing"));
+}
+
+#[test]
 fn broken_o7_is_noticed() {
     is_noticed(Rule::O7);
 }

@@ -104,3 +104,20 @@ fn encrypted_images_survive_power_cuts() {
     assert!(stats.crash_points > 300, "{stats}");
     assert!(stats.closes > 30, "{stats}");
 }
+
+/// The flushes of two files, and mappings whose places never change.
+#[test]
+fn images_with_a_data_file_run_clean() {
+    let options = Options {
+        data_file: true,
+        ..Options::default()
+    };
+    let mut total = Stats::default();
+    for seed in 0..40 {
+        match run_seed(seed, &options) {
+            Ok((stats, _)) => total += stats,
+            Err(failure) => panic!("{failure}\nreplay with: cargo xtask sim --data-file"),
+        }
+    }
+    assert!(total.crash_points > 200, "{total}");
+}

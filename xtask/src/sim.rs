@@ -45,6 +45,9 @@ pub struct Arguments {
     /// Encrypt every image
     #[arg(long, conflicts_with = "by_qemu")]
     encrypted: bool,
+    /// Keep guest data in an external data file
+    #[arg(long, conflicts_with_all = ["by_qemu", "packed"])]
+    data_file: bool,
     /// Keep the files of a failure here: before its epoch, and as judged
     #[arg(long, value_name = "DIRECTORY")]
     dump: Option<PathBuf>,
@@ -69,6 +72,7 @@ impl Arguments {
             by_qemu: self.by_qemu,
             packed: self.packed,
             encrypted: self.encrypted.then_some(true),
+            data_file: self.data_file,
             dump: self.dump.clone(),
             broken: self.broken,
             ..Options::default()
@@ -106,7 +110,12 @@ fn replay_line(seed: u64, options: &Options) -> String {
         Some(true) => " --encrypted",
         _ => "",
     };
-    format!("cargo xtask sim --seed {seed}{by_qemu}{packed}{encrypted}{broken}")
+    let data_file = if options.data_file {
+        " --data-file"
+    } else {
+        ""
+    };
+    format!("cargo xtask sim --seed {seed}{by_qemu}{packed}{data_file}{encrypted}{broken}")
 }
 
 fn replay(seed: u64, options: &Options) -> Result<(), String> {

@@ -17,7 +17,8 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// How many bytes that are.
 pub fn bytes(file: &ImageFile, header: &Header) -> Result<u64, Errno> {
     let geometry = header.geometry();
-    if !geometry.extended_l2() {
+    // What a data file has is not looked at: a check does not open it.
+    if !geometry.extended_l2() || geometry.data_file() {
         return Ok(0);
     }
     let mut sum = 0;

@@ -58,7 +58,7 @@ pub struct Args {
     references: ReferenceOptions,
     #[command(flatten)]
     keys: KeyOptions,
-    /// Remove the image's persistent bitmaps with the first change, which would make them useless
+    /// Remove the image's persistent bitmaps with the first change instead of keeping them
     #[arg(long)]
     drop_bitmaps: bool,
     /// Print only errors

@@ -43,6 +43,8 @@ impl<'q, F: File> Active<'q, F> {
     /// Serves a request for a range inside the image.
     pub(crate) async fn change(&self, range: GuestRange, change: Change<'_>) -> Result<(), Errno> {
         match change {
+            Change::Zero(unmap) if self.has_raw_data() => self.zero_raw_data(range, unmap).await,
+            Change::Discard if self.has_raw_data() => self.discard_raw_data(range).await,
             Change::Write(source) => self.write(range.start, source).await,
             // The format has no compressed clusters in an encrypted image.
             Change::Packed { plain, .. } if self.is_encrypted() => {

@@ -94,7 +94,8 @@ impl<F: File> MappedLayer<'_, F> {
 impl<F: File> Active<'_, F> {
     /// Stores guest data at host offset `host`.
     pub(crate) async fn write_data(&self, host: u64, source: Source<'_>) -> Result<(), Errno> {
-        let (file, pool, locks) = (self.queue.top_file(), &self.queue.pool, &self.image.locks);
+        let (file, pool) = (self.queue.data_file(), &self.queue.pool);
+        let locks = self.image.data_locks();
         match &self.qcow2.cipher {
             None => align::write(file, pool, locks, host, source).await,
             Some(cipher) => align::write_encrypted(file, pool, locks, cipher, host, source).await,

@@ -39,7 +39,8 @@ impl<F: File> Active<'_, F> {
         data: Source<'_>,
     ) -> Result<(), Errno> {
         let head_len = (mapping.written.start - mapping.region.start) as usize;
-        let tail_len = (mapping.region.end() - mapping.written.end()) as usize;
+        let tail_end = self.data_end(mapping.region.end());
+        let tail_len = tail_end.saturating_sub(mapping.written.end()) as usize;
         let head_len = if mapping.head == Fill::Nothing {
             0
         } else {
@@ -91,7 +92,7 @@ impl<F: File> Active<'_, F> {
         middle: Range<usize>,
         whole: usize,
     ) -> Result<(), Errno> {
-        let (file, pool) = (self.queue.top_file(), &self.queue.pool);
+        let (file, pool) = (self.queue.data_file(), &self.queue.pool);
         let guest = mapping.written.start - middle.start as u64;
         let host = mapping.host + (guest - mapping.region.start);
         let mut buffer = pool.take(file, whole.min(CHUNK_BYTES));
@@ -154,8 +155,8 @@ impl<F: File> Active<'_, F> {
         head_len: usize,
         tail_len: usize,
     ) -> Result<(PoolBuffer<F>, PoolBuffer<F>), Errno> {
-        let mut head = self.queue.pool.take(self.queue.top_file(), head_len);
-        let mut tail = self.queue.pool.take(self.queue.top_file(), tail_len);
+        let mut head = self.queue.pool.take(self.queue.data_file(), head_len);
+        let mut tail = self.queue.pool.take(self.queue.data_file(), tail_len);
         let filled = futures_util::join!(
             self.fill_part(
                 mapping.head,

@@ -128,9 +128,42 @@ impl<F: File> Queue<F> {
         self.flush_host().await
     }
 
-    /// Has the host flush the top file; the lock on flushing is held.
+    /// The same for the image file alone: guest data in a data file may be lost still.
+    pub(crate) async fn metadata_barrier(&self) -> Result<(), Errno> {
+        let _held = self.image.flushing.lock().await;
+        if let Some(errno) = self.image.poisoned() {
+            return Err(errno);
+        }
+        self.flush_top().await
+    }
+
+    /// Has the host flush the top file and its data file; the lock on flushing is held.
     pub(crate) async fn flush_host(&self) -> Result<(), Errno> {
+        if self.flushes_data() {
+            let (data, top) = futures_util::join!(self.data_file().flush(), self.flush_top());
+            return self.note_flush(data).and(top);
+        }
+        self.flush_top().await
+    }
+
+    #[cfg(not(feature = "broken-order"))]
+    fn flushes_data(&self) -> bool {
+        self.image.data_file().is_some()
+    }
+
+    #[cfg(feature = "broken-order")]
+    fn flushes_data(&self) -> bool {
+        let broken = self.image.breaks(crate::options::BrokenRule::DataFlush);
+        self.image.data_file().is_some() && !broken
+    }
+
+    async fn flush_top(&self) -> Result<(), Errno> {
         let flushed = self.top_file().flush().await;
+        self.note_flush(flushed)
+    }
+
+    /// A host that failed to flush has lost data.
+    fn note_flush(&self, flushed: Result<(), Errno>) -> Result<(), Errno> {
         flushed.inspect_err(|errno| {
             self.image.flush_failed.store(true, Ordering::Release);
             self.image.poison(*errno);

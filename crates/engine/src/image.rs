@@ -13,7 +13,7 @@ use gaur_format::header::{CompressionType, Header};
 use gaur_format::{AllocationPolicy, limit};
 use gaur_luks::SectorCipher;
 
-use crate::bitmaps::LostBitmaps;
+use crate::bitmaps::{Bitmaps, LostBitmaps};
 use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
 use crate::corruption::{CorruptionReport, Fault};
@@ -46,6 +46,8 @@ pub struct Image {
     pub(crate) writer: Option<Writer>,
     /// Sectors of the top file that are being read, changed and written back.
     pub(crate) locks: SectorLocks,
+    /// The same of its data file.
+    pub(crate) data_locks: SectorLocks,
     /// Held while the host flushes the top file; innermost.
     pub(crate) flushing: AsyncLock,
     pub(crate) read_only: bool,
@@ -136,6 +138,8 @@ pub(crate) struct Writer {
     pub(crate) limits: FileLimits,
     pub(crate) allocation: AllocationPolicy,
     pub(crate) snapshots: Mutex<SnapshotList>,
+    /// The persistent bitmaps that are kept.
+    pub(crate) bitmaps: Bitmaps,
     /// What the first change removes.
     pub(crate) lost_bitmaps: Option<LostBitmaps>,
 }
@@ -262,6 +266,7 @@ impl Image {
             options: options.clone(),
             writer,
             locks: SectorLocks::default(),
+            data_locks: SectorLocks::default(),
             flushing: AsyncLock::default(),
             read_only,
             size_bytes: AtomicU64::new(size_bytes),
@@ -417,6 +422,19 @@ impl Image {
         self.corrupt.load(Ordering::Relaxed) && self.corrupt.swap(false, Ordering::AcqRel)
     }
 
+    /// The data file of the top layer.
+    pub(crate) fn data_file(&self) -> Option<&DataFile> {
+        self.layers.first()?.data_file.as_ref()
+    }
+
+    /// The locks of the file that guest data are written to.
+    pub(crate) fn data_locks(&self) -> &SectorLocks {
+        match self.data_file() {
+            Some(_) => &self.data_locks,
+            None => &self.locks,
+        }
+    }
+
     /// Whether the layer below the top has anything at guest offset `at`.
     pub(crate) fn has_backing_at(&self, at: u64) -> bool {
         self.layers
@@ -500,6 +518,7 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
             part.snapshots.clone(),
             HostRange::new(header.snapshots_offset.0, part.snapshot_table_bytes),
         )),
+        bitmaps: Bitmaps::new(part.bitmaps.clone()),
         lost_bitmaps: part.lost_bitmaps.clone(),
     }
 }
@@ -539,6 +558,7 @@ fn metadata_clusters(
             add(table.offset.0, 1);
         }
     }
+    clean &= part.bitmaps.add_clusters(&mut set, geometry);
     (set, clean)
 }
 

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gaur_block::{File, FileLimits, Target};
-use gaur_format::feature::Incompatible;
+use gaur_format::feature::{Autoclear, Incompatible};
 use gaur_format::header::{CryptMethod, Header};
 use gaur_format::probe::{self, ImageFormat};
 use gaur_format::snapshot::{self, Snapshot};
@@ -18,7 +18,7 @@ use gaur_format::{Geometry, HostOffset, l1, limit, refcount};
 use gaur_luks::{Passphrase, SectorCipher};
 
 use crate::align;
-use crate::bitmaps::LostBitmaps;
+use crate::bitmaps::{BitmapList, LostBitmaps};
 use crate::error::{ErrorKind, ImageError};
 use crate::image::Layer;
 use crate::options::Format;
@@ -53,7 +53,9 @@ pub(crate) struct LayerParts {
     pub(crate) snapshots: Vec<Snapshot>,
     /// Length of their table.
     pub(crate) snapshot_table_bytes: u64,
-    /// Only when the layer is to be written.
+    /// Only when the layer is to be written, and they are kept.
+    pub(crate) bitmaps: BitmapList,
+    /// Only when the layer is to be written, and they are not kept.
     pub(crate) lost_bitmaps: Option<LostBitmaps>,
     /// Of an encrypted layer.
     pub(crate) cipher: Option<Arc<SectorCipher>>,
@@ -66,7 +68,7 @@ pub(crate) struct Use<'a> {
     pub(crate) format: Option<Format>,
     /// It will be written to.
     pub(crate) writable: bool,
-    /// What it has of persistent bitmaps may be lost then.
+    /// What it has of persistent bitmaps is removed then.
     pub(crate) drop_bitmaps: bool,
     /// The disk is the one that this internal snapshot keeps; not together with `writable`.
     pub(crate) snapshot: Option<&'a str>,
@@ -123,6 +125,7 @@ impl<'a, F: File> LayerReader<'a, F> {
             refcount_table: Vec::new(),
             snapshots: Vec::new(),
             snapshot_table_bytes: 0,
+            bitmaps: BitmapList::default(),
             lost_bitmaps: None,
             cipher: None,
         };
@@ -169,7 +172,11 @@ impl<'a, F: File> LayerReader<'a, F> {
             self.check_refcount_blocks(&parts.refcount_table, &geometry)?;
             (parts.snapshots, parts.snapshot_table_bytes) =
                 self.snapshots(&header, &geometry).await?;
-            parts.lost_bitmaps = self.lost_bitmaps(&header, purpose.drop_bitmaps).await?;
+            if !purpose.drop_bitmaps && header.bitmaps().is_some() {
+                parts.bitmaps = self.kept_bitmaps(&header).await?;
+            } else {
+                parts.lost_bitmaps = self.lost_bitmaps(&header).await?;
+            }
         }
         parts.layer.header = Some(header);
         Ok(())
@@ -263,6 +270,12 @@ impl<'a, F: File> LayerReader<'a, F> {
                 })?;
         }
         Ok(())
+    }
+
+    /// Whether the file has all of the cluster at host offset `at`.
+    pub(crate) fn has_cluster(&self, at: u64, geometry: &Geometry) -> bool {
+        let end = at.checked_add(geometry.cluster_size());
+        end.is_some_and(|end| end <= self.len_bytes.next_multiple_of(512))
     }
 
     /// A file may end inside the sector of its last structure: QEMU does not write the padding
@@ -430,7 +443,23 @@ pub(crate) fn check_supported(header: &Header, writable: bool) -> Result<(), Ima
         CryptMethod::Aes => return unsupported("image is encrypted (aes), which is not supported"),
     }
     if writable && header.incompatible.has(Incompatible::DATA_FILE) {
-        return unsupported("image has an external data file, and can only be opened read-only");
+        if header.crypt_method != CryptMethod::None {
+            return unsupported(
+                "image is encrypted and has an external data file; it can only be opened read-only",
+            );
+        }
+        if header.nb_snapshots > 0 {
+            return unsupported(
+                "image has an external data file and internal snapshots, which would share it; \
+                 it can only be opened read-only",
+            );
+        }
+        if header.autoclear.has(Autoclear::RAW_DATA_FILE) && header.backing_file().is_some() {
+            return unsupported(
+                "image has a raw external data file and a backing file; \
+                 it can only be opened read-only",
+            );
+        }
     }
     if writable && header.incompatible.has(Incompatible::CORRUPT) {
         let text = "image is marked corrupt; open it read-only, or repair it first \

@@ -32,6 +32,7 @@ mod corruption;
 mod create;
 #[cfg(test)]
 mod damaged_images;
+mod data_file;
 mod decompressed;
 mod encryption;
 mod error;
@@ -77,7 +78,7 @@ mod writeback;
 mod zero;
 
 pub use backing_name::{BadName, resolve as resolve_backing};
-pub use bitmaps::LostBitmaps;
+pub use bitmaps::{BitmapAction, BitmapBits, BitmapFacts, BitmapSource, LostBitmaps};
 pub use cache_options::CacheOptions;
 pub use chain::{Opened, open};
 pub use commit_log::{Commit, CommitLog};

@@ -47,7 +47,8 @@ impl<'q, F: File> Active<'q, F> {
         #[cfg(feature = "broken-order")]
         if self.image.breaks(crate::options::BrokenRule::O7) {
             let range = hole.host..hole.host + hole.len;
-            return align::discard(self.queue.top_file(), &self.image.locks, range).await;
+            let file = self.queue.data_file();
+            return align::discard(file, self.image.data_locks(), range).await;
         }
         loop {
             let (alloc, _claim) = match self.look_again(hole) {
@@ -63,7 +64,9 @@ impl<'q, F: File> Active<'q, F> {
             let (mut from, end) = (offset, offset + hole.len);
             while let Some((start, upto)) = empty_blocks(alloc, from, end, self.geometry()) {
                 let range = hole.host - offset + start..hole.host - offset + upto;
-                align::discard(self.queue.top_file(), &self.image.locks, range).await?;
+                let file = self.queue.data_file();
+                let range = range.start..self.data_end(range.end).max(range.start);
+                align::discard(file, self.image.data_locks(), range).await?;
                 let made = &mut self.writer.alloc.lock().holes.made;
                 made.holes += 1;
                 made.bytes += upto - start;
@@ -94,6 +97,12 @@ impl<'q, F: File> Active<'q, F> {
 fn located(maps: &Maps, hole: Hole) -> Result<u32, Look<'static>> {
     match maps.locate(hole.guest) {
         Ok(Located::Miss(slice)) => Err(Look::Miss(slice)),
+        // In a data file the place of a cluster is never another's.
+        Ok(Located::NoTable) if maps.geometry.data_file() => Ok(0),
+        Ok(Located::Entry {
+            entry: L2Entry::Cluster { alloc, .. },
+            ..
+        }) if maps.geometry.data_file() => Ok(alloc),
         Ok(Located::Entry {
             entry:
                 L2Entry::Cluster {

@@ -98,6 +98,15 @@ impl<F: File> Queue<F> {
         &self.files[0]
     }
 
+    /// The handle on the file that guest data are written to.
+    pub(crate) fn data_file(&self) -> &F {
+        match self.image.data_file() {
+            None => self.top_file(),
+            // `Image::queue` asserts one file per data file.
+            Some(data) => &self.files[data.index],
+        }
+    }
+
     /// The writable view of the image; `None` for a raw one, and one that is open read-only.
     pub(crate) fn active(&self) -> Option<Active<'_, F>> {
         Active::of(self)
@@ -217,7 +226,8 @@ impl<F: File> Queue<F> {
             let range = self.check_range(range, beyond)?;
             match active {
                 Some(active) => {
-                    active.announce().await?;
+                    active.announce_change().await?;
+                    active.writer.bitmaps.mark(range);
                     active.change(range, change).await?;
                 }
                 None => self.change_raw(range, change).await?,

@@ -16,7 +16,7 @@ use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
 use crate::job::Job;
 use crate::metadata::maps::Located;
-use crate::queue::Queue;
+use crate::queue::{Queue, Unmap};
 use crate::range::GuestRange;
 use crate::sync::atomic::Ordering;
 
@@ -51,15 +51,25 @@ impl<F: File> Queue<F> {
         let _held = active.writer.resizing.lock().await;
         let old = self.image.size_bytes();
         active.check_resize(new_size_bytes)?;
+        active.check_bitmaps_fit(new_size_bytes)?;
         let resized = async {
-            active.announce().await?;
-            if new_size_bytes > old {
-                active.grow(new_size_bytes, job).await
-            } else if new_size_bytes < old {
-                active.shrink(old, new_size_bytes, job).await
-            } else {
-                Ok(())
+            if new_size_bytes == old {
+                return active.announce().await;
             }
+            active.announce_new_disk().await?;
+            if new_size_bytes > old {
+                active.grow_data_file(new_size_bytes).await?;
+                active.grow(new_size_bytes, job).await?;
+            } else {
+                let shrunk = active.shrink(old, new_size_bytes, job).await;
+                // What is beyond the new end may be gone all the same.
+                let lost = GuestRange::between(new_size_bytes, old);
+                shrunk.inspect_err(|_| active.writer.bitmaps.mark(lost))?;
+            }
+            let epochs = &active.writer.epochs;
+            let _closed = epochs.gate.close(|| epochs.is_empty()).await;
+            active.resize_bitmaps(old, new_size_bytes);
+            Ok(())
         };
         resized.await.map_err(fail)
     }
@@ -95,7 +105,7 @@ impl<F: File> Active<'_, F> {
         if entries > self.qcow2.maps.l1.len() {
             self.move_l1(entries, job).await?;
         }
-        let end = self.zero_tail(self.image.size_bytes()).await?;
+        let end = self.zero_tail(self.image.size_bytes(), new).await?;
         // Whatever is mapped behind the end is none of the guest's: the state of a machine that was
         // applied, or what another program has left.
         let reached = new.next_multiple_of(self.geometry().cluster_size());
@@ -107,13 +117,18 @@ impl<F: File> Active<'_, F> {
         self.switch_size(new).await
     }
 
-    /// Makes the last cluster of a disk of `size` bytes read as zeros behind the end; where it ends.
-    async fn zero_tail(&self, size: u64) -> Result<u64, Errno> {
+    /// Makes the last cluster of a disk of `size` bytes read as zeros behind the end; where it ends. A data
+    /// file is long enough for `reach` bytes.
+    async fn zero_tail(&self, size: u64, reach: u64) -> Result<u64, Errno> {
         let end = size.next_multiple_of(self.geometry().cluster_size());
         // Zeros may be written in place, like a request's: no cluster is given away meanwhile.
         let _epoch = self.queue.enter();
         if end > size && self.cluster_has_bytes(size).await? {
-            self.write_zero_bytes(GuestRange::between(size, end))
+            let upto = match self.geometry().data_file() {
+                true => end.min(reach).max(size),
+                false => end,
+            };
+            self.write_zero_bytes(GuestRange::between(size, upto))
                 .await?;
         }
         Ok(end)
@@ -158,9 +173,14 @@ impl<F: File> Active<'_, F> {
         }
         let unmapped = async {
             // A later growth of the disk must not find them.
-            let end = self.zero_tail(new).await?;
+            let end = self.zero_tail(new, old).await?;
             // And what their tables map behind the old end, before those go too.
             let last = old.next_multiple_of(geometry.guest_bytes_per_l2());
+            if self.has_raw_data() {
+                // What is not mapped reads as zeros, if the disk keeps its size.
+                let lost = GuestRange::between(new, old);
+                self.zero_raw_data(lost, Unmap::Allowed).await?;
+            }
             self.forget(GuestRange::between(end, last), job).await?;
             let tables = geometry.l1_entries_for(new)..geometry.l1_entries_for(old);
             self.drop_tables(tables).await;
@@ -170,7 +190,9 @@ impl<F: File> Active<'_, F> {
             self.image.size_bytes.store(old, Ordering::Release);
             return Err(errno);
         }
-        self.switch_size(new).await
+        self.switch_size(new).await?;
+        self.shrink_data_file(new).await;
+        Ok(())
     }
 
     /// Gives up the L2 tables of these L1 entries, which are empty.

@@ -6,6 +6,7 @@ use gaur_block::File;
 pub use gaur_format::snapshot::Snapshot;
 
 use crate::active::Active;
+use crate::data_file::NO_SNAPSHOTS;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::Image;
 use crate::job::Job;
@@ -141,10 +142,16 @@ impl<F: File> Queue<F> {
             let text = "an earlier failure left the image unwritable";
             return Err(self.image.explain(errno, text));
         }
-        self.active().ok_or_else(|| {
-            let text = "a raw image has no internal snapshots; convert it to qcow2";
-            ImageError::new(ErrorKind::Unsupported, text)
-        })
+        let refused = |text: &str| ImageError::new(ErrorKind::Unsupported, text);
+        let Some(active) = self.active() else {
+            return Err(refused(
+                "a raw image has no internal snapshots; convert it to qcow2",
+            ));
+        };
+        match active.geometry().data_file() {
+            true => Err(refused(NO_SNAPSHOTS)),
+            false => Ok(active),
+        }
     }
 }
 

@@ -168,7 +168,8 @@ impl<'q, F: File> Active<'q, F> {
     }
 
     fn check_not_metadata(&self, maps: &Maps, host: HostRange) -> Result<(), Errno> {
-        if maps.metadata.touches(host.clusters(&maps.geometry)) {
+        let in_image = !maps.geometry.data_file();
+        if in_image && maps.metadata.touches(host.clusters(&maps.geometry)) {
             return Err(self.image.corrupt(0, Fault::maps_metadata(host.start)));
         }
         Ok(())
@@ -186,7 +187,7 @@ impl<'q, F: File> Active<'q, F> {
         }
         if let Some(space) = mapping.space_to_take() {
             // Best effort: where there is no space for whole clusters there may be some for this.
-            let file = self.queue.top_file();
+            let file = self.queue.data_file();
             let _ = file.allocate_at(space.start, space.len).await;
         }
         self.fill_mapping(&mut mapping, data).await?;
@@ -253,6 +254,9 @@ impl<'q, F: File> Planner<'q, F> {
     /// Whether the cluster at `host` holds zeros wherever it has no data. Asked under the lock of the
     /// claims, because discards change it under that lock.
     fn is_zeroed(&self, host: HostOffset) -> bool {
+        if self.active.geometry().data_file() {
+            return false;
+        }
         let cluster = self.active.geometry().cluster_of(host);
         self.active.writer.zeroed.read().contains(cluster.0)
     }
@@ -279,7 +283,8 @@ impl<'q, F: File> Planner<'q, F> {
         if claims.free_prefix(region) != region {
             return Err(Obstacle::Busy);
         }
-        if maps.metadata.contains(geometry.cluster_of(host).0) {
+        let in_image = !geometry.data_file();
+        if in_image && maps.metadata.contains(geometry.cluster_of(host).0) {
             let fault = Fault::maps_metadata(host.0);
             return Err(Obstacle::Failed(self.active.image.corrupt(0, fault)));
         }
@@ -343,7 +348,7 @@ impl<'q, F: File> Planner<'q, F> {
             count += 1;
         }
         self.pin(maps, slice)?;
-        let run = match self.take(count) {
+        let run = match self.take(start, count) {
             Ok(run) => run,
             Err(obstacle) => {
                 maps.slices.unpin(slice);
@@ -411,7 +416,17 @@ impl<'q, F: File> Planner<'q, F> {
         }
     }
 
-    fn take(&self, count: u64) -> Result<Run, Obstacle> {
+    /// Takes up to `count` clusters for those from guest offset `start` on.
+    fn take(&self, start: u64, count: u64) -> Result<Run, Obstacle> {
+        let geometry = self.active.geometry();
+        if geometry.data_file() {
+            return Ok(Run {
+                start: start >> geometry.cluster_bits(),
+                len: count,
+                zeroed: false,
+                backed: false,
+            });
+        }
         let taken = self.active.take_local(count);
         taken.map_err(|error| self.obstacle(error))
     }
@@ -486,13 +501,14 @@ impl<'q, F: File> Planner<'q, F> {
     }
 }
 
-/// The host clusters an entry refers to.
+/// The host clusters of the image file that an entry refers to.
 pub(crate) fn reference_of(entry: L2Entry, geometry: &Geometry) -> Option<ClusterRange> {
     match entry {
         L2Entry::Compressed(descriptor) => {
             let (first, len) = descriptor.clusters(geometry);
             Some(ClusterRange::new(first.0, len))
         }
+        L2Entry::Cluster { .. } if geometry.data_file() => None,
         L2Entry::Cluster { host, .. } => {
             host.map(|host| ClusterRange::new(geometry.cluster_of(host).0, 1))
         }
@@ -560,7 +576,9 @@ impl<F: File> Drop for NewMapping<'_, F> {
         let packed = self.packed.map(L2Entry::Compressed);
         let packed = packed.and_then(|entry| reference_of(entry, self.active.geometry()));
         let taken = packed.unwrap_or(self.run.range());
-        if !self.committed && taken.len > 0 {
+        if self.active.geometry().data_file() {
+            // Clusters of a data file have one place, and are never free.
+        } else if !self.committed && taken.len > 0 {
             // Nothing refers to the clusters and no request is using them any more.
             self.active.writer.alloc.lock().releasable.push(taken);
         } else if !self.committed && self.started {

@@ -3,7 +3,7 @@
 //! 1. Under the locks: take the list of removed references, then a copy of every dirty L2 slice and
 //!    L1 sector, then a copy of every dirty refcount slice. In this order, a removed reference is
 //!    missing from the copied mappings, and every mapping that was copied has its count.
-//! 2. Write the refcount slices. Flush: counts and guest data are durable.
+//! 2. Write the refcount slices. Flush, also the data file: counts and guest data are durable.
 //! 3. Write the L2 slices and L1 sectors. Flush: mappings are durable, and so is what was removed.
 //! 4. Only now do the removed references count down, once the requests that may still use their
 //!    clusters have ended; clusters that reach zero are punched and can be allocated again.
@@ -153,7 +153,7 @@ impl<F: File> Active<'_, F> {
             return Ok(());
         }
         self.write_staged(maps).await?;
-        self.queue.barrier().await
+        self.queue.metadata_barrier().await
     }
 
     #[cfg(feature = "broken-order")]
@@ -172,7 +172,7 @@ impl<F: File> Active<'_, F> {
         if maps.writes.is_empty() || self.image.breaks(BrokenRule::O4) {
             return Ok(());
         }
-        self.queue.barrier().await
+        self.queue.metadata_barrier().await
     }
 
     /// Lists that an earlier pass of this queue left, so that passes need no new memory.

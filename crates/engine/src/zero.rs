@@ -69,6 +69,9 @@ impl UnmapRange {
     }
 }
 
+/// Clusters of a data file that are smaller give no space back: file systems have no smaller holes.
+const DATA_HOLE_BYTES_MIN: u64 = 4096;
+
 /// Longest piece of zeros written at once.
 const ZEROS_BYTES: u64 = 64 << 10;
 
@@ -228,7 +231,7 @@ impl<F: File> Active<'_, F> {
         let mut rest = range;
         while !rest.is_empty() {
             let part = rest.first(ZEROS_BYTES);
-            let (file, pool) = (self.queue.top_file(), &self.queue.pool);
+            let (file, pool) = (self.queue.data_file(), &self.queue.pool);
             let mut zeros = pool.take(file, part.len as usize);
             zeros.fill(0);
             self.write(part.start, Source::memory(&zeros)).await?;
@@ -377,6 +380,9 @@ impl<F: File> Unmapper<'_, F> {
                     frees_old: gone,
                 } => {
                     maps.update(part.start, |_| new);
+                    if geometry.data_file() {
+                        self.note_data_hole(new, part);
+                    }
                     match reference_of(entry, geometry) {
                         Some(free) if gone => free.join(frees),
                         Some(kept) if data_of(entry) & !data_of(new) != 0 => {
@@ -394,6 +400,30 @@ impl<F: File> Unmapper<'_, F> {
             done += part.len;
         }
         UnmapStep::Done(done)
+    }
+
+    /// Notes the space of a part of a cluster of the data file, whatever became of the cluster.
+    fn note_data_hole(&self, entry: L2Entry, part: GuestRange) {
+        let geometry = self.active.geometry();
+        let limits = self.active.queue.data_file().limits();
+        let wanted = matches!(self.mode, UnmapMode::Unmap | UnmapMode::Discard);
+        let given_back = self.active.image.options.discard && limits.discard_zeroes;
+        if !wanted || !given_back || geometry.cluster_size() < DATA_HOLE_BYTES_MIN {
+            return;
+        }
+        let offset = geometry.offset_in_cluster(GuestOffset(part.start));
+        let cluster = part.start - offset;
+        let found = empty_blocks(data_of(entry), offset, offset + part.len, geometry);
+        if let Some((start, end)) = found {
+            let hole = Hole {
+                guest: cluster + start,
+                host: cluster + start,
+                len: end - start,
+            };
+            let mut alloc = self.active.writer.alloc.lock();
+            alloc.holes.add(hole, geometry);
+            self.active.writer.note_pressure(&alloc);
+        }
     }
 
     /// Notes the space of a part of a cluster that has no data any more, under *compact*. Not in an encrypted
@@ -417,6 +447,10 @@ impl<F: File> Unmapper<'_, F> {
             return;
         }
         let geometry = self.active.geometry();
+        if geometry.data_file() {
+            // Noted already.
+            return;
+        }
         let offset = geometry.offset_in_cluster(GuestOffset(part.start));
         let cluster = part.start - offset;
         if let Some((start, end)) = empty_blocks(alloc, offset, offset + part.len, geometry) {

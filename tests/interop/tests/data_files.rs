@@ -1,12 +1,12 @@
 //! External data files: what QEMU and Gaur make, each reads, checks and writes on.
 
 use gaur_interop::builder::noise;
-use gaur_interop::compare::assert_same_bytes;
-use gaur_interop::gaur::gaur;
+use gaur_interop::compare::{assert_same_bytes, assert_same_view};
+use gaur_interop::gaur::{gaur, serve};
 use gaur_interop::layout::Layout;
-use gaur_interop::op;
+use gaur_interop::op::{self, Op};
 use gaur_interop::scratch::Scratch;
-use gaur_interop::tool::qemu_img;
+use gaur_interop::tool::{assert_clean, qemu_img};
 
 /// What follows `-o` for a data file.
 fn options(layout: &Layout, data: &str, raw: bool) -> String {
@@ -99,6 +99,106 @@ fn a_missing_or_truncated_data_file_is_one_line_that_names_it() {
     let line = gaur(&["convert", "-O", "raw", &image, &out]).refused();
     assert!(line.stderr.contains("data.raw"), "{line}");
     gaur(&["info", &image]).ok();
+}
+
+/// Gaur writes on what QEMU made, and QEMU on that.
+fn writes(layout: Layout) {
+    for raw in [false, true] {
+        let scratch = Scratch::new("data-file-writes");
+        let (image, twin, data) = made_by_qemu(&layout, raw, &scratch);
+        let server = serve(&image, &scratch.path("s"));
+        let noise = noise(&scratch);
+        let mut ops = op::random(&layout, 7, 80, true, &noise);
+        ops.extend(op::mixed(&layout, &noise));
+        ops.push(Op::Flush);
+        op::apply("raw", &server.uri(), &ops);
+        op::apply("raw", &twin, &ops);
+        assert_same_view(("raw", &server.uri()), ("raw", &twin));
+        server.stop();
+        let healthy = || {
+            assert_clean(&image);
+            gaur(&["check", &image]).ok();
+            assert_same_view(("qcow2", &image), ("raw", &twin));
+            gaur(&["compare", "-F", "raw", &image, &twin]).ok();
+            if raw {
+                // QEMU makes it as long as its last cluster.
+                assert_same_view(("raw", &data), ("raw", &twin));
+                let info = qemu_img(&["info", "--output=json", &image]).ok().json();
+                let specific = &info["format-specific"]["data"];
+                assert_eq!(specific["data-file-raw"], true, "{info}");
+            }
+        };
+        healthy();
+        let more = op::random(&layout, 8, 60, true, &noise);
+        op::apply("qcow2", &image, &more);
+        op::apply("raw", &twin, &more);
+        healthy();
+        for size in [
+            layout.size_bytes() + (3 << 20) + 512,
+            layout.size_bytes() / 2 / 512 * 512,
+        ] {
+            let size = size.to_string();
+            gaur(&["resize", "--shrink", &image, &size]).ok();
+            qemu_img(&["resize", "-f", "raw", "--shrink", "-q", &twin, &size]).ok();
+            healthy();
+        }
+        gaur(&["resize", &image, "9M"]).ok();
+        qemu_img(&["resize", "-f", "raw", "-q", &twin, "9M"]).ok();
+        healthy();
+        qemu_img(&["resize", "-q", &image, "10M"]).ok();
+        qemu_img(&["resize", "-f", "raw", "-q", &twin, "10M"]).ok();
+        healthy();
+    }
+}
+
+#[test]
+fn discarded_space_of_a_data_file_goes_back_to_the_host() {
+    use std::os::unix::fs::MetadataExt;
+    for raw in [false, true] {
+        let scratch = Scratch::new("data-file-space");
+        let layout = Layout::v3(65536);
+        let (image, _twin, data) = made_by_qemu(&layout, raw, &scratch);
+        let server = serve(&image, &scratch.path("s"));
+        let (offset, len) = (0, 3 << 20);
+        let write = Op::Write {
+            offset,
+            len,
+            pattern: 3,
+        };
+        op::apply("raw", &server.uri(), &[write, Op::Flush]);
+        let blocks = || std::fs::metadata(&data).expect("it is there").blocks();
+        let before = blocks();
+        op::apply(
+            "raw",
+            &server.uri(),
+            &[Op::Discard { offset, len }, Op::Flush],
+        );
+        server.stop();
+        assert!(before >= 3 << 11, "{before} blocks");
+        assert!(blocks() < 1 << 10, "{} of {before} blocks", blocks());
+        assert_clean(&image);
+    }
+}
+
+#[test]
+fn snapshots_and_compression_are_refused_by_name() {
+    let scratch = Scratch::new("data-file-refused");
+    let (image, twin, _data) = made_by_qemu(&Layout::v3(65536), false, &scratch);
+    for line in [
+        &["snapshot", "-c", "one", &image][..],
+        &[
+            "convert", "-c", "-n", "-f", "raw", "-O", "qcow2", &twin, &image,
+        ],
+    ] {
+        let said = gaur(line).refused();
+        assert!(said.stderr.contains("external data file"), "{said}");
+    }
+    assert_clean(&image);
+    assert_same_view(("qcow2", &image), ("raw", &twin));
+}
+
+mod written {
+    gaur_interop::every_v3_layout!(crate::writes, |layout| layout);
 }
 
 mod read {

@@ -44,6 +44,11 @@ pub(super) fn last_entries(
             // No commit has such an entry.
             return Err(wrong());
         }
+        let own = commit.cluster << geometry.cluster_bits();
+        let elsewhere = |entry: L2Entry| matches!(entry, L2Entry::Cluster { host: Some(host), .. } if host.0 != own);
+        if geometry.data_file() && elsewhere(entry) {
+            return Err(wrong());
+        }
         // What a shrunken image has lost stays lost.
         if commit.cluster < clusters {
             last.insert(commit.cluster, entry);

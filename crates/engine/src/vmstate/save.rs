@@ -13,6 +13,7 @@ use super::spill::Spill;
 use super::state_map::StateMap;
 use super::writer::VmStateWriter;
 use crate::active::Active;
+use crate::data_file::NO_SNAPSHOTS;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::{Image, Qcow2};
 use crate::queue::Queue;
@@ -79,6 +80,9 @@ impl VmStateSave {
             return Err(image.explain(errno, "the image takes no writes after an error"));
         }
         let geometry = &qcow2.geometry;
+        if geometry.data_file() {
+            return refuse(ErrorKind::Unsupported, NO_SNAPSHOTS);
+        }
         if geometry.refcount_max() < 2 {
             let text = "snapshots need refcounts of 2 bits or more; this image has refcount_bits=1";
             return refuse(ErrorKind::Unsupported, text);

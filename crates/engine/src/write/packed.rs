@@ -113,6 +113,10 @@ impl<F: File> Queue<F> {
         let change = match packed.content {
             Content::Zeros => Change::Zero(Unmap::Allowed),
             Content::Plain => Change::Write(Source::memory(plain)),
+            // As in QEMU: there is nothing in a data file that could tell where such a cluster begins.
+            Content::Compressed if self.image.data_file().is_some() => {
+                return Err(Errno::EOPNOTSUPP);
+            }
             Content::Compressed => {
                 let whole = range.is_some_and(|range| packs_whole(&self.image, range, packed));
                 if !whole || packed.plain_bytes != plain.len() {
