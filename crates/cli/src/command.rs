@@ -8,8 +8,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, check, commit, compare, completions, convert, create, export, info, man, map, measure,
-    notice, rebase, resize, serve, snapshot, ublk, usage,
+    bench, bitmap, check, commit, compare, completions, convert, create, dd, export, info, man,
+    map, measure, notice, rebase, resize, serve, snapshot, ublk, usage,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -39,10 +39,12 @@ enum Verb {
     Measure(measure::Args),
     Convert(convert::Args),
     Compare(compare::Args),
+    Dd(dd::Args),
     Commit(commit::Args),
     Rebase(rebase::Args),
     Resize(resize::Args),
     Snapshot(snapshot::Args),
+    Bitmap(bitmap::Args),
     Bench(bench::Args),
     Completions(completions::Args),
     Man(man::Args),
@@ -60,11 +62,13 @@ impl Verb {
             Verb::Map(args) => map::run(args, out),
             Verb::Measure(args) => measure::run(args, out),
             Verb::Convert(args) => convert::run(args, out),
+            Verb::Dd(args) => dd::run(args),
             Verb::Compare(args) => compare::run(args, out),
             Verb::Commit(args) => commit::run(args, out),
             Verb::Rebase(args) => rebase::run(args),
             Verb::Resize(args) => resize::run(args, out),
             Verb::Snapshot(args) => snapshot::run(args, out),
+            Verb::Bitmap(args) => bitmap::run(args, out),
             Verb::Bench(args) => bench::run(args, out),
             Verb::Completions(args) => completions::run(args, out),
             Verb::Man(args) => man::run(args, out),

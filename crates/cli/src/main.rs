@@ -7,6 +7,7 @@
 
 mod background;
 mod bench;
+mod bitmap;
 mod bitmaps;
 mod check;
 mod check_report;
@@ -18,6 +19,7 @@ mod control;
 mod convert;
 mod copy;
 mod create;
+mod dd;
 mod drive;
 mod export;
 mod file_holes;
