@@ -8,8 +8,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, check, commit, compare, completions, convert, create, dd, export, info, man, map,
-    measure, notice, rebase, resize, serve, snapshot, ublk, usage,
+    bench, bitmap, check, commit, compare, completions, convert, create, dd, export, info, man,
+    map, measure, notice, rebase, resize, serve, snapshot, ublk, usage,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -44,6 +44,7 @@ enum Verb {
     Rebase(rebase::Args),
     Resize(resize::Args),
     Snapshot(snapshot::Args),
+    Bitmap(bitmap::Args),
     Bench(bench::Args),
     Completions(completions::Args),
     Man(man::Args),
@@ -67,6 +68,7 @@ impl Verb {
             Verb::Rebase(args) => rebase::run(args),
             Verb::Resize(args) => resize::run(args, out),
             Verb::Snapshot(args) => snapshot::run(args, out),
+            Verb::Bitmap(args) => bitmap::run(args, out),
             Verb::Bench(args) => bench::run(args, out),
             Verb::Completions(args) => completions::run(args, out),
             Verb::Man(args) => man::run(args, out),

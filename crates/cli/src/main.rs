@@ -7,6 +7,7 @@
 
 mod background;
 mod bench;
+mod bitmap;
 mod bitmaps;
 mod check;
 mod check_report;

@@ -28,7 +28,7 @@ pub struct Args {
     /// What to do with the host's space, whatever the image says
     #[arg(long, value_name = "POLICY", value_parser = allocation_parser())]
     allocation: Option<AllocationPolicy>,
-    /// Remove the image's persistent bitmaps with the first change, which would make them useless
+    /// Remove the image's persistent bitmaps with the first change instead of keeping them
     #[arg(long)]
     drop_bitmaps: bool,
     /// Show progress

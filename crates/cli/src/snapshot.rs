@@ -56,7 +56,7 @@ pub struct Args {
     force_share: bool,
     #[command(flatten)]
     references: ReferenceOptions,
-    /// Remove the image's persistent bitmaps with the first change, which would make them useless
+    /// Remove the image's persistent bitmaps with the first change instead of keeping them
     #[arg(long)]
     drop_bitmaps: bool,
     /// Print only errors

@@ -68,7 +68,7 @@ impl<F: File> Queue<F> {
 impl<F: File> Active<'_, F> {
     async fn adopt_entries(&self, last: &BTreeMap<u64, L2Entry>) -> Result<u64, Errno> {
         // Also when there is nothing to adopt: the close has to take the number of the log back.
-        self.announce().await?;
+        self.announce_change().await?;
         for entry in last.values() {
             self.count_adopted(*entry).await?;
             self.relieve().await;

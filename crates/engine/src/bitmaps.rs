@@ -1,177 +1,151 @@
-//! Persistent bitmaps, which this engine does not keep up to date: a process that writes to the image gives them
-//! up, and has to say so.
+//! Persistent bitmaps: which blocks of the disk were written since a moment that the user chose.
 //!
-//! They go with the first change, wholly: the extension that leads to them, and their clusters. What
-//! remains of bitmaps that another writer has made useless is hidden as well. QEMU 10 takes such an
-//! image for one without snapshots when it repairs leaks.
+//! An image that is open for writing has a list of them ([`BitmapList`]): the entries of the directory and the
+//! entries of their tables. The bits of those that record are loaded with the first change of the disk and
+//! marked by every request that changes something, before it does. A close writes them to new clusters and
+//! switches the header to a new directory; so do the verbs that add, remove and change bitmaps.
 //!
-//! Crash rule: nothing leads to the clusters any more before their counts go down (O3). The extension
-//! goes before the autoclear bit is cleared, together where both lie in one sector.
+//! Crash rules. Tables, bits and directory lie in new clusters whose counts are durable before the header leads
+//! to them (O1, O5). A bitmap that may miss a change is marked in use, durably, before that change (O8).
 
-use gaur_block::File;
-use gaur_format::bitmap::{self, BitmapCluster};
-use gaur_format::check::{Check, Report, Step};
-use gaur_format::extension::{self, BitmapsExtension};
-use gaur_format::header::Header;
+use std::sync::Arc;
 
-use crate::error::{ErrorKind, ImageError};
-use crate::layer::LayerReader;
-use crate::range::ClusterRange;
+use gaur_format::bitmap::{self, Bitmap, BitmapShape};
+use gaur_format::{Geometry, HostOffset};
 
-/// Bytes of a bitmap's table read at once.
-const PIECE_BYTES: u64 = 1 << 20;
-/// Most names told in an error.
-const NAMES_TOLD: usize = 8;
+use crate::metadata::cluster_set::ClusterSet;
+use crate::range::{ClusterRange, GuestRange, HostRange};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, RwLock};
 
-/// The bitmaps that the first change to an image removes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LostBitmaps {
-    /// Their names, bytes that are not UTF-8 as U+FFFD; none of bitmaps that were useless before.
-    pub names: Vec<String>,
-    /// What they refer to.
-    pub(crate) frees: Vec<ClusterRange>,
+mod bits;
+mod change;
+mod extension;
+mod load;
+mod lost;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use bits::BitmapBits;
+pub use change::{BitmapAction, BitmapSource};
+pub use load::BitmapFacts;
+pub use lost::LostBitmaps;
+
+/// Most bytes of bits that the bitmaps of an image may have together, when all that record are loaded.
+const MEMORY_BYTES_MAX: u64 = 1 << 30;
+/// Most entries that all their tables may have together; they are kept in memory.
+const TABLE_ENTRIES_MAX: u64 = 1 << 24;
+
+/// The bitmaps of an image that is open for writing.
+#[derive(Debug, Default)]
+pub(crate) struct Bitmaps {
+    pub(crate) list: Mutex<BitmapList>,
+    /// The bits that requests mark.
+    tracked: RwLock<Vec<Arc<BitmapBits>>>,
+    is_tracking: AtomicBool,
+    /// The disk was changed or is about to be: those that record are marked in use on the disk.
+    in_use: AtomicBool,
 }
 
-impl LostBitmaps {
-    /// What happens to them, on one line.
-    pub fn describe(&self) -> String {
-        match self.names.is_empty() {
-            true => {
-                "another program has made its persistent bitmaps useless, the first change removes \
-                     what is left of them"
-                    .to_owned()
-            }
-            false => format!(
-                "the first change removes its persistent bitmaps {}",
-                listed(&self.names)
-            ),
+impl Bitmaps {
+    pub(crate) fn new(list: BitmapList) -> Bitmaps {
+        Bitmaps {
+            list: Mutex::new(list),
+            ..Bitmaps::default()
         }
     }
-}
 
-impl<F: File> LayerReader<'_, F> {
-    /// What is lost of an image's bitmaps when it is written to; an error unless that is `agreed` to. `None`
-    /// if it has no bitmaps.
-    pub(crate) async fn lost_bitmaps(
-        &self,
-        header: &Header,
-        agreed: bool,
-    ) -> Result<Option<LostBitmaps>, ImageError> {
-        if header.extension(extension::BITMAPS).is_none() {
-            return Ok(None);
-        }
-        let Some(pointer) = header.bitmaps() else {
-            return Ok(Some(LostBitmaps::default()));
-        };
-        let list = self.bitmap_directory(header, pointer).await?;
-        let names = list.iter().map(|bitmap| &bitmap.name[..]);
-        let names: Vec<String> = names
-            .map(|name| String::from_utf8_lossy(name).into_owned())
-            .collect();
-        if !agreed {
-            return Err(refusal(&names));
-        }
-        let damaged = |text: String| {
-            let text = format!("cannot remove the bitmaps: {text}; check the image first");
-            ImageError::new(ErrorKind::Corrupt, text)
-        };
-        // What they refer to may belong to other structures as well, in an image that is damaged.
-        let report = self.report(header).await?;
-        if report.corruptions + report.check_errors > 0 {
-            return Err(damaged("the image is damaged".to_owned()));
-        }
-        let mut frees = Vec::new();
-        let size = header.geometry().cluster_size();
-        let mut free_bytes = |offset: u64, len: u64| {
-            ClusterRange::new(offset / size, len.div_ceil(size)).join(&mut frees);
-        };
-        free_bytes(pointer.directory_offset.0, pointer.directory_len_bytes);
-        for bitmap in &list {
-            free_bytes(bitmap.table_offset.0, u64::from(bitmap.table_entries) * 8);
-        }
-        for bitmap in &list {
-            let found = self.bitmap_clusters(header, bitmap, &mut frees).await;
-            found.map_err(|error| damaged(format!("{error:#}")))?;
-        }
-        Ok(Some(LostBitmaps { names, frees }))
+    /// Whether the image has any, so that its autoclear bit has to stay.
+    pub(crate) fn exist(&self) -> bool {
+        !self.list.lock().all.is_empty()
     }
 
-    async fn bitmap_directory(
-        &self,
-        header: &Header,
-        pointer: BitmapsExtension,
-    ) -> Result<Vec<bitmap::Bitmap>, ImageError> {
-        let (offset, len) = (pointer.directory_offset.0, pointer.directory_len_bytes);
-        let bytes = self.bytes("bitmap directory", offset, len).await?;
-        bitmap::parse_directory(&bytes, pointer.count, &header.geometry())
-            .map_err(ImageError::format)
-    }
-
-    /// The clusters with the bits of one bitmap.
-    async fn bitmap_clusters(
-        &self,
-        header: &Header,
-        bitmap: &bitmap::Bitmap,
-        frees: &mut Vec<ClusterRange>,
-    ) -> Result<(), ImageError> {
-        const WHAT: &str = "table of a bitmap";
-        let geometry = header.geometry();
-        let len = u64::from(bitmap.table_entries) * 8;
-        let mut done = 0;
-        while done < len {
-            let piece = (len - done).min(PIECE_BYTES);
-            let at = bitmap.table_offset.0 + done;
-            let bytes = self.bytes(WHAT, at, piece).await?;
-            for raw in bytes.as_chunks().0 {
-                let cluster = bitmap::decode_table_entry(u64::from_be_bytes(*raw), &geometry)
-                    .map_err(|what| ImageError::corrupt(what, WHAT))?;
-                if let BitmapCluster::Stored(offset) = cluster {
-                    ClusterRange::new(offset.0 / geometry.cluster_size(), 1).join(frees);
-                }
-            }
-            done += piece;
-        }
-        Ok(())
-    }
-
-    /// What the checker says of the image.
-    async fn report(&self, header: &Header) -> Result<Report, ImageError> {
-        let cluster = header.geometry().cluster_size().min(self.len_bytes);
-        let bytes = self.bytes("header", 0, cluster).await?;
-        let mut check = Check::new(&bytes, self.len_bytes).map_err(ImageError::format)?;
-        loop {
-            match check.next() {
-                Step::Need { offset, len } => {
-                    let inside = self.len_bytes.saturating_sub(offset).min(len);
-                    match self.bytes("tables", offset, inside).await {
-                        Ok(bytes) => check.feed(&bytes),
-                        Err(_) => check.fail(),
-                    }
-                }
-                Step::Done(report) => return Ok(report),
+    /// Notes that a request changes this range of the disk; before it does.
+    #[inline]
+    pub(crate) fn mark(&self, range: GuestRange) {
+        if self.is_tracking.load(Ordering::Acquire) {
+            for bits in self.tracked.read().iter() {
+                bits.mark(range);
             }
         }
     }
+
+    /// Has requests mark what the list says. None is inside that changes something.
+    fn track(&self, list: &BitmapList) {
+        let records = |kept: &&KeptBitmap| kept.is_usable && kept.stored.has(bitmap::AUTO);
+        let tracked = list.all.iter().filter(records);
+        let tracked: Vec<_> = tracked.filter_map(|kept| kept.bits.clone()).collect();
+        let any = !tracked.is_empty();
+        *self.tracked.write() = tracked;
+        self.is_tracking.store(any, Ordering::Release);
+    }
 }
 
-/// Some names, and how many more there are.
-fn listed(names: &[String]) -> String {
-    let told: Vec<String> = names
-        .iter()
-        .take(NAMES_TOLD)
-        .map(|name| format!("{name:?}"))
-        .collect();
-    let more = match names.len().saturating_sub(NAMES_TOLD) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    told.join(", ") + &more
+/// What the directory says, and what is known of each bitmap.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BitmapList {
+    pub(crate) all: Vec<KeptBitmap>,
+    /// Where the directory is; empty if there are no bitmaps.
+    pub(crate) place: HostRange,
 }
 
-fn refusal(names: &[String]) -> ImageError {
-    let text = format!(
-        "writing to the image would make its persistent bitmaps {} useless",
-        listed(names)
-    );
-    ImageError::new(ErrorKind::HasBitmaps, text)
+/// A bitmap of an image that is open for writing.
+#[derive(Clone, Debug)]
+pub(crate) struct KeptBitmap {
+    /// The entry of the directory.
+    pub(crate) stored: Bitmap,
+    /// Its bits mean something. Those of a bitmap that a process left in use do not.
+    is_usable: bool,
+    /// Entries of its table; empty if they are damaged: what they refer to may have other owners.
+    table: Arc<[u64]>,
+    /// Its bits, once they are loaded.
+    bits: Option<Arc<BitmapBits>>,
+    /// The bits are not those that are stored.
+    is_changed: bool,
 }
+
+impl KeptBitmap {
+    /// The clusters that it refers to.
+    fn clusters(&self, geometry: &Geometry) -> Vec<ClusterRange> {
+        let mut clusters = Vec::new();
+        if self.table.is_empty() {
+            return clusters;
+        }
+        let len = self.table.len() as u64 * 8;
+        let table = HostRange::new(self.stored.table_offset.0, len);
+        clusters.push(table.clusters(geometry));
+        for raw in self.table.iter() {
+            if let Ok(bitmap::BitmapCluster::Stored(offset)) =
+                bitmap::decode_table_entry(*raw, geometry)
+            {
+                ClusterRange::new(geometry.cluster_of(offset).0, 1).join(&mut clusters);
+            }
+        }
+        clusters
+    }
+
+    fn shape(&self, size_bytes: u64, geometry: &Geometry) -> Option<BitmapShape> {
+        BitmapShape::new(size_bytes, self.stored.granularity_bits, geometry).ok()
+    }
+
+    fn name(&self) -> String {
+        String::from_utf8_lossy(&self.stored.name).into_owned()
+    }
+}
+
+impl BitmapList {
+    /// Adds the clusters of directory, tables and bits; whether none of them was there.
+    pub(crate) fn add_clusters(&self, set: &mut ClusterSet, geometry: &Geometry) -> bool {
+        let mut is_clean = self.place.is_empty() || set.insert(self.place.clusters(geometry));
+        for kept in &self.all {
+            for clusters in kept.clusters(geometry) {
+                is_clean &= set.insert(clusters);
+            }
+        }
+        is_clean
+    }
+}
+
+/// No place yet.
+const NOWHERE: HostOffset = HostOffset(0);

@@ -28,6 +28,8 @@ impl<F: File> Queue<F> {
             self.flush_all().await.map_err(fail)?;
             return self.trim_raw().await;
         };
+        // What fails here leaves them in use, and the rest is closed all the same.
+        let stored = active.store_bitmaps().await;
         active.give_back_local();
         active.give_back_packed();
         active.writer.alloc.lock().unreserve_all();
@@ -45,7 +47,8 @@ impl<F: File> Queue<F> {
         active.trim().await?;
         active.trim_data_file().await?;
         let withdrawn = active.withdraw().await;
-        withdrawn.map_err(|errno| ImageError::io(errno, "cannot say that the image is closed"))
+        withdrawn.map_err(|errno| ImageError::io(errno, "cannot say that the image is closed"))?;
+        stored
     }
 
     /// Cuts a raw file back to the size of the disk: where only whole blocks can be written, the

@@ -44,7 +44,8 @@ pub enum ErrorKind {
     Poisoned,
     /// The caller has cancelled it.
     Cancelled,
-    /// Writing would lose the image's persistent bitmaps, and the caller has not agreed to that.
+    /// The image's persistent bitmaps need more memory than they may have, and the caller has not agreed to lose
+    /// them.
     HasBitmaps,
     /// An image names a file that it may not have opened ([`References`](crate::References)).
     ReferenceRefused,

@@ -34,7 +34,8 @@ impl<F: File> Queue<F> {
     pub async fn log_renamed(&self) -> Result<(), Errno> {
         match self.active() {
             Some(active) if active.writer.announced.load(Ordering::Acquire) => {
-                active.switch_marks(active.marks_of_writer()).await
+                let bitmaps = active.writer.bitmaps.exist();
+                active.switch_marks(active.marks_of_writer(bitmaps)).await
             }
             _ => Ok(()),
         }
@@ -64,9 +65,9 @@ impl<'q, F: File> Active<'q, F> {
 
     /// Before the first change: flushes, because the process that had the image before may have been killed before
     /// it could, and what is free by the tables that were read must be free by those on the disk (O3).
-    /// And switches the header's features to those of a process that writes, with the number of its log. This
-    /// engine does not keep what other autoclear bits stand for (persistent bitmaps) up to date (O6); the
-    /// bitmaps go with them.
+    /// And switches the header's features to those of a process that writes, with the number of its log. What
+    /// other autoclear bits stand for is not kept up to date (O6), but for bitmaps; those go here if they are
+    /// to be dropped.
     pub(crate) async fn announce(&self) -> Result<(), Errno> {
         if self.writer.announced.load(Ordering::Acquire) {
             return Ok(());
@@ -79,7 +80,8 @@ impl<'q, F: File> Active<'q, F> {
         if let Some(header) = self.header()
             && header.version == Version::V3
         {
-            self.switch_features(header, self.marks_of_writer()).await?;
+            let marks = self.marks_of_writer(self.writer.bitmaps.exist());
+            self.switch_features(header, marks).await?;
         }
         if let Some(lost) = &self.writer.lost_bitmaps {
             let frees = lost.frees.iter().copied();
@@ -102,7 +104,7 @@ impl<'q, F: File> Active<'q, F> {
             _ => Autoclear(0),
         };
         let none = self.compatible().with_own(Autoclear(0));
-        let kept = self.kept_autoclear();
+        let kept = self.kept_autoclear(self.writer.bitmaps.exist());
         self.switch_marks(Marks(none, leaked.with(kept))).await
     }
 
@@ -116,29 +118,33 @@ impl<'q, F: File> Active<'q, F> {
         }
     }
 
-    fn marks_of_writer(&self) -> Marks {
+    /// The feature bits of a process that writes to an image with or without bitmaps.
+    pub(crate) fn marks_of_writer(&self, bitmaps: bool) -> Marks {
         let snapshots = self.writer.snapshots.lock().all().len();
-        self.marks_with(snapshots)
+        self.marks_of(snapshots, bitmaps)
     }
 
-    /// The feature bits of a process that writes to an image with so many snapshots. With any there are no
-    /// autoclear bits: QEMU 10 deletes all internal snapshots when it repairs an image with such bits that it
-    /// does not know. Then compatible ones say the same, to this engine alone.
+    /// The feature bits of a process that writes to an image with so many snapshots.
     pub(crate) fn marks_with(&self, snapshots: usize) -> Marks {
+        self.marks_of(snapshots, self.writer.bitmaps.exist())
+    }
+
+    /// With any snapshots there are no autoclear bits of our own: QEMU 10 deletes all internal snapshots when it
+    /// repairs an image with such bits that it does not know. Then compatible ones say the same, to this engine alone.
+    fn marks_of(&self, snapshots: usize, bitmaps: bool) -> Marks {
         let own = Autoclear::in_use(self.log_number());
-        let none = self.kept_autoclear();
+        let kept = self.kept_autoclear(bitmaps);
         match snapshots {
-            0 => Marks(self.compatible().with_own(Autoclear(0)), own.with(none)),
-            _ => Marks(self.compatible().with_own(own), none),
+            0 => Marks(self.compatible().with_own(Autoclear(0)), own.with(kept)),
+            _ => Marks(self.compatible().with_own(own), kept),
         }
     }
 
     /// The autoclear bits of others that stay true.
-    fn kept_autoclear(&self) -> Autoclear {
-        match self.has_raw_data() {
-            true => Autoclear::RAW_DATA_FILE,
-            false => Autoclear(0),
-        }
+    fn kept_autoclear(&self, bitmaps: bool) -> Autoclear {
+        let bit = |set, bit| if set { bit } else { Autoclear(0) };
+        let raw = bit(self.has_raw_data(), Autoclear::RAW_DATA_FILE);
+        raw.with(bit(bitmaps, Autoclear::BITMAPS))
     }
 
     fn compatible(&self) -> Compatible {
@@ -152,14 +158,16 @@ impl<'q, F: File> Active<'q, F> {
         log.map_or(0, |log| log.number()) & Autoclear::LOG_MAX
     }
 
-    /// Sets the feature bits and hides the extension that leads to bitmaps: in one step where both lie in
+    /// Sets the feature bits, and hides the extension that leads to bitmaps unless they are kept: in one step where both lie in
     /// one sector. Otherwise the extension goes before the bit of the bitmaps. What a power cut leaves in
     /// between has the bit and no bitmaps, and is the same to us; QEMU 10 does not write to it before a
     /// check. The other way round its repair of leaks would delete the snapshots.
     async fn switch_features(&self, header: &Header, wanted: Marks) -> Result<(), Errno> {
         let removed = extension::REMOVED.to_be_bytes();
         let extension = header.extension_at(extension::BITMAPS);
-        let hide = extension.map(|at| (at, &removed[..]));
+        let is_kept = self.writer.bitmaps.exist();
+        let hide = extension.filter(|_| !is_kept);
+        let hide = hide.map(|at| (at, &removed[..]));
         let bitmaps = header.autoclear.0 & Autoclear::BITMAPS.0;
         let first = Marks(wanted.0, Autoclear(wanted.1.0 | bitmaps)).encode();
         let last = wanted.encode();

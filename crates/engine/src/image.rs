@@ -12,7 +12,7 @@ use gaur_format::geometry::{Geometry, Version};
 use gaur_format::header::{CompressionType, Header};
 use gaur_format::{AllocationPolicy, limit};
 
-use crate::bitmaps::LostBitmaps;
+use crate::bitmaps::{Bitmaps, LostBitmaps};
 use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
 use crate::corruption::{CorruptionReport, Fault};
@@ -135,6 +135,8 @@ pub(crate) struct Writer {
     pub(crate) limits: FileLimits,
     pub(crate) allocation: AllocationPolicy,
     pub(crate) snapshots: Mutex<SnapshotList>,
+    /// The persistent bitmaps that are kept.
+    pub(crate) bitmaps: Bitmaps,
     /// What the first change removes.
     pub(crate) lost_bitmaps: Option<LostBitmaps>,
 }
@@ -497,6 +499,7 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
             part.snapshots.clone(),
             HostRange::new(header.snapshots_offset.0, part.snapshot_table_bytes),
         )),
+        bitmaps: Bitmaps::new(part.bitmaps.clone()),
         lost_bitmaps: part.lost_bitmaps.clone(),
     }
 }
@@ -533,6 +536,7 @@ fn metadata_clusters(
             add(table.offset.0, 1);
         }
     }
+    clean &= part.bitmaps.add_clusters(&mut set, geometry);
     (set, clean)
 }
 

@@ -16,7 +16,7 @@ use gaur_format::snapshot::{self, Snapshot};
 use gaur_format::{Geometry, HostOffset, l1, limit, refcount};
 
 use crate::align;
-use crate::bitmaps::LostBitmaps;
+use crate::bitmaps::{BitmapList, LostBitmaps};
 use crate::error::{ErrorKind, ImageError};
 use crate::image::Layer;
 use crate::options::Format;
@@ -51,7 +51,9 @@ pub(crate) struct LayerParts {
     pub(crate) snapshots: Vec<Snapshot>,
     /// Length of their table.
     pub(crate) snapshot_table_bytes: u64,
-    /// Only when the layer is to be written.
+    /// Only when the layer is to be written, and they are kept.
+    pub(crate) bitmaps: BitmapList,
+    /// Only when the layer is to be written, and they are not kept.
     pub(crate) lost_bitmaps: Option<LostBitmaps>,
 }
 
@@ -62,7 +64,7 @@ pub(crate) struct Use<'a> {
     pub(crate) format: Option<Format>,
     /// It will be written to.
     pub(crate) writable: bool,
-    /// What it has of persistent bitmaps may be lost then.
+    /// What it has of persistent bitmaps is removed then.
     pub(crate) drop_bitmaps: bool,
     /// The disk is the one that this internal snapshot keeps; not together with `writable`.
     pub(crate) snapshot: Option<&'a str>,
@@ -117,6 +119,7 @@ impl<'a, F: File> LayerReader<'a, F> {
             refcount_table: Vec::new(),
             snapshots: Vec::new(),
             snapshot_table_bytes: 0,
+            bitmaps: BitmapList::default(),
             lost_bitmaps: None,
         };
         match (format, purpose.snapshot) {
@@ -161,7 +164,11 @@ impl<'a, F: File> LayerReader<'a, F> {
             self.check_refcount_blocks(&parts.refcount_table, &geometry)?;
             (parts.snapshots, parts.snapshot_table_bytes) =
                 self.snapshots(&header, &geometry).await?;
-            parts.lost_bitmaps = self.lost_bitmaps(&header, purpose.drop_bitmaps).await?;
+            if !purpose.drop_bitmaps && header.bitmaps().is_some() {
+                parts.bitmaps = self.kept_bitmaps(&header).await?;
+            } else {
+                parts.lost_bitmaps = self.lost_bitmaps(&header).await?;
+            }
         }
         parts.layer.header = Some(header);
         Ok(())
@@ -255,6 +262,12 @@ impl<'a, F: File> LayerReader<'a, F> {
                 })?;
         }
         Ok(())
+    }
+
+    /// Whether the file has all of the cluster at host offset `at`.
+    pub(crate) fn has_cluster(&self, at: u64, geometry: &Geometry) -> bool {
+        let end = at.checked_add(geometry.cluster_size());
+        end.is_some_and(|end| end <= self.len_bytes.next_multiple_of(512))
     }
 
     /// A file may end inside the sector of its last structure: QEMU does not write the padding

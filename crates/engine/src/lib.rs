@@ -76,7 +76,7 @@ mod writeback;
 mod zero;
 
 pub use backing_name::{BadName, resolve as resolve_backing};
-pub use bitmaps::LostBitmaps;
+pub use bitmaps::{BitmapAction, BitmapBits, BitmapFacts, BitmapSource, LostBitmaps};
 pub use cache_options::CacheOptions;
 pub use chain::{Opened, open};
 pub use commit_log::{Commit, CommitLog};

@@ -83,6 +83,8 @@ pub enum BrokenRule {
     DataFlush,
     /// Space is given back although the guest has data there again.
     O7,
+    /// The disk changes before its bitmaps are durably marked in use.
+    O8,
 }
 
 /// How an image is opened. Made by [`OpenOptions::new`] and changed field by field.
@@ -123,8 +125,7 @@ pub struct OpenOptions {
     /// The same for the backing file of the top image, which may be written to then: an overlay over
     /// a snapshot.
     pub backing_snapshot: Option<String>,
-    /// Remove the persistent bitmaps of the top image with the first change to it, which would make them
-    /// useless. Without this an image that has some is not opened for writing.
+    /// Remove the persistent bitmaps of the top image with the first change to it, instead of keeping them.
     pub drop_bitmaps: bool,
     /// Note commits of the top image here, for a process that takes over when this one is killed.
     pub commit_log: Option<Arc<dyn CommitLog>>,

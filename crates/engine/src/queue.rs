@@ -226,7 +226,8 @@ impl<F: File> Queue<F> {
             let range = self.check_range(range, beyond)?;
             match active {
                 Some(active) => {
-                    active.announce().await?;
+                    active.announce_change().await?;
+                    active.writer.bitmaps.mark(range);
                     active.change(range, change).await?;
                 }
                 None => self.change_raw(range, change).await?,

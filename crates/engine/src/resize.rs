@@ -51,16 +51,25 @@ impl<F: File> Queue<F> {
         let _held = active.writer.resizing.lock().await;
         let old = self.image.size_bytes();
         active.check_resize(new_size_bytes)?;
+        active.check_bitmaps_fit(new_size_bytes)?;
         let resized = async {
-            active.announce().await?;
+            if new_size_bytes == old {
+                return active.announce().await;
+            }
+            active.announce_new_disk().await?;
             if new_size_bytes > old {
                 active.grow_data_file(new_size_bytes).await?;
-                active.grow(new_size_bytes, job).await
-            } else if new_size_bytes < old {
-                active.shrink(old, new_size_bytes, job).await
+                active.grow(new_size_bytes, job).await?;
             } else {
-                Ok(())
+                let shrunk = active.shrink(old, new_size_bytes, job).await;
+                // What is beyond the new end may be gone all the same.
+                let lost = GuestRange::between(new_size_bytes, old);
+                shrunk.inspect_err(|_| active.writer.bitmaps.mark(lost))?;
             }
+            let epochs = &active.writer.epochs;
+            let _closed = epochs.gate.close(|| epochs.is_empty()).await;
+            active.resize_bitmaps(old, new_size_bytes);
+            Ok(())
         };
         resized.await.map_err(fail)
     }

@@ -8,6 +8,7 @@
 //! the first change; a reader treats such a bitmap as lost.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use crate::addr::HostOffset;
 use crate::bytes;
@@ -22,6 +23,9 @@ pub const IN_USE: u32 = 1;
 pub const AUTO: u32 = 1 << 1;
 /// Flag: the bitmap may be used although its extra data is not understood.
 pub const EXTRA_DATA_COMPATIBLE: u32 = 1 << 2;
+
+/// Where the flags are in an entry of the directory.
+pub const FLAGS_AT: u64 = 12;
 
 const KNOWN_FLAGS: u32 = IN_USE | AUTO | EXTRA_DATA_COMPATIBLE;
 const DIRTY_TRACKING: u8 = 1;
@@ -54,6 +58,98 @@ pub enum BitmapCluster {
     Ones,
     /// The bits are at a host offset.
     Stored(HostOffset),
+}
+
+/// How the bits of a bitmap lie: bit `n`, the lowest first in each byte, stands for the bytes of the disk from
+/// `n` times the granularity on. Each entry of the table has a cluster of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BitmapShape {
+    size_bytes: u64,
+    granularity_bits: u8,
+    cluster_bits: u32,
+}
+
+impl BitmapShape {
+    /// Of a bitmap for a disk of `size_bytes`.
+    pub fn new(
+        size_bytes: u64,
+        granularity_bits: u8,
+        geometry: &Geometry,
+    ) -> Result<BitmapShape, Error> {
+        check_granularity(granularity_bits)?;
+        let shape = BitmapShape {
+            size_bytes,
+            granularity_bits,
+            cluster_bits: geometry.cluster_bits(),
+        };
+        if shape.bits().div_ceil(8) > limit::BITMAP_BYTES_MAX {
+            return Err(Error::new(
+                ErrorKind::TooLarge,
+                "bitmap",
+                "granularity is too small for a disk of this size",
+            )
+            .found(format_args!("2^{granularity_bits} for {size_bytes} bytes"))
+            .allowed("up to 2^32 bits"));
+        }
+        Ok(shape)
+    }
+
+    /// The granularity of a new bitmap, as QEMU chooses it: a cluster, but 4 to 64 KiB.
+    pub fn default_granularity_bits(geometry: &Geometry) -> u8 {
+        geometry.cluster_bits().clamp(12, 16) as u8
+    }
+
+    /// Size of the disk.
+    pub const fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// The granularity as a power of two.
+    pub const fn granularity_bits(&self) -> u8 {
+        self.granularity_bits
+    }
+
+    /// Number of bits.
+    pub fn bits(&self) -> u64 {
+        let granularity = 1u64.wrapping_shl(u32::from(self.granularity_bits));
+        self.size_bytes.div_ceil(granularity)
+    }
+
+    /// Bits in a cluster.
+    pub fn bits_per_cluster(&self) -> u64 {
+        8u64.wrapping_shl(self.cluster_bits)
+    }
+
+    /// Entries of the table; a bitmap of an empty disk has one.
+    pub fn table_entries(&self) -> u32 {
+        let entries = self.bits().div_ceil(self.bits_per_cluster()).max(1);
+        u32::try_from(entries).unwrap_or(u32::MAX)
+    }
+
+    /// The bits that stand for `len` bytes of the disk at `offset`, as far as there are some.
+    pub fn bits_of(&self, offset: u64, len: u64) -> Range<u64> {
+        let shift = u32::from(self.granularity_bits);
+        let end = offset.saturating_add(len).min(self.size_bytes);
+        let first = offset.min(end).wrapping_shr(shift);
+        let last = end.saturating_sub(1).wrapping_shr(shift);
+        match offset < end {
+            true => first..last.saturating_add(1),
+            false => first..first,
+        }
+    }
+}
+
+fn check_granularity(bits: u8) -> Result<(), Error> {
+    let granularity = limit::BITMAP_GRANULARITY_BITS_MIN..=limit::BITMAP_GRANULARITY_BITS_MAX;
+    if granularity.contains(&bits) {
+        return Ok(());
+    }
+    let error = Error::new(
+        ErrorKind::Malformed,
+        STRUCTURE,
+        "bad granularity of a bitmap",
+    );
+    Err(error.found(format_args!("2^{bits}")).allowed("2^9 to 2^31"))
 }
 
 /// Parses a directory of `count` bitmaps, which fills `bytes`.
@@ -128,18 +224,26 @@ impl Bitmap {
             return Err(wrong("unknown type or flags of a bitmap", at)
                 .found(format_args!("{:#x}", self.flags)));
         }
-        let granularity = limit::BITMAP_GRANULARITY_BITS_MIN..=limit::BITMAP_GRANULARITY_BITS_MAX;
-        if !granularity.contains(&self.granularity_bits) {
-            return Err(wrong("bad granularity of a bitmap", at)
-                .found(format_args!("2^{}", self.granularity_bits))
-                .allowed("2^9 to 2^31"));
-        }
+        check_granularity(self.granularity_bits).map_err(|error| error.at(at as u64))?;
         if self.name.is_empty() || self.name.len() > usize::from(limit::BITMAP_NAME_BYTES_MAX) {
             return Err(wrong("bad length of a bitmap name", at)
                 .found(format_args!("{} bytes", self.name.len()))
                 .allowed("1 to 1023 bytes"));
         }
         Ok(())
+    }
+
+    /// Whether [`IN_USE`] or another of the flags is set.
+    pub const fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Length of its entry in the directory in bytes.
+    pub fn entry_bytes(&self) -> u64 {
+        let len = FIXED_BYTES
+            .saturating_add(self.extra.len())
+            .saturating_add(self.name.len());
+        (len as u64).next_multiple_of(8)
     }
 
     fn encode(&self, out: &mut Vec<u8>) -> Result<(), Error> {
@@ -261,6 +365,27 @@ mod tests {
             parse_directory(&bytes, 1, &Geometry::FALLBACK).is_err(),
             "an unknown type"
         );
+    }
+
+    #[test]
+    fn a_shape_covers_the_disk_and_no_more() {
+        let geometry = Geometry::FALLBACK;
+        let shape = |size, bits| BitmapShape::new(size, bits, &geometry);
+        let disk = shape((64 << 20) + 512, 16).unwrap();
+        assert_eq!((disk.bits(), disk.table_entries()), (1025, 1));
+        assert_eq!(disk.bits_of(0, 1), 0..1);
+        assert_eq!(disk.bits_of(65535, 2), 0..2);
+        assert_eq!(disk.bits_of(64 << 20, u64::MAX), 1024..1025);
+        assert!(disk.bits_of(1 << 40, 5).is_empty() && disk.bits_of(7, 0).is_empty());
+        assert_eq!(shape(1 << 30, 9).unwrap().table_entries(), 4);
+        assert_eq!(shape((1 << 30) + 1, 9).unwrap().table_entries(), 5);
+        assert_eq!(shape(0, 9).unwrap().table_entries(), 1);
+        assert!(shape(1 << 41, 9).is_ok());
+        for (size, bits) in [((1 << 41) + 1, 9), (u64::MAX, 16), (1, 8), (1, 32)] {
+            assert!(shape(size, bits).is_err(), "{size} {bits}");
+        }
+        let entry = encode_directory(&[bitmap()], &geometry).unwrap();
+        assert_eq!(entry.len() as u64, bitmap().entry_bytes());
     }
 
     #[test]

@@ -161,17 +161,23 @@ impl Header {
         self.extension(extension::BITMAPS).filter(|_| live)
     }
 
+    /// The extensions, each with where it begins in cluster 0, and [`None`] with where the list ends.
+    pub fn extension_places(&self) -> impl Iterator<Item = (u64, Option<&Extension>)> {
+        let mut at = u64::from(self.header_length());
+        let list = self.extensions.iter().map(Some).chain([None]);
+        list.map(move |extension| {
+            let place = at;
+            let padded = extension.map_or(0, |one| one.data.len().next_multiple_of(8));
+            at = at.saturating_add(padded as u64).saturating_add(8);
+            (place, extension)
+        })
+    }
+
     /// Where the extension of a type begins in cluster 0, with the type itself.
     pub fn extension_at(&self, kind: u32) -> Option<u64> {
-        let mut at = u64::from(self.header_length());
-        for extension in &self.extensions {
-            if extension.kind == kind {
-                return Some(at);
-            }
-            let padded = extension.data.len().checked_next_multiple_of(8)?;
-            at = at.checked_add(padded as u64)?.checked_add(8)?;
-        }
-        None
+        let mut places = self.extension_places();
+        let found = places.find(|(_, extension)| extension.is_some_and(|one| one.kind == kind));
+        found.map(|(at, _)| at)
     }
 
     /// Data of the extension of a type.

@@ -52,6 +52,9 @@ pub const BITMAP_DIRECTORY_BYTES_MAX: u64 = 65_535 * 1024;
 /// Most entries of one bitmap table (QEMU): 2^27, 1 GiB of table.
 pub const BITMAP_TABLE_ENTRIES_MAX: u32 = 0x800_0000;
 
+/// Most bytes of one bitmap's bits (QEMU): 512 MiB.
+pub const BITMAP_BYTES_MAX: u64 = 0x2000_0000;
+
 /// Longest bitmap name in bytes (QEMU).
 pub const BITMAP_NAME_BYTES_MAX: u16 = 1023;
 

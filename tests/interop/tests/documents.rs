@@ -156,7 +156,7 @@ fn the_table_of_qemu_imgs_options_is_true() {
     };
     let verbs = [
         "create", "info", "check", "map", "measure", "convert", "compare", "resize", "snapshot",
-        "bench",
+        "bitmap", "bench",
     ];
     for verb in verbs {
         let mut told = Vec::new();

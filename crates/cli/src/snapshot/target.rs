@@ -42,7 +42,7 @@ pub struct ChangeArgs {
     /// Use of the host's cache
     #[arg(short = 't', long, value_name = "MODE", default_value = "writeback")]
     pub cache: CacheMode,
-    /// Remove the image's persistent bitmaps with the first change, which would make them useless
+    /// Remove the image's persistent bitmaps with the first change instead of keeping them
     #[arg(long)]
     pub drop_bitmaps: bool,
     /// Show progress

@@ -36,8 +36,13 @@ impl<F: File> Active<'_, F> {
         let all = self.writer.snapshots.lock().all().to_vec();
         let wanted = find_snapshot(&all, which)?;
         let size_bytes = self.size_to_apply(wanted)?;
+        self.check_bitmaps_fit(size_bytes)?;
+        let announced = self.announce_new_disk().await;
+        announced.map_err(|errno| ImageError::io(errno, DOING))?;
+        let old_size = self.image.size_bytes();
         let apply = async || self.try_apply(wanted, (size_bytes, &all), job).await;
         self.switch_image(DOING, job, apply).await?;
+        self.replace_disk_of_bitmaps(old_size, size_bytes).await;
         Ok(wanted.clone())
     }
 

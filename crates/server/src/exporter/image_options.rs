@@ -80,7 +80,7 @@ pub struct ImageOptions {
     )]
     #[cfg_attr(feature = "clap", arg(long, value_name = "POLICY", value_parser = allocation_parser()))]
     pub allocation: Option<AllocationPolicy>,
-    /// Remove the images' persistent bitmaps with the first write, which would make them useless
+    /// Remove the images' persistent bitmaps with the first write instead of keeping them
     #[cfg_attr(feature = "clap", arg(long))]
     pub drop_bitmaps: bool,
     /// Keep in FILE (in /run, or where else a reboot forgets it) what clients have been told is written
