@@ -167,6 +167,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         if args.compress {
             new.check_level(args.compression_level)?;
         }
+        check_data_apart(new, &sources)?;
         new.make(false, &job)?;
     }
     let copy = open_target(args, &target, sources, new.as_ref())?;
@@ -214,6 +215,22 @@ fn check_apart(target: &ImageSpec, sources: &[SharedImage]) -> Result<(), Failur
                 source.name()
             );
             Err(Failure::about(target.path(), message))
+        }
+    }
+}
+
+/// The same for the external data file of a new target.
+fn check_data_apart(new: &NewImage, sources: &[SharedImage]) -> Result<(), Failure> {
+    let Some(path) = new.data_path() else {
+        return Ok(());
+    };
+    let own = new_image::file_id(&path);
+    let is_data = |id: FileId| Some(id) == own;
+    match sources.iter().find(|source| source.file_ids().any(is_data)) {
+        None => Ok(()),
+        Some(source) => {
+            let message = format!("the data file is one of a source: {}", source.name());
+            Err(Failure::about(&path, message))
         }
     }
 }
@@ -307,6 +324,7 @@ fn open_target(
         direct: args.target_cache.direct(),
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
+        data_file: new.and_then(NewImage::data_path),
         ..OpenOptions::new(match new.and_then(NewImage::checked_backing) {
             Some(backing) => references.over(&backing),
             None => references,

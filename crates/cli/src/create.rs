@@ -70,7 +70,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         None => new_image::format_by_name(file, "-f")?,
     };
     let references = (!args.backing_unsafe).then(|| args.references.references());
-    let image = NewImage::new(file, format, options, args.size, references)?;
+    let mut image = NewImage::new(file, format, options, args.size, references)?;
+    image.keep_data_file();
     if !args.quiet {
         writeln!(out, "{}", image.describe())?;
     }

@@ -24,6 +24,8 @@ use crate::open;
 use crate::options::{OptionList, wrong_value};
 use crate::size::SIZE_MAX;
 
+mod data_file;
+
 /// What a new image is to be.
 #[derive(Debug)]
 pub struct NewImage {
@@ -37,6 +39,8 @@ pub struct NewImage {
     compat: Option<&'static str>,
     /// The preallocation as given.
     preallocation: Option<&'static str>,
+    /// An external data file that is there keeps what it holds, if it is raw.
+    keeps_data: bool,
     /// Size of the backing file, if it was looked at.
     backing_size: Option<u64>,
     /// Which files the backing file may refer to; without it that is neither opened nor checked.
@@ -65,9 +69,7 @@ const PREALLOCATIONS: [(&str, Preallocation); 4] = [
 ];
 
 /// Options that other tools have and this one does not, with what they would do.
-const UNSUPPORTED: [(&str, &str); 6] = [
-    ("data_file", "external data files"),
-    ("data_file_raw", "external data files"),
+const UNSUPPORTED: [(&str, &str); 4] = [
     ("encryption", "encryption"),
     ("encrypt.", "encryption"),
     ("nocow", "turning copy-on-write off in the file system"),
@@ -82,6 +84,8 @@ Supported qcow2 options:
   cluster_size=<size>    - qcow2 cluster size, a power of two from 512 to 2M (default: 64k)
   compat=<str>           - Compatibility level (v2 [0.10] or v3 [1.1])
   compression_type=<str> - How clusters are compressed (allowed values: zlib, zstd)
+  data_file=<str>        - File name of an external data file
+  data_file_raw=<bool>   - The external data file is a raw image of the disk by itself
   extended_l2=<bool>     - Extended L2 tables: clusters of 32 subclusters
   lazy_refcounts=<bool>  - Postpone refcount updates
   preallocation=<str>    - Preallocation mode (allowed values: off, metadata, falloc, full)
@@ -146,6 +150,7 @@ impl NewImage {
             plan: CreateOptions::default(),
             compat: None,
             preallocation: None,
+            keeps_data: false,
             backing_size: None,
             check_backing,
         };
@@ -170,7 +175,8 @@ impl NewImage {
         }
         let size = size.or(size_option);
         image.backing_size = image.examine_backing(size.is_none())?;
-        image.plan.size_bytes = size.or(image.backing_size).ok_or_else(|| {
+        let size = size.or(image.backing_size);
+        image.plan.size_bytes = size.or_else(|| image.data_size()).ok_or_else(|| {
             Failure::about(name, "a new image needs a size").hint("for example 10G")
         })?;
         if image.plan.size_bytes > SIZE_MAX {
@@ -217,6 +223,9 @@ impl NewImage {
                 }
             };
         }
+        let data_file = options.take_path("data_file");
+        plan.data_file = data_file.map(|name| data_file::stored_name(name.into_encoded_bytes()));
+        plan.data_file_raw = options.take_bool("data_file_raw")?.unwrap_or(false);
         plan.lazy_refcounts = options.take_bool("lazy_refcounts")?.unwrap_or(false);
         let compression = options.take_choice("compression_type", &COMPRESSION_TYPES, None)?;
         plan.compression_type = compression.map(|(_, value)| value).unwrap_or_default();
@@ -263,8 +272,14 @@ impl NewImage {
             }
         })?;
         let own = file_id(&self.path);
-        if own.is_some() && opened.files.iter().any(|file| file.id() == own) {
+        let below =
+            |id: Option<FileId>| id.is_some() && opened.files.iter().any(|file| file.id() == id);
+        if below(own) {
             let message = "the image is below its own backing file, and would be overwritten";
+            return Err(fail(message.to_owned()));
+        }
+        if below(self.data_path().as_deref().and_then(file_id)) {
+            let message = "its data file is below its backing file, and would be overwritten";
             return Err(fail(message.to_owned()));
         }
         Ok(Some(opened.image.size_bytes()))
@@ -344,11 +359,19 @@ impl NewImage {
         gaur_engine::resolve_backing(&self.path, backing).ok()
     }
 
-    /// Says what it takes to open the image, if its backing file lies where images may not refer to.
+    /// Says what it takes to open the image, if its backing file or data file lies where images may not refer to.
     pub fn tell_distant_backing(&self) {
-        let Some(path) = self.checked_backing() else {
-            return;
-        };
+        for (what, path) in [
+            ("backing file", self.checked_backing()),
+            ("data file", self.data_path()),
+        ] {
+            if let Some(path) = path {
+                self.tell_if_distant(what, &path);
+            }
+        }
+    }
+
+    fn tell_if_distant(&self, what: &str, path: &Path) {
         let places = References::Beside.places(&self.path);
         let look = Access {
             write: false,
@@ -356,9 +379,9 @@ impl NewImage {
             lock: false,
             force_share: true,
         };
-        match OpenFile::open_within(&path, places.within(), look) {
+        match OpenFile::open_within(path, places.within(), look) {
             Err(error) if error.errno == Errno::EXDEV => say(format!(
-                "{}: its backing file is not in its directory, so it opens with --allow {}",
+                "{}: its {what} is not in its directory, so it opens with --allow {}",
                 self.name,
                 path.display()
             )),
@@ -406,6 +429,8 @@ impl NewImage {
         add("compat", self.compat.map(str::to_owned));
         add("backing_file", plan.backing_file.as_ref().map(lossy));
         add("backing_fmt", plan.backing_format.clone());
+        add("data_file", plan.data_file.as_ref().map(lossy));
+        add("data_file_raw", on_off(true).filter(|_| plan.data_file_raw));
         add("lazy_refcounts", on_off(plan.lazy_refcounts));
         add("refcount_bits", power(plan.refcount_order));
         add("allocation", allocation.map(str::to_owned));
@@ -418,6 +443,7 @@ impl NewImage {
         if self.format == Format::Qcow2 {
             self.check_plan()?;
         }
+        self.make_data_file(job)?;
         let existed = self.path.exists();
         let options = CreateFile {
             direct: false,
@@ -571,11 +597,6 @@ mod tests {
         let text = refused("encrypt.format=luks");
         assert!(
             text.contains("'encrypt.format' is not supported: encryption"),
-            "{text}"
-        );
-        let text = refused("data_file=x");
-        assert!(
-            text.contains("not supported: external data files"),
             "{text}"
         );
         let text = refused("colour=red");

@@ -54,7 +54,9 @@ pub async fn create<F: File>(
     } else {
         creation.clear_room(&plan).await?;
     }
+    // Space for a data file is a matter of that file.
     match options.preallocation {
+        _ if options.data_file.is_some() => {}
         Preallocation::Off | Preallocation::Metadata => {}
         Preallocation::Falloc => creation.zero(0..plan.len_bytes, false).await?,
         Preallocation::Full => creation.fill(0..plan.len_bytes).await?,

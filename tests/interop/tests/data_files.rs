@@ -30,6 +30,88 @@ fn made_by_qemu(layout: &Layout, raw: bool, scratch: &Scratch) -> (String, Strin
     (image, twin, data)
 }
 
+/// What Gaur makes has the shape that QEMU gives it; QEMU writes to it, and Gaur on that.
+fn made(layout: Layout) {
+    for raw in [false, true] {
+        let scratch = Scratch::new("data-file-made");
+        let (_theirs, twin, _) = made_by_qemu(&layout, raw, &scratch);
+        let (image, data) = (scratch.path("ours.qcow2"), scratch.path("ours.raw"));
+        let size = layout.size_bytes().to_string();
+        let options = options(&layout, &data, raw);
+        let arguments = ["create", "-q", "-f", "qcow2", "-o", &options];
+        gaur(&[&arguments[..], &[&image, &size]].concat()).ok();
+        assert_clean(&image);
+        let length = std::fs::metadata(&data).expect("it was made").len();
+        assert_eq!(length, layout.size_bytes());
+        let format = |image: &str| {
+            let info = qemu_img(&["info", "--output=json", image]).ok().json();
+            let mut format = info["format-specific"]["data"].clone();
+            format["data-file"].take();
+            format
+        };
+        assert_eq!(format(&image), format(&scratch.path("image.qcow2")));
+        op::apply("qcow2", &image, &op::mixed(&layout, &noise(&scratch)));
+        assert_clean(&image);
+        gaur(&["compare", "-F", "raw", &image, &twin]).ok();
+        let copy = scratch.path("copy.qcow2");
+        let options = format!("data_file={},data_file_raw=on", scratch.path("copy.raw"));
+        let arguments = ["convert", "-O", "qcow2", "-o", &options, &image, &copy];
+        gaur(&arguments).ok();
+        assert_clean(&copy);
+        assert_same_view(("qcow2", &copy), ("raw", &twin));
+        assert_same_view(("raw", &scratch.path("copy.raw")), ("raw", &twin));
+    }
+}
+
+/// A disk that has no image gets one, for its bitmaps say: it keeps every byte.
+#[test]
+fn an_image_over_a_raw_disk_that_is_there_shows_it() {
+    let scratch = Scratch::new("data-file-adopted");
+    let layout = Layout::extended(65536);
+    let (_, disk, _) = made_by_qemu(&layout, false, &scratch);
+    let kept = scratch.path("kept.raw");
+    std::fs::copy(&disk, &kept).expect("scratch is writable");
+    let image = scratch.path("thin.qcow2");
+    let options = options(&layout, &disk, true);
+    gaur(&["create", "-q", "-o", &options, &image]).ok();
+    assert_same_bytes(&disk, &kept);
+    assert_clean(&image);
+    assert_same_view(("qcow2", &image), ("raw", &kept));
+    gaur(&["compare", "-F", "raw", &image, &kept]).ok();
+    let short = gaur(&["create", "-q", "-o", &options, &image, "1M"]).refused();
+    assert!(short.stderr.contains("twin.raw"), "{short}");
+    assert_same_bytes(&disk, &kept);
+}
+
+#[test]
+fn a_data_file_is_never_a_file_that_is_needed() {
+    let scratch = Scratch::new("data-file-needed");
+    let layout = Layout::v3(65536);
+    let (base, twin, data) = made_by_qemu(&layout, false, &scratch);
+    let kept = scratch.path("kept.raw");
+    std::fs::copy(&twin, &kept).expect("scratch is writable");
+    let new = scratch.path("new.qcow2");
+    let onto = |file: &str| format!("data_file={file}");
+    let own = gaur(&["create", "-o", &onto(&new), &new, "1M"]).refused();
+    assert!(own.stderr.contains("its own data file"), "{own}");
+    for file in [&base, &data] {
+        let options = onto(file);
+        let arguments = ["create", "-b", &base, "-F", "qcow2", "-o", &options, &new];
+        let below = gaur(&arguments).refused();
+        assert!(below.stderr.contains("backing file"), "{below}");
+    }
+    let options = onto(&twin);
+    let arguments = [
+        "convert", "-f", "raw", "-O", "qcow2", "-o", &options, &twin, &new,
+    ];
+    gaur(&arguments).refused();
+    let options = format!("{},data_file_raw=on", onto(&scratch.path("x")));
+    let arguments = ["create", "-b", &base, "-F", "qcow2", "-o", &options, &new];
+    gaur(&arguments).refused();
+    assert_same_bytes(&twin, &kept);
+    gaur(&["compare", "-F", "raw", &base, &twin]).ok();
+}
+
 /// Gaur sees what QEMU sees: bytes, map and health.
 fn reads(layout: Layout) {
     for raw in [false, true] {
@@ -195,6 +277,10 @@ fn snapshots_and_compression_are_refused_by_name() {
     }
     assert_clean(&image);
     assert_same_view(("qcow2", &image), ("raw", &twin));
+}
+
+mod created {
+    gaur_interop::every_v3_layout!(crate::made, |layout| layout);
 }
 
 mod written {

@@ -122,13 +122,14 @@ fn create_with_wrong_option_keeps_the_existing_image() {
         "compat=v2,lazy_refcounts=on",
         "compat=v2,compression_type=zstd",
         "encryption=on",
-        "data_file=x",
+        "compat=v2,data_file=x",
+        "data_file_raw=on",
         "colour=red",
     ] {
         dir.gaur(&["create", "-f", "qcow2", "-o", options, "disk.qcow2", "1M"])
             .fails(1, &["disk.qcow2"]);
         let theirs = dir.qemu_img(&["create", "-qf", "qcow2", "-o", options, "other", "1M"]);
-        if !["encryption=on", "data_file=x"].contains(&options) {
+        if options != "encryption=on" {
             assert_eq!(theirs.code, 1, "{options}");
         }
         assert!(
@@ -136,6 +137,32 @@ fn create_with_wrong_option_keeps_the_existing_image() {
             "{options} changed the image"
         );
     }
+}
+
+/// QEMU looks for a relative name in the working directory, wherever the image is.
+#[test]
+fn a_relative_data_file_is_found_from_anywhere() {
+    let dir = WorkDir::new();
+    dir.gaur(&[
+        "create",
+        "-q",
+        "-o",
+        "data_file=data.raw",
+        "disk.qcow2",
+        "1M",
+    ])
+    .ok();
+    assert_eq!(dir.read("data.raw").len(), 1 << 20);
+    let info = dir.gaur(&["info", "--output=json", "disk.qcow2"]).json();
+    let name = &info["format-specific"]["data"]["data-file"];
+    let name = name.as_str().expect("it is named");
+    assert!(
+        name.starts_with('/') && name.ends_with("/data.raw"),
+        "{name}"
+    );
+    dir.qemu_io("disk.qcow2", &["write -P 1 0 64k"]);
+    dir.gaur(&["check", "disk.qcow2"]).ok();
+    assert_eq!(dir.read("data.raw")[..65536], [1; 65536]);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::l1::{self, L1Ref};
 use crate::l2::L2Entry;
 use crate::limit;
 use crate::plan::layout::Layout;
-use crate::plan::options::{CreateOptions, Preallocation, STRUCTURE, wrong};
+use crate::plan::options::{CreateOptions, STRUCTURE, wrong};
 use crate::refcount;
 
 /// Clusters from 4 KiB on have room for the table of feature names beside a backing file name.
@@ -37,7 +37,7 @@ pub struct Plan {
 pub fn create(options: &CreateOptions) -> Result<Plan, Error> {
     let geometry = options.check()?;
     let size_bytes = options.rounded_size_bytes()?;
-    let preallocated = options.preallocation != Preallocation::Off;
+    let preallocated = options.is_mapped();
     let layout = Layout::new(&geometry, size_bytes, preallocated);
     check_reach(&geometry, &layout, preallocated)?;
     let header = header(options, &geometry, &layout, size_bytes)?;
@@ -49,7 +49,7 @@ pub fn create(options: &CreateOptions) -> Result<Plan, Error> {
     writer.refcount_blocks(&layout);
     if preallocated {
         writer.l1_table(&layout);
-        writer.l2_tables(&layout, size_bytes);
+        writer.l2_tables(&layout, size_bytes, options.data_file_raw);
     }
     writer.push(HostOffset(0), header);
     let len_bytes = geometry.cluster_start(ClusterIndex(layout.end())).0;
@@ -99,6 +99,13 @@ fn header(
     if options.compression_type != CompressionType::Deflate {
         incompatible = incompatible.with(Incompatible::COMPRESSION_TYPE);
     }
+    if options.data_file.is_some() {
+        incompatible = incompatible.with(Incompatible::DATA_FILE);
+    }
+    let autoclear = match options.data_file_raw {
+        true => Autoclear::RAW_DATA_FILE,
+        false => Autoclear(0),
+    };
     let lazy = if options.lazy_refcounts {
         Compatible::LAZY_REFCOUNTS
     } else {
@@ -121,7 +128,7 @@ fn header(
         snapshots_offset: HostOffset(0),
         incompatible,
         compatible: lazy,
-        autoclear: Autoclear(0),
+        autoclear,
         refcount_order: options.refcount_order,
         compression_type: options.compression_type,
         tail: if options.version == Version::V3 {
@@ -148,6 +155,12 @@ fn extensions(options: &CreateOptions) -> Vec<Extension> {
         list.push(Extension {
             kind: extension::FEATURE_NAMES,
             data: feature::name_table(),
+        });
+    }
+    if let Some(name) = &options.data_file {
+        list.push(Extension {
+            kind: extension::DATA_FILE,
+            data: name.clone(),
         });
     }
     list.extend(options.allocation.map(AllocationPolicy::encode));
@@ -229,11 +242,19 @@ impl Writer {
     }
 
     /// Maps every cluster to its place. Standard entries say "data", which reads as zeros in a new
-    /// file; extended ones keep their subclusters unallocated, so that a backing file shows through.
-    fn l2_tables(&mut self, layout: &Layout, size_bytes: u64) {
+    /// file; extended ones keep their subclusters unallocated, so that a backing file shows through. A `raw` data
+    /// file shows through itself.
+    fn l2_tables(&mut self, layout: &Layout, size_bytes: u64, raw: bool) {
         let geometry = self.geometry;
-        let alloc = u32::from(!geometry.extended_l2());
-        let data = self.cluster_offsets(layout.data_start(), geometry.clusters_for(size_bytes));
+        let alloc = match raw {
+            true => geometry.subcluster_mask(),
+            false => u32::from(!geometry.extended_l2()),
+        };
+        let first = match geometry.data_file() {
+            true => 0,
+            false => layout.data_start(),
+        };
+        let data = self.cluster_offsets(first, geometry.clusters_for(size_bytes));
         let entries = data.flat_map(move |offset| {
             let entry = L2Entry::Cluster {
                 host: Some(offset),

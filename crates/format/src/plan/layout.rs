@@ -36,7 +36,12 @@ impl Layout {
         let l2_tables = geometry.l1_entries_for(size_bytes);
         let l1 = geometry.clusters_for(l2_tables.saturating_mul(8));
         let (l2, data) = if preallocated {
-            (l2_tables, geometry.clusters_for(size_bytes))
+            // Those of a data file are not in the image.
+            let data = match geometry.data_file() {
+                true => 0,
+                false => geometry.clusters_for(size_bytes),
+            };
+            (l2_tables, data)
         } else {
             (0, 0)
         };

@@ -43,6 +43,10 @@ pub struct CreateOptions {
     pub backing_file: Option<Vec<u8>>,
     /// Format of the backing file, `"qcow2"` or `"raw"`; only with a backing file.
     pub backing_format: Option<String>,
+    /// Name of the external data file as it goes into the image; needs version 3.
+    pub data_file: Option<Vec<u8>>,
+    /// The data file is the disk by itself: all of it is mapped. Not with a backing file.
+    pub data_file_raw: bool,
     /// How compressed clusters will be compressed; other than deflate needs version 3.
     pub compression_type: CompressionType,
     /// Refcount updates may be postponed; needs version 3.
@@ -63,6 +67,8 @@ impl Default for CreateOptions {
             size_bytes: 0,
             backing_file: None,
             backing_format: None,
+            data_file: None,
+            data_file_raw: false,
             compression_type: CompressionType::Deflate,
             lazy_refcounts: false,
             preallocation: Preallocation::Off,
@@ -102,7 +108,19 @@ impl CreateOptions {
         if self.backing_format.is_some() && self.backing_file.is_none() {
             return Err(wrong("backing format without a backing file"));
         }
-        let preallocated = self.preallocation != Preallocation::Off;
+        if v2 && self.data_file.is_some() {
+            return Err(wrong("an external data file needs version 3"));
+        }
+        if self.data_file.as_deref() == Some(b"") {
+            return Err(wrong("the name of the external data file is empty"));
+        }
+        if self.data_file_raw && self.data_file.is_none() {
+            return Err(wrong("data_file_raw without data_file"));
+        }
+        if self.data_file_raw && self.backing_file.is_some() {
+            return Err(wrong("a raw external data file and a backing file"));
+        }
+        let preallocated = self.is_mapped();
         if preallocated && self.backing_file.is_some() && !self.extended_l2 {
             return Err(wrong(
                 "preallocation with a backing file needs extended l2 entries",
@@ -116,6 +134,11 @@ impl CreateOptions {
                     .allowed(alloc::format!("up to {most} bytes")),
             );
         }
-        Ok(geometry)
+        Ok(geometry.with_data_file(self.data_file.is_some()))
+    }
+
+    /// Whether every cluster gets its place at once.
+    pub(super) fn is_mapped(&self) -> bool {
+        self.data_file_raw || self.preallocation != Preallocation::Off
     }
 }
