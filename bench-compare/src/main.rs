@@ -15,8 +15,10 @@ mod nbd;
 mod prerequisites;
 mod process;
 mod record;
+mod rows;
 mod snapshot;
 mod statistics;
+mod tools;
 
 use anyhow::Result;
 use clap::Parser;
@@ -34,6 +36,8 @@ enum Benchmark {
     Engine(engine::EngineArguments),
     /// Snapshots and states of virtual machines: gaur snapshot, qemu-img, QEMU, and fio on raw files
     Snapshot(snapshot::SnapshotArguments),
+    /// The verbs that work on files: gaur and qemu-img
+    Tools(tools::ToolsArguments),
 }
 
 fn main() -> Result<()> {
@@ -43,5 +47,6 @@ fn main() -> Result<()> {
         Benchmark::Idle(arguments) => idle::run(&arguments),
         Benchmark::Engine(arguments) => engine::run(&arguments),
         Benchmark::Snapshot(arguments) => snapshot::run(&arguments),
+        Benchmark::Tools(arguments) => tools::run(&arguments),
     }
 }

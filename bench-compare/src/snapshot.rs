@@ -4,7 +4,6 @@
 //! Every figure is the time of a whole command, or of QEMU's own from its monitor, taken in turn.
 
 mod online;
-mod report;
 mod state;
 mod walk;
 
@@ -17,6 +16,7 @@ use crate::arguments::Common;
 use crate::machine::{self, Machine};
 use crate::process::{qemu_img, succeed, timed};
 use crate::record::{Cell, Record, Table, Unit};
+use crate::rows;
 
 /// How the benchmark of snapshots is run.
 #[derive(clap::Args, Clone)]
@@ -93,12 +93,12 @@ pub fn run(arguments: &SnapshotArguments) -> Result<()> {
         record.tables.sort_by_key(position);
         arguments.common.write_record(&record)?;
     }
-    let section = report::section(&record);
+    let section = rows::section("Snapshots", &record);
     arguments.common.write_section("snapshot", &section)
 }
 
 /// A row of a table: what was done, by several.
-fn row(what: &str, unit: Unit) -> Cell {
+pub fn row(what: &str, unit: Unit) -> Cell {
     Cell::new(unit, &[("what", what)])
 }
 
@@ -108,7 +108,7 @@ pub fn settle() -> Result<()> {
 }
 
 /// Makes an image of so many GiB, all of whose clusters are mapped.
-fn create_mapped(image: &Path, gib: u64) -> Result<()> {
+pub fn create_mapped(image: &Path, gib: u64) -> Result<()> {
     let mut create = qemu_img(&[
         "create",
         "-q",

@@ -151,6 +151,8 @@ pub struct Config {
     pub snapshot_load: Option<SnapshotLoad>,
     /// A process that is killed leaves a log of its commits to the next.
     pub keeps_log: bool,
+    /// Persistent bitmaps are kept, else removed.
+    pub keeps_bitmaps: bool,
 }
 
 /// Most units, smaller than a sector, that a disk is divided into.
@@ -216,6 +218,7 @@ impl Config {
             mishaps,
             snapshot_load: draw_snapshot_load(seed, shape, guest_bytes),
             keeps_log: shape.version == 3 && Random::new(seed ^ 0x51a7_09c3_e2d4_8b16).chance(500),
+            keeps_bitmaps: Random::new(seed ^ 0x7c3a_9e15_20bd_f468).chance(800),
         };
         let config = config
             .with_time_for_snapshots(random)

@@ -75,7 +75,9 @@ impl Marks {
     pub(crate) fn follow(self, before: Marks) -> bool {
         let unchanged = [before.autoclear, before.compatible] == [self.autoclear, self.compatible];
         let leaked = if before.is_in_use() { IN_USE } else { 0 };
-        unchanged || (self.compatible == 0 && [leaked, 0].contains(&self.autoclear))
+        // The bit of the bitmaps stays with them.
+        let own = self.autoclear & !(before.autoclear & 1);
+        unchanged || (self.compatible == 0 && [leaked, 0].contains(&own))
     }
 }
 

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use gaur_format::check::{Check, Severity, Step};
 use gaur_sim::FileImage;
 
+use crate::bitmaps;
 use crate::config::Bitmaps;
 use crate::content::ValueEncoding;
 use crate::content::{Value, ZERO};
@@ -116,6 +117,8 @@ pub struct Expectations {
     pub stored_allocation: Option<u8>,
     /// It had these bitmaps.
     pub bitmaps: Option<Bitmaps>,
+    /// The disk as it was at first, when its bitmaps have to tell how it differs.
+    pub recorded_since: Option<Rc<[u8]>>,
     /// The disk below the top image.
     pub below: Rc<[u8]>,
     /// It has an external data file, which is or is not the disk by itself.
@@ -180,6 +183,9 @@ impl Expectations {
         let values = model
             .check_view(&disk, exact)
             .map_err(|wrong| wrong.to_string())?;
+        if let Some(first) = &self.recorded_since {
+            bitmaps::check(file, &disk, first)?;
+        }
         Ok(Verdict {
             leaks: counts.leaks,
             leaks_beyond: view.leaks_beyond_end(),

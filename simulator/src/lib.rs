@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bitmaps;
 pub mod config;
 pub mod content;
 pub mod data_file;

@@ -37,6 +37,7 @@ pub enum Rule {
     O4,
     O5,
     O7,
+    O8,
     Data,
     Log,
 }
@@ -125,6 +126,8 @@ pub(crate) struct Run<'a> {
     pub(crate) torn: Random,
     /// What the header said when the epoch began.
     opened_with: Marks,
+    /// Bitmaps that were good then.
+    bitmaps_opened: usize,
     pub(crate) stats: Stats,
 }
 
@@ -174,6 +177,7 @@ impl<'a> Run<'a> {
             has_extension: machine.has_extension,
             stored_allocation: config.image.allocation,
             bitmaps: config.image.bitmaps,
+            recorded_since: None,
             below: machine.below.into(),
             data_file,
         };
@@ -196,6 +200,7 @@ impl<'a> Run<'a> {
             aside: Random::new(seed ^ 0x2f80_d6b5_914c_37ea),
             torn: Random::new(seed ^ 0x61d3_0a7e_c852_f49b),
             opened_with: Marks::default(),
+            bitmaps_opened: 0,
             stats,
         })
     }
@@ -205,6 +210,9 @@ impl<'a> Run<'a> {
         let verdict = self.judge(&self.host.images(), true)?;
         self.settle(&verdict);
         self.tables = verdict.tables;
+        if self.config.keeps_bitmaps {
+            self.expectations.recorded_since = Some(verdict.disk.into());
+        }
         for epoch in 0..self.config.epochs {
             self.dump("before", &self.host.images())?;
             let mishaps = self.config.mishaps != FaultPlan::None && self.random.chance(600);
@@ -266,7 +274,7 @@ impl<'a> Run<'a> {
             },
             discard: self.config.discard,
             allocation: self.config.allocation,
-            drop_bitmaps: true,
+            drop_bitmaps: !self.config.keeps_bitmaps,
             keys,
             #[cfg(feature = "broken-order")]
             broken: self.options.broken.and_then(|rule| match rule {
@@ -276,6 +284,7 @@ impl<'a> Run<'a> {
                 Rule::O4 => Some(gaur_engine::BrokenRule::O4),
                 Rule::O5 => Some(gaur_engine::BrokenRule::O5),
                 Rule::O7 => Some(gaur_engine::BrokenRule::O7),
+                Rule::O8 => Some(gaur_engine::BrokenRule::O8),
                 Rule::Data => Some(gaur_engine::BrokenRule::DataFlush),
                 Rule::Log => None,
             }),
@@ -300,6 +309,7 @@ impl<'a> Run<'a> {
         }
         let marks = self.host.images().get(TOP).map(Marks::of);
         self.opened_with = marks.unwrap_or_default();
+        self.bitmaps_opened = self.good_bitmaps(&self.host.images())?;
         let keeps_log = self.config.keeps_log && (self.stale.is_none() || self.aside.chance(500));
         let number = 1 + self.aside.below((1 << 48) - 1);
         self.log = None;
@@ -541,6 +551,14 @@ impl<'a> Run<'a> {
         if end == EpochEnd::Close {
             self.judge_close(&verdict, struck)?;
             self.judge_withdrawn(&files)?;
+            let good = self.good_bitmaps(&files)?;
+            if self.config.keeps_bitmaps && good != self.bitmaps_opened {
+                let before = self.bitmaps_opened;
+                return Err(format!(
+                    "of {before} good bitmaps {good} are left after the close"
+                ));
+            }
+            self.stats.bitmaps += good as u64;
         } else {
             self.judge_leaks(&files, &verdict)?;
         }
@@ -592,6 +610,12 @@ impl<'a> Run<'a> {
         self.model.survived_kill(&verdict.values);
         self.model.snapshots_survived_kill(verdict.snapshots);
         Ok(())
+    }
+
+    /// How many bitmaps would be believed.
+    fn good_bitmaps(&self, files: &Files) -> Result<usize, String> {
+        let file = files.get(TOP).ok_or("the image is gone")?;
+        Ok(crate::bitmaps::valid(file)?.len())
     }
 
     /// What is on the disks after the end of an epoch.

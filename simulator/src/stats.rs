@@ -44,6 +44,8 @@ counters! {
     stale_logs,
     /// Clean closes.
     closes,
+    /// Good bitmaps that a close left.
+    bitmaps,
     /// Faults that struck.
     faults,
     /// Times an epoch moved the L1 table.
@@ -69,7 +71,7 @@ impl fmt::Display for Stats {
         write!(
             out,
             "{} seeds, {} crash points ({} reopened by the engine, {} judged by qemu-img), \
-             {} kills ({} commits adopted, {} logs left alone), {} closes, {} epochs, {} requests ({} compressed), {} faults, {} failed requests, \
+             {} kills ({} commits adopted, {} logs left alone), {} closes ({} bitmaps stored), {} epochs, {} requests ({} compressed), {} faults, {} failed requests, \
              {} L1 tables moved, {} refcount tables moved, {} holes, \
              {} changes of snapshots ({} with a state, {} refused, {} crash points inside), {} steps",
             self.seeds,
@@ -80,6 +82,7 @@ impl fmt::Display for Stats {
             self.adopted,
             self.stale_logs,
             self.closes,
+            self.bitmaps,
             self.epochs,
             self.requests,
             self.packed,

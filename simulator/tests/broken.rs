@@ -48,6 +48,11 @@ fn broken_o5_is_noticed() {
 }
 
 #[test]
+fn broken_o8_is_noticed() {
+    is_noticed(Rule::O8);
+}
+
+#[test]
 fn a_log_whose_marks_are_stored_first_is_noticed() {
     is_noticed(Rule::Log);
 }

@@ -81,6 +81,19 @@ fn an_image_over_a_raw_disk_that_is_there_shows_it() {
     let short = gaur(&["create", "-q", "-o", &options, &image, "1M"]).refused();
     assert!(short.stderr.contains("twin.raw"), "{short}");
     assert_same_bytes(&disk, &kept);
+    gaur(&["bitmap", "--add", &image, "all"]).ok();
+    let server = serve(&image, &scratch.path("s"));
+    let ops = op::random(&layout, 3, 40, true, &noise(&scratch));
+    op::apply("raw", &server.uri(), &ops);
+    op::apply("raw", &kept, &ops);
+    server.stop();
+    assert_clean(&image);
+    assert_same_view(("raw", &disk), ("raw", &kept));
+    assert_same_view(("qcow2", &image), ("raw", &kept));
+    let info = qemu_img(&["info", "--output=json", &image]).ok().json();
+    let bitmap = &info["format-specific"]["data"]["bitmaps"][0];
+    assert_eq!(bitmap["name"], "all", "{info}");
+    assert_eq!(bitmap["flags"], serde_json::json!(["auto"]), "{info}");
 }
 
 #[test]

@@ -93,7 +93,7 @@ impl NewImage {
         let file = OpenFile::open(path, access);
         let file = file.map_err(|error| Failure::about(path, format!("cannot open: {error}")))?;
         let file = BlockingFile::new(file);
-        let fail = |what: &str, errno| Failure::system(&*path.to_string_lossy(), what, errno);
+        let fail = |what: &str, errno| Failure::system(&path.to_string_lossy(), what, errno);
         let len = block_on(file.len()).map_err(|errno| fail("cannot tell its size", errno))?;
         let size = self.rounded_size();
         if len > size && file.limits().resizable {

@@ -1,4 +1,4 @@
-//! The section of the page on performance.
+//! Tables of rows that say what was done and by whom, as a section of the page on performance.
 
 use std::fmt::Write;
 
@@ -6,18 +6,18 @@ use crate::engine::markdown::{on_what, short};
 use crate::record::{Cell, Record, Table};
 use crate::statistics::{median, range};
 
-/// All tables as Markdown.
-pub fn section(record: &Record) -> String {
+/// All tables as Markdown, under this title.
+pub fn section(title: &str, record: &Record) -> String {
     let mut text = on_what(&record.machine) + "\n";
     for table in &record.tables {
-        let _ = write!(text, "\n{}", table_section(table));
+        let _ = write!(text, "\n{}", table_section(title, table));
     }
     text
 }
 
-fn table_section(table: &Table) -> String {
+fn table_section(title: &str, table: &Table) -> String {
     let [one, five, fifteen] = table.load_average;
-    let mut text = format!("### Snapshots: {}\n\n", table.name);
+    let mut text = format!("### {title}: {}\n\n", table.name);
     for note in &table.notes {
         let _ = writeln!(text, "{note}\n");
     }
