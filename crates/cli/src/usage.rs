@@ -10,7 +10,7 @@ use crate::failure::{EXIT_FAILURE, Failure};
 use crate::{compare, notice};
 
 /// Verbs of qemu-img that are not here.
-const OF_QEMU_IMG: [&str; 5] = ["amend", "commit", "dd", "measure", "rebase"];
+const OF_QEMU_IMG: [&str; 1] = ["amend"];
 
 /// Prints help as it is, and errors of usage on one line. Returns the exit code.
 pub fn report(program: &str, args: &[OsString], error: &clap::Error) -> u8 {

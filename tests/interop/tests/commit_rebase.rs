@@ -167,6 +167,33 @@ fn rebase_keeps_the_disk_over_any_other_file_and_over_none() {
 }
 
 #[test]
+fn rebase_leaves_bitmaps_that_qemu_finds() {
+    let layout = &Layout::v3(65536);
+    let scratch = Scratch::new("rebase");
+    let images = chain(&scratch, layout, 2, false);
+    let top = images[1].as_str();
+    qemu_img(&["bitmap", "--add", top, "kept"]).ok();
+    for (backing, format) in [
+        ("", None),
+        (&images[0], Some("raw")),
+        (&images[0], Some("qcow2")),
+    ] {
+        let mut line = vec!["rebase", "-u", "-b", backing];
+        line.extend(format.iter().flat_map(|format| ["-F", *format]));
+        line.push(top);
+        gaur(&line).ok();
+        assert_clean(top);
+        let bitmaps = &info(top)["format-specific"]["data"]["bitmaps"];
+        assert_eq!(bitmaps[0]["name"], "kept", "{backing}");
+        assert_eq!(
+            bitmaps[0]["flags"],
+            serde_json::json!(["auto"]),
+            "{backing}"
+        );
+    }
+}
+
+#[test]
 fn rebase_down_its_own_chain_copies_only_what_lay_between() {
     let layout = &Layout::v3(65536);
     let scratch = Scratch::new("rebase");
