@@ -75,8 +75,6 @@ pub struct Args {
     /// Open even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
-    #[arg(long, hide = true, value_name = "OBJECT")]
-    object: Option<String>,
     /// Print only what qemu-img prints
     #[arg(short, long)]
     quiet: bool,
@@ -221,10 +219,6 @@ fn writes(args: &Args) -> bool {
 
 /// What qemu-img refuses, too.
 fn check(args: &Args) -> Result<(), Failure> {
-    if let Some(object) = &args.object {
-        let message = format!("--object {object}: objects of QEMU are not supported");
-        return Err(Failure::new(message));
-    }
     if args.flush_interval > 0 {
         if !writes(args) {
             return Err(Failure::new("--flush-interval is only for writes").hint("add -w"));
