@@ -13,7 +13,7 @@ use crate::drive::{drive, watch};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
-use crate::open::{ReferenceOptions, format_parser};
+use crate::open::{KeyOptions, ReferenceOptions, format_parser};
 use crate::progress::Progress;
 use crate::shared_image::SharedImage;
 use crate::size::parse_size;
@@ -42,6 +42,8 @@ pub struct Args {
     image_opts: bool,
     #[command(flatten)]
     references: ReferenceOptions,
+    #[command(flatten)]
+    keys: KeyOptions,
     /// The image
     image: OsString,
     /// Name of the bitmap
@@ -123,7 +125,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     };
     let spec = ImageSpec::parse(&args.image, args.image_opts, args.format)?;
     let spec = spec.with_probed_format(args.references.untrusted)?;
-    let options = OpenOptions::new(args.references.references());
+    let options = OpenOptions {
+        keys: args.keys.keys()?,
+        ..OpenOptions::new(args.references.references())
+    };
     out.flush()?;
     let image = SharedImage::open(&spec, &options)?;
     let job = Arc::new(Job::default());
@@ -153,6 +158,7 @@ fn open_source(args: &Args, file: &OsStr) -> Result<SharedImage, Failure> {
     let options = OpenOptions {
         read_only: true,
         backing: false,
+        keys: args.keys.keys()?,
         ..OpenOptions::new(args.references.references())
     };
     SharedImage::open(&spec, &options)

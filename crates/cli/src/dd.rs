@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::new_image::{self, NewImage};
-use crate::open::{self, ReferenceOptions, format_parser};
+use crate::open::{self, KeyOptions, ReferenceOptions, format_parser};
 use crate::options::OptionList;
 use crate::shared_image::SharedImage;
 use crate::size::parse_size;
@@ -36,6 +36,8 @@ pub struct Args {
     force_share: bool,
     #[command(flatten)]
     references: ReferenceOptions,
+    #[command(flatten)]
+    keys: KeyOptions,
     /// bs=SIZE of a block (512), count=BLOCKS, skip=BLOCKS, if=INPUT, of=OUTPUT
     #[arg(required = true, value_name = "KEY=VALUE")]
     operands: Vec<OsString>,
@@ -113,7 +115,8 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
     let operands = Operands::parse(&args.operands)?;
     let spec = ImageSpec::parse(operands.input, args.image_opts, args.format)?;
     let references = args.references.references();
-    let reading = open::reading(None, args.force_share, references.clone());
+    let mut reading = open::reading(None, args.force_share, references.clone());
+    reading.keys = args.keys.keys()?;
     let input = SharedImage::open(&spec, &reading)?;
     let own = new_image::file_id(operands.output.as_ref());
     if input.file_ids().any(|id| Some(id) == own) {

@@ -88,7 +88,7 @@ impl Server {
 #[derive(Clone, Debug)]
 pub enum Target {
     /// To be opened.
-    Image(ImageSpec),
+    Image(Box<ImageSpec>),
     /// Open in a server.
     Server(Server),
 }
@@ -115,7 +115,7 @@ impl TargetArgs {
                     Failure::new("an image is needed").hint("or --control SOCKET")
                 })?;
                 let spec = ImageSpec::parse(first, self.image_opts, self.format)?;
-                (Target::Image(spec), rest)
+                (Target::Image(Box::new(spec)), rest)
             }
         };
         let text = |word: &OsString| {
