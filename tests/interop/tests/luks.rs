@@ -136,7 +136,7 @@ impl Encrypted {
             ((8 << 20) - 512, 512),
         ] {
             for (at, byte) in disk[start..start + len].iter_mut().enumerate() {
-                *byte = (at as u64 * seed >> 3) as u8 | 1;
+                *byte = ((at as u64 * seed) >> 3) as u8 | 1;
             }
         }
         let path = self.scratch.path(name);
