@@ -324,7 +324,7 @@ mod tests {
     fn differences_are_whole_blocks_and_joined() {
         let old = vec![0; 3 * BLOCK_BYTES + 100];
         let mut new = old.clone();
-        assert_eq!(differences(&old, &new), []);
+        assert!(differences(&old, &new).is_empty());
         new[BLOCK_BYTES - 1] = 1;
         new[BLOCK_BYTES] = 1;
         new[3 * BLOCK_BYTES + 99] = 1;
