@@ -86,7 +86,8 @@ impl<F: File> MappedLayer<'_, F> {
         let file = self.queue.data_file_of(self.depth).ok_or(Errno::EIO)?;
         match &self.qcow2.cipher {
             None => align::read(file, pool, host, target).await,
-            Some(cipher) => align::read_encrypted(file, pool, cipher, host, target).await,
+            // On the heap, so that requests to plain images do not carry its state.
+            Some(cipher) => Box::pin(align::read_encrypted(file, pool, cipher, host, target)).await,
         }
     }
 }
@@ -98,7 +99,10 @@ impl<F: File> Active<'_, F> {
         let locks = self.image.data_locks();
         match &self.qcow2.cipher {
             None => align::write(file, pool, locks, host, source).await,
-            Some(cipher) => align::write_encrypted(file, pool, locks, cipher, host, source).await,
+            Some(cipher) => {
+                let written = align::write_encrypted(file, pool, locks, cipher, host, source);
+                Box::pin(written).await
+            }
         }
     }
 }

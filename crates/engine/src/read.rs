@@ -202,19 +202,30 @@ impl<F: File> Queue<F> {
                 align::read(file, &self.pool, host, target).await
             }
             Kind::Compressed { descriptor } => {
-                let layer = self.mapped(found.layer)?;
-                let out = memory_of(target)?;
-                let Some(ahead) = self.ahead_of(&layer, descriptor, at) else {
-                    return layer.decompress(descriptor, at, out).await;
-                };
-                let both = futures_util::join!(
-                    layer.decompress(descriptor, at, out),
-                    layer.decompressed(ahead),
-                );
-                // Damage in the second is reported to whom reads it.
-                both.0
+                // On the heap, so that other requests do not carry its state.
+                Box::pin(self.fetch_compressed(found.layer, descriptor, at, target)).await
             }
         }
+    }
+
+    async fn fetch_compressed(
+        &self,
+        layer: usize,
+        descriptor: CompressedDescriptor,
+        at: u64,
+        target: Target<'_>,
+    ) -> Result<(), Errno> {
+        let layer = self.mapped(layer)?;
+        let out = memory_of(target)?;
+        let Some(ahead) = self.ahead_of(&layer, descriptor, at) else {
+            return layer.decompress(descriptor, at, out).await;
+        };
+        let both = futures_util::join!(
+            layer.decompress(descriptor, at, out),
+            layer.decompressed(ahead),
+        );
+        // Damage in the second is reported to whom reads it.
+        both.0
     }
 
     /// The compressed cluster behind that of guest offset `at`, if it is worth decompressing along with it: this
