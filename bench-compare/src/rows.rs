@@ -2,12 +2,66 @@
 
 use std::fmt::Write;
 
+use anyhow::{Context, Result, bail};
+
+use crate::arguments::Common;
 use crate::engine::markdown::{on_what, short};
+use crate::machine::{self, Machine};
 use crate::record::{Cell, Record, Table};
 use crate::statistics::{median, range};
 
+/// Measures a table with what `B` has.
+pub type Measure<B> = fn(&B, &mut Table) -> Result<()>;
+
+/// A benchmark of several tables.
+pub struct Report<B: 'static> {
+    /// Of the section between the markers.
+    pub name: &'static str,
+    pub title: &'static str,
+    /// The tables by name, in their order.
+    pub tables: &'static [(&'static str, Measure<B>)],
+}
+
+impl<B> Report<B> {
+    /// Asserts that the tables `wanted` are there.
+    pub fn check(&self, wanted: &[String]) -> Result<()> {
+        let known = |name: &String| self.tables.iter().any(|(known, _)| known == name);
+        match wanted.iter().find(|name| !known(name)) {
+            None => Ok(()),
+            Some(name) => {
+                let names: Vec<&str> = self.tables.iter().map(|(name, _)| *name).collect();
+                bail!("no table '{name}', there are {}", names.join(", "))
+            }
+        }
+    }
+
+    /// Measures the tables `wanted`, all if none is named, and writes the reports.
+    pub fn measure(&self, common: &Common, wanted: &[String], bench: &B) -> Result<()> {
+        let mut record: Record = common.earlier_record()?;
+        let position = |table: &Table| self.tables.iter().position(|(name, _)| *name == table.name);
+        record.machine = Machine::here();
+        for (name, measure) in self.tables {
+            if !wanted.is_empty() && !wanted.iter().any(|chosen| chosen == name) {
+                continue;
+            }
+            let mut table = Table {
+                name: (*name).to_owned(),
+                date: machine::today(),
+                gaur: record.machine.gaur.clone(),
+                load_average: machine::load_average(),
+                ..Table::default()
+            };
+            measure(bench, &mut table).with_context(|| format!("table {name}"))?;
+            record.put(table);
+            record.tables.sort_by_key(position);
+            common.write_record(&record)?;
+        }
+        common.write_section(self.name, &section(self.title, &record))
+    }
+}
+
 /// All tables as Markdown, under this title.
-pub fn section(title: &str, record: &Record) -> String {
+fn section(title: &str, record: &Record) -> String {
     let mut text = on_what(&record.machine) + "\n";
     for table in &record.tables {
         let _ = write!(text, "\n{}", table_section(title, table));

@@ -10,13 +10,13 @@ mod walk;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
 use crate::arguments::Common;
-use crate::machine::{self, Machine};
+use crate::machine;
 use crate::process::{qemu_img, succeed, timed};
-use crate::record::{Cell, Record, Table, Unit};
-use crate::rows;
+use crate::record::{Cell, Unit};
+use crate::rows::Report;
 
 /// How the benchmark of snapshots is run.
 #[derive(clap::Args, Clone)]
@@ -52,49 +52,26 @@ pub struct Bench {
     pub arguments: SnapshotArguments,
 }
 
-type Measure = fn(&Bench, &mut Table) -> Result<()>;
-
-const TABLES: &[(&str, Measure)] = &[
-    ("walk", walk::measure),
-    ("state", state::measure),
-    ("online", online::measure),
-];
+const REPORT: Report<Bench> = Report {
+    name: "snapshot",
+    title: "Snapshots",
+    tables: &[
+        ("walk", walk::measure),
+        ("state", state::measure),
+        ("online", online::measure),
+    ],
+};
 
 /// Measures the tables asked for and writes the reports.
 pub fn run(arguments: &SnapshotArguments) -> Result<()> {
-    let mut record: Record = arguments.common.earlier_record()?;
-    let position = |table: &Table| TABLES.iter().position(|(name, _)| *name == table.name);
-    for name in &arguments.tables {
-        if !TABLES.iter().any(|(known, _)| known == name) {
-            bail!("no table '{name}', there are walk, state, online");
-        }
-    }
+    REPORT.check(&arguments.tables)?;
     crate::prerequisites::check(&["fio", "qemu-img", "qemu-system-x86_64"])?;
     std::fs::create_dir_all(&arguments.dir)?;
     let bench = Bench {
         gaur: arguments.common.gaur()?,
         arguments: arguments.clone(),
     };
-    record.machine = Machine::here();
-    for (name, measure) in TABLES {
-        let wanted = &arguments.tables;
-        if !wanted.is_empty() && !wanted.iter().any(|chosen| chosen == name) {
-            continue;
-        }
-        let mut table = Table {
-            name: (*name).to_owned(),
-            date: machine::today(),
-            gaur: record.machine.gaur.clone(),
-            load_average: machine::load_average(),
-            ..Table::default()
-        };
-        measure(&bench, &mut table).with_context(|| format!("table {name}"))?;
-        record.put(table);
-        record.tables.sort_by_key(position);
-        arguments.common.write_record(&record)?;
-    }
-    let section = rows::section("Snapshots", &record);
-    arguments.common.write_section("snapshot", &section)
+    REPORT.measure(&arguments.common, &arguments.tables, &bench)
 }
 
 /// A row of a table: what was done, by several.

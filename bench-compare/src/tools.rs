@@ -9,13 +9,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::arguments::Common;
-use crate::machine::{self, Machine};
+use crate::machine;
 use crate::process::{qemu_img, succeed, timed};
-use crate::record::{Cell, Record, Table, Unit};
-use crate::rows;
+use crate::record::{Cell, Direction, Table, Unit};
+use crate::rows::Report;
 use crate::snapshot::{create_mapped, row};
 
 /// How the benchmark of verbs is run.
@@ -46,6 +46,8 @@ pub struct ToolsArguments {
 /// What every table is run with.
 struct Bench {
     gaur: PathBuf,
+    /// A folder of this run's own.
+    dir: PathBuf,
     arguments: ToolsArguments,
 }
 
@@ -54,7 +56,7 @@ const QEMU: &str = "qemu-img";
 
 impl Bench {
     fn path(&self, name: &str) -> PathBuf {
-        self.arguments.dir.join(name)
+        self.dir.join(name)
     }
 
     /// A call of one of the two.
@@ -91,50 +93,31 @@ impl Bench {
     }
 }
 
-type Measure = fn(&Bench, &mut Table) -> Result<()>;
-
-const TABLES: &[(&str, Measure)] = &[
-    ("compression", compression),
-    ("walk", walk),
-    ("chain", chain),
-];
+const REPORT: Report<Bench> = Report {
+    name: "tools",
+    title: "Verbs",
+    tables: &[
+        ("compression", compression),
+        ("walk", walk),
+        ("chain", chain),
+    ],
+};
 
 /// Measures the tables asked for and writes the reports.
 pub fn run(arguments: &ToolsArguments) -> Result<()> {
-    let mut record: Record = arguments.common.earlier_record()?;
-    let position = |table: &Table| TABLES.iter().position(|(name, _)| *name == table.name);
-    for name in &arguments.tables {
-        if !TABLES.iter().any(|(known, _)| known == name) {
-            bail!("no table '{name}', there are compression, walk, chain");
-        }
-    }
+    REPORT.check(&arguments.tables)?;
     crate::prerequisites::check(&["qemu-img", "qemu-io"])?;
-    fs::create_dir_all(&arguments.dir)?;
     let bench = Bench {
         gaur: arguments.common.gaur()?,
+        dir: arguments
+            .dir
+            .join(format!("gaur-tools-{}", std::process::id())),
         arguments: arguments.clone(),
     };
-    record.machine = Machine::here();
-    for (name, measure) in TABLES {
-        let wanted = &arguments.tables;
-        if !wanted.is_empty() && !wanted.iter().any(|chosen| chosen == name) {
-            continue;
-        }
-        let mut table = Table {
-            name: (*name).to_owned(),
-            date: machine::today(),
-            gaur: record.machine.gaur.clone(),
-            load_average: machine::load_average(),
-            ..Table::default()
-        };
-        measure(&bench, &mut table).with_context(|| format!("table {name}"))?;
-        record.put(table);
-        record.tables.sort_by_key(position);
-        arguments.common.write_record(&record)?;
-    }
-    fs::remove_dir_all(&arguments.dir)?;
-    let section = rows::section("Verbs", &record);
-    arguments.common.write_section("tools", &section)
+    fs::create_dir_all(&bench.dir)?;
+    let measured = REPORT.measure(&arguments.common, &arguments.tables, &bench);
+    fs::remove_dir_all(&bench.dir)?;
+    measured
 }
 
 fn words(text: &str) -> Vec<PathBuf> {
@@ -166,7 +149,7 @@ fn compression(bench: &Bench, table: &mut Table) -> Result<()> {
         let mut row = row(&format!("bytes of the image, {kind}"), Unit::Bytes);
         row.add(GAUR, our_bytes? as f64);
         row.add(QEMU, their_bytes? as f64);
-        row.judge_ratio(GAUR, QEMU, 1.02, crate::record::Direction::AtMost);
+        row.judge_ratio(GAUR, QEMU, 1.02, Direction::AtMost);
         table.cells.push(row);
         timed(qemu_img(&["compare", "-q"]).arg(&raw).arg(&ours))?;
         let clusters = mib * 256;

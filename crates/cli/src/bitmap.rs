@@ -13,7 +13,7 @@ use crate::drive::{drive, watch};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
-use crate::open::{KeyOptions, ReferenceOptions, format_parser};
+use crate::open::{SourceOptions, format_parser};
 use crate::progress::Progress;
 use crate::shared_image::SharedImage;
 use crate::size::parse_size;
@@ -34,16 +34,8 @@ pub struct Args {
     /// Format of that image (probed by default)
     #[arg(short = 'F', long, value_name = "FMT", value_parser = format_parser(), requires = "source_file")]
     source_format: Option<Format>,
-    /// Format of the image (probed by default)
-    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
-    format: Option<Format>,
-    /// IMAGE is a list of options, driver=qcow2,file.filename=PATH,..
-    #[arg(long, conflicts_with = "format")]
-    image_opts: bool,
     #[command(flatten)]
-    references: ReferenceOptions,
-    #[command(flatten)]
-    keys: KeyOptions,
+    how: SourceOptions,
     /// The image
     image: OsString,
     /// Name of the bitmap
@@ -123,11 +115,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         None => None,
         Some(file) => Some(open_source(args, file)?),
     };
-    let spec = ImageSpec::parse(&args.image, args.image_opts, args.format)?;
-    let spec = spec.with_probed_format(args.references.untrusted)?;
+    let spec = args.how.spec(&args.image)?;
+    let spec = spec.with_probed_format(args.how.is_untrusted())?;
     let options = OpenOptions {
-        keys: args.keys.keys()?,
-        ..OpenOptions::new(args.references.references())
+        keys: args.how.keys()?,
+        ..OpenOptions::new(args.how.references())
     };
     out.flush()?;
     let image = SharedImage::open(&spec, &options)?;
@@ -153,13 +145,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
 
 /// Opens the image whose bitmaps are merged.
 fn open_source(args: &Args, file: &OsStr) -> Result<SharedImage, Failure> {
-    let are_options = args.image_opts && args.source_format.is_none();
+    let are_options = args.how.is_options() && args.source_format.is_none();
     let spec = ImageSpec::parse(file, are_options, args.source_format)?;
     let options = OpenOptions {
         read_only: true,
         backing: false,
-        keys: args.keys.keys()?,
-        ..OpenOptions::new(args.references.references())
+        keys: args.how.keys()?,
+        ..OpenOptions::new(args.how.references())
     };
     SharedImage::open(&spec, &options)
 }

@@ -16,7 +16,7 @@ use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
 use crate::new_image::file_id;
 use crate::open::{self, CacheMode, SourceArgs};
-use crate::progress::Progress;
+use crate::progress::ProgressOptions;
 use crate::shared_image::SharedImage;
 
 /// Write what an overlay holds into its backing file
@@ -39,12 +39,8 @@ pub struct Args {
     /// Remove the persistent bitmaps of both images, which this would make useless
     #[arg(long)]
     drop_bitmaps: bool,
-    /// Show progress
-    #[arg(short, long)]
-    progress: bool,
-    /// Print only errors
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    show: ProgressOptions,
 }
 
 /// The image of a chain that is written to.
@@ -131,7 +127,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let base = args.open_base(&found)?;
     let keeps = args.keep || args.base.is_some();
     let job = Arc::new(Job::default());
-    let progress = Progress::new(None, args.progress, args.quiet, false);
+    let progress = args.show.start(None);
     let failed = |error| Failure::image(spec.path(), &error);
     let work = drive(
         &overlay,
@@ -152,7 +148,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         },
     );
     work.and(overlay.close())?;
-    if !args.quiet {
+    if !args.show.quiet {
         writeln!(out, "Image committed.")?;
         if found.between > 0 {
             writeln!(

@@ -18,7 +18,7 @@ use crate::open::{
     self, CacheMode, KeyOptions, ReferenceOptions, allocation_parser, format_parser,
 };
 use crate::options::OptionList;
-use crate::progress::Progress;
+use crate::progress::ProgressOptions;
 use crate::shared_image::SharedImage;
 use crate::size::parse_size;
 use crate::snapshot_choice::SnapshotChoice;
@@ -73,12 +73,8 @@ pub struct Args {
     /// Remove the persistent bitmaps of the existing target, which writing would make useless
     #[arg(long, requires = "no_create")]
     drop_bitmaps: bool,
-    /// Show progress
-    #[arg(short, long)]
-    progress: bool,
-    /// Print only errors
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    show: ProgressOptions,
     /// Shortest run of zeros that is not written as data; 0 writes everything
     #[arg(short = 'S', long, value_name = "SIZE", value_parser = parse_size, default_value = "4k")]
     sparse_size: u64,
@@ -180,7 +176,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         let path = target.path();
         failure.hint(format!("{path} is incomplete and not to be used"))
     })?;
-    if !args.quiet {
+    if !args.show.quiet {
         tell_lookalike(&target, &copy);
     }
     Ok(0)
@@ -374,7 +370,7 @@ fn workers(args: &Args) -> usize {
 }
 
 fn copy_all(args: &Args, copy: &Copy, flush: bool, job: &Job) -> Result<(), Failure> {
-    let mut progress = Progress::new(Some(copy.total_bytes()), args.progress, args.quiet, false);
+    let mut progress = args.show.start(Some(copy.total_bytes()));
     let copied = copy.run(job, &mut |done| progress.set(done));
     let guest: Guest = copy.target.guest();
     let flushed = match &copied {

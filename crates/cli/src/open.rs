@@ -32,7 +32,7 @@ impl SourceArgs {
 
     /// Whether it may be an attacker's.
     pub fn is_untrusted(&self) -> bool {
-        self.how.references.untrusted
+        self.how.is_untrusted()
     }
 
     /// The image, not open yet.
@@ -65,6 +65,16 @@ impl SourceOptions {
     /// What opens it if it is encrypted.
     pub fn keys(&self) -> Result<Keys, Failure> {
         self.keys.keys()
+    }
+
+    /// Whether the image may be an attacker's.
+    pub fn is_untrusted(&self) -> bool {
+        self.references.untrusted
+    }
+
+    /// Whether images are named by lists of options.
+    pub fn is_options(&self) -> bool {
+        self.image_opts
     }
 
     /// The image that `file` names, not open yet.

@@ -5,6 +5,24 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+/// What a verb shows while it works.
+#[derive(Debug, clap::Args)]
+pub struct ProgressOptions {
+    /// Show progress
+    #[arg(short, long)]
+    progress: bool,
+    /// Print only errors
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+impl ProgressOptions {
+    /// Progress towards so many bytes; `None` is not known yet.
+    pub fn start(&self, total_bytes: Option<u64>) -> Progress {
+        Progress::new(total_bytes, self.progress, self.quiet, false)
+    }
+}
+
 /// Shows progress towards a number of bytes.
 pub enum Progress {
     /// Nothing is shown.

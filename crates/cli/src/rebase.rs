@@ -15,7 +15,7 @@ use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
 use crate::new_image::file_id;
 use crate::open::{self, CacheMode, SourceArgs};
-use crate::progress::Progress;
+use crate::progress::ProgressOptions;
 use crate::shared_image::SharedImage;
 
 /// Give an image another backing file
@@ -50,12 +50,8 @@ pub struct Args {
     /// Remove the image's persistent bitmaps, which this would make useless
     #[arg(long)]
     drop_bitmaps: bool,
-    /// Show progress
-    #[arg(short, long)]
-    progress: bool,
-    /// Print only errors
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    show: ProgressOptions,
 }
 
 /// The backing file that the image is to name.
@@ -148,7 +144,7 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
     let image = args.open_image(&spec)?;
     let same_from = base.and_then(|base| same_from(&image, base.file_ids().next()));
     let job = Arc::new(Job::default());
-    let progress = Progress::new(None, args.progress, args.quiet, false);
+    let progress = args.show.start(None);
     let failed = |error| Failure::image(spec.path(), &error);
     let rebased = drive(
         &image,

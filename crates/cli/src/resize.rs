@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::notice::say;
 use crate::open::{SourceArgs, allocation_parser};
-use crate::progress::Progress;
+use crate::progress::ProgressOptions;
 use crate::shared_image::SharedImage;
 use crate::size::{self, NewSize, parse_new_size};
 
@@ -31,12 +31,8 @@ pub struct Args {
     /// Remove the image's persistent bitmaps with the first change instead of keeping them
     #[arg(long)]
     drop_bitmaps: bool,
-    /// Show progress
-    #[arg(short, long)]
-    progress: bool,
-    /// Print only errors
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    show: ProgressOptions,
     /// The new size, or how much to add (+SIZE) or take away (-SIZE); suffixes k M G T P E
     #[arg(value_name = "[+|-]SIZE", allow_hyphen_values = true, value_parser = parse_new_size)]
     size: NewSize,
@@ -76,14 +72,14 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let old = image.size_bytes();
     let probed_raw = told.is_none() && spec.format() == Some(Format::Raw);
     let new = size::checked(spec.path(), old, args.size, args.shrink)?;
-    if probed_raw && !args.quiet {
+    if probed_raw && !args.show.quiet {
         out.flush()?;
         let advice = "taken for a raw image by its content (say -f raw to be sure)";
         say(format!("{}: {advice}", spec.path()));
     }
     out.flush()?;
     let job = Arc::new(Job::default());
-    let progress = Progress::new(None, args.progress, args.quiet, false);
+    let progress = args.show.start(None);
     let resized = drive(
         &image,
         HostKind::Auto,
@@ -102,7 +98,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         },
     );
     resized.and(image.close())?;
-    if !args.quiet {
+    if !args.show.quiet {
         writeln!(out, "Image resized.")?;
     }
     Ok(0)
