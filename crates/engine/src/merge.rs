@@ -53,8 +53,11 @@ impl<F: File> Queue<F> {
             // A raw disk may end inside a sector, an image may not.
             base.resize(size, false, job).await?;
         }
+        let lowest = self.image.layers.len().saturating_sub(1) as u32;
         let pieces = self.pieces(job, ZEROES_BYTES, async |extent: &MapExtent, _| {
-            Ok((extent.present, extent.len_bytes))
+            // A layer in between that ends before hides what the base has there: zeros.
+            let hidden = extent.depth < lowest;
+            Ok((extent.present || hidden, extent.len_bytes))
         });
         let copied = pieces
             .map_ok(|piece| self.copy_piece(base, piece, job))

@@ -133,6 +133,32 @@ fn commit_into_a_smaller_base_grows_it() {
     assert_same_view(("qcow2", &top), ("raw", &before));
 }
 
+/// What a short image hides of the base is zeros for the overlay, although no image above the base has them.
+#[test]
+fn commit_past_a_shorter_image_keeps_what_it_hides() {
+    let scratch = Scratch::new("commit");
+    let path = |name: &str| scratch.path(name);
+    let (base, short, top) = (path("base.qcow2"), path("short.qcow2"), path("top.qcow2"));
+    let create = ["create", "-q", "-f", "qcow2"];
+    let on = |below| ["-b", below, "-F", "qcow2"];
+    qemu_img(&[&create[..], &[&base, "3M"]].concat()).ok();
+    qemu_img(&[&create[..], &on(&base), &[&short, "1M"]].concat()).ok();
+    qemu_img(&[&create[..], &on(&short), &[&top, "3M"]].concat()).ok();
+    let write = |offset, pattern| op::Op::Write {
+        offset,
+        len: 70_000,
+        pattern,
+    };
+    op::apply("qcow2", &base, &[write(500 << 10, 1), write(2 << 20, 2)]);
+    op::apply("qcow2", &short, &[write(300 << 10, 3)]);
+    op::apply("qcow2", &top, &[write(1500 << 10, 4)]);
+    let before = path("before.raw");
+    qemu_view(&top, &before);
+    gaur(&["commit", "-q", "-b", &base, &top]).ok();
+    assert_same_view(("qcow2", &base), ("raw", &before));
+    assert_clean(&base);
+}
+
 #[test]
 fn rebase_keeps_the_disk_over_any_other_file_and_over_none() {
     for layout in &LAYOUTS {
