@@ -9,7 +9,7 @@ use gaur_sim::{
     FaultKind, Faults, FileImage, Random, Scheduler, SimFile, SimHost, Stop, Survivors, Trace,
 };
 
-use crate::config::{Config, FaultPlan};
+use crate::config::{Bitmaps, Config, FaultPlan};
 use crate::content::{Value, ValueEncoding};
 use crate::data_file::{self, DATA, DataFile};
 use crate::encryption::Encryption;
@@ -38,6 +38,8 @@ pub enum Rule {
     O5,
     O7,
     O8,
+    /// A region changes before its mark in the write-intent map is durable.
+    O9,
     Data,
     Log,
 }
@@ -57,6 +59,8 @@ pub struct Options {
     pub encrypted: Option<bool>,
     /// The image has an external data file.
     pub data_file: bool,
+    /// The image has bitmaps that are kept.
+    pub bitmaps: bool,
     /// Print the trace.
     pub print_trace: bool,
     /// Where the files of a failure go: as they were when its epoch began, and what was judged.
@@ -128,6 +132,8 @@ pub(crate) struct Run<'a> {
     opened_with: Marks,
     /// Bitmaps that were good then.
     bitmaps_opened: usize,
+    /// Faults that had struck then.
+    faults_before: u64,
     pub(crate) stats: Stats,
 }
 
@@ -143,6 +149,10 @@ impl<'a> Run<'a> {
         {
             true if !options.by_qemu && !options.data_file => config = config.with_encryption(),
             _ => config.image.encryption = None,
+        }
+        if options.bitmaps && config.image.shape.version == 3 {
+            config.image.bitmaps = Some(Bitmaps::Valid);
+            config.keeps_bitmaps = true;
         }
         if options.packed {
             config.packed_per_mille = 1000;
@@ -201,6 +211,7 @@ impl<'a> Run<'a> {
             torn: Random::new(seed ^ 0x61d3_0a7e_c852_f49b),
             opened_with: Marks::default(),
             bitmaps_opened: 0,
+            faults_before: 0,
             stats,
         })
     }
@@ -285,6 +296,7 @@ impl<'a> Run<'a> {
                 Rule::O5 => Some(gaur_engine::BrokenRule::O5),
                 Rule::O7 => Some(gaur_engine::BrokenRule::O7),
                 Rule::O8 => Some(gaur_engine::BrokenRule::O8),
+                Rule::O9 => Some(gaur_engine::BrokenRule::O9),
                 Rule::Data => Some(gaur_engine::BrokenRule::DataFlush),
                 Rule::Log => None,
             }),
@@ -296,6 +308,7 @@ impl<'a> Run<'a> {
     fn epoch(&mut self, mishaps: bool) -> Result<(), String> {
         self.stats.epochs += 1;
         let struck_before = self.host.faults_struck();
+        self.faults_before = struck_before;
         let mut scheduler = self.scheduler();
         self.host = self.host.restarted(&scheduler.handle());
         if mishaps {
@@ -510,6 +523,8 @@ impl<'a> Run<'a> {
         self.judge_leaks(&files, &verdict)
             .map_err(|what| format!("power cut at step {steps}: {what}"))?;
         self.stats.crash_points += 1;
+        self.judge_bitmaps(&files)
+            .map_err(|what| format!("power cut at step {steps}: {what}"))?;
         if self.random.chance(250) {
             self.reopen(&files, &verdict)
                 .map_err(|what| format!("power cut at step {steps}, reopened: {what}"))?;
@@ -561,6 +576,7 @@ impl<'a> Run<'a> {
             self.stats.bitmaps += good as u64;
         } else {
             self.judge_leaks(&files, &verdict)?;
+            self.judge_bitmaps(&files)?;
         }
         self.reopen(&files, &verdict)
             .map_err(|what| format!("after {end:?}, reopened: {what}"))?;
@@ -610,6 +626,25 @@ impl<'a> Run<'a> {
         self.model.survived_kill(&verdict.values);
         self.model.snapshots_survived_kill(verdict.snapshots);
         Ok(())
+    }
+
+    /// No bitmap is lost in a crash, unless the write-intent map could not be made.
+    fn judge_bitmaps(&mut self, files: &Files) -> Result<(), String> {
+        let file = files.get(TOP).ok_or("the image is gone")?;
+        let good = crate::bitmaps::valid(file)?;
+        let recovered = good.iter().filter(|one| one.is_recovered());
+        self.stats.recovered += recovered.count() as u64;
+        let is_lost = self.config.keeps_bitmaps && good.len() < self.bitmaps_opened;
+        let is_full = self.config.mishaps == FaultPlan::Full;
+        let is_struck = is_full || self.host.faults_struck() > self.faults_before;
+        match is_lost && !is_struck && self.config.profile.device.is_none() {
+            false => Ok(()),
+            true => Err(format!(
+                "of {} good bitmaps {} are left",
+                self.bitmaps_opened,
+                good.len()
+            )),
+        }
     }
 
     /// How many bitmaps would be believed.

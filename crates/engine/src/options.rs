@@ -86,6 +86,8 @@ pub enum BrokenRule {
     O7,
     /// The disk changes before its bitmaps are durably marked in use.
     O8,
+    /// A region of the disk changes before its mark in the write-intent map is durable.
+    O9,
 }
 
 /// How an image is opened. Made by [`OpenOptions::new`] and changed field by field.
