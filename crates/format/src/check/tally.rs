@@ -1,9 +1,10 @@
 //! State that all check stages share: the two counts for each cluster, and the report.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::addr::{ClusterIndex, HostOffset};
-use crate::check::counts::Counts;
+use crate::check::counts::{Counts, PAGE};
 use crate::check::reader::{Range, Reader};
 use crate::check::report::{Report, Severity};
 use crate::feature::Incompatible;
@@ -20,9 +21,9 @@ pub(super) struct Tally {
     /// Guest data lies in another file: L2 entries refer to that.
     pub(super) data_file: bool,
     /// References found.
-    references: Counts,
+    pub(super) references: Counts,
     /// Refcounts as the image has them.
-    pub(super) refcounts: Counts,
+    pub(super) refcounts: Arc<Counts>,
     /// Compressed clusters with a subcluster bitmap count as references, which QEMU's checker leaves out: what
     /// the data path reads is in use when refcounts are repaired.
     pub(super) count_unlisted: bool,
@@ -57,7 +58,7 @@ impl Tally {
             clusters: geometry.clusters_for(file_len),
             data_file: header.incompatible.has(Incompatible::DATA_FILE),
             references: Counts::default(),
-            refcounts: Counts::default(),
+            refcounts: Arc::default(),
             count_unlisted: false,
             unfollowed: false,
             outside_end: 0,
@@ -171,8 +172,18 @@ impl Tally {
         let first = self.geometry.cluster_of(HostOffset(range.offset));
         let last = self.geometry.cluster_of(HostOffset(end.saturating_sub(1)));
         self.clusters = self.clusters.max(last.0.saturating_add(1));
-        for cluster in first.0..=last.0 {
-            self.refer_to_cluster(ClusterIndex(cluster), times, what);
+        let most = self.geometry.refcount_max();
+        let mut at = first.0;
+        while at <= last.0 {
+            let count = last.0.saturating_sub(at).saturating_add(1);
+            let (count, done) = self.references.add(at, count, times, most);
+            let end = at.saturating_add(count);
+            if !done {
+                for cluster in at..end {
+                    self.refer_to_cluster(ClusterIndex(cluster), times, what);
+                }
+            }
+            at = end;
         }
     }
 
@@ -214,6 +225,13 @@ impl Tally {
             );
         }
         self.references.set(cluster.0, sum.min(most));
+    }
+
+    /// Where the page of `cluster` ends, if all refcounts in it are known and as its references.
+    pub(super) fn same_page(&self, cluster: u64) -> Option<u64> {
+        let end = (cluster | (PAGE - 1)).saturating_add(1);
+        let known = self.unread_blocks.is_empty() && end <= self.clusters;
+        (known && self.references.same_page(&self.refcounts, cluster)).then_some(end)
     }
 
     /// The first cluster from `cluster` on that may have a count of either kind.
