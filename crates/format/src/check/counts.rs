@@ -172,12 +172,31 @@ impl Page {
         if times != 1 || (self.cells.is_none() && self.same != 0) {
             return false;
         }
-        let cells = self
-            .cells
-            .get_or_insert_with(|| Box::new(Cells::new(0, 1)));
+        let cells = self.cells.get_or_insert_with(|| Box::new(Cells::new(0, 1)));
         let done = cells.set_bits(run);
         self.fold();
         done
+    }
+
+    /// Adds the counts of another at once; `false` when it has to be done one by one.
+    fn join(&mut self, other: &Page) -> bool {
+        if self.is_zero() {
+            *self = other.clone();
+            return true;
+        }
+        let (Some(cells), Some(added)) = (&mut self.cells, &other.cells) else {
+            return false;
+        };
+        let pairs = || cells.bytes.iter().zip(&added.bytes);
+        if cells.order != 0 || added.order != 0 || pairs().any(|(one, other)| one & other != 0) {
+            return false;
+        }
+        for (byte, added) in cells.bytes.iter_mut().zip(&added.bytes) {
+            *byte |= added;
+        }
+        cells.set = cells.set.saturating_add(added.set);
+        self.fold();
+        true
     }
 
     /// The page that a part of a refcount block as long as a page says, unless it needs more than bits.
@@ -284,6 +303,24 @@ impl Counts {
         ones
     }
 
+    /// Adds the counts of `other` where that can be done by pages, and returns the clusters that have to be counted one by
+    /// one.
+    pub(super) fn join(&mut self, other: &Counts) -> Vec<u64> {
+        let mut single = Vec::new();
+        let mut next = 0;
+        while let Some(first) = other.next_used(next) {
+            next = (first | (PAGE - 1)).saturating_add(1);
+            let Some(added) = other.page(first) else {
+                break;
+            };
+            let done = self.change(first, |page| page.join(added));
+            if done != Some(true) {
+                single.extend((first..next).filter(|cluster| other.get(*cluster) != 0));
+            }
+        }
+        single
+    }
+
     /// Takes over the first `count` refcounts of a block; its first is that of cluster `first`. Nothing was
     /// set there before.
     pub(super) fn load(&mut self, first: u64, count: u64, block: &[u8], order: u32) {
@@ -372,10 +409,7 @@ mod tests {
     fn a_page_of_bits_that_is_full_is_one_number() {
         let mut counts = Counts::default();
         (0..PAGE - 1).for_each(|cluster| counts.set(cluster, 1));
-        assert_eq!(
-            counts.memory_bytes(),
-            PAGE_MEMORY + CELLS_MEMORY + PAGE / 8
-        );
+        assert_eq!(counts.memory_bytes(), PAGE_MEMORY + CELLS_MEMORY + PAGE / 8);
         counts.set(PAGE - 1, 1);
         assert_eq!(counts.memory_bytes(), PAGE_MEMORY);
         counts.set(7, 2);
@@ -416,8 +450,35 @@ mod tests {
                 .filter(|at| singles.get(*at) == 1)
                 .count() as u64
         };
-        for (first, count) in [(0, 8 * PAGE), (3, 7), (PAGE - 1, PAGE + 2), (3 * PAGE + 1, 109)] {
+        for (first, count) in [
+            (0, 8 * PAGE),
+            (3, 7),
+            (PAGE - 1, PAGE + 2),
+            (3 * PAGE + 1, 109),
+        ] {
             assert_eq!(runs.ones(first, count), ones(first, count));
+        }
+    }
+
+    #[test]
+    fn joined_counts_are_sums() {
+        let filled = |values: &[(u64, u64)]| {
+            let mut counts = Counts::default();
+            for (cluster, value) in values {
+                counts.set(*cluster, *value);
+            }
+            counts
+        };
+        let one = filled(&[(1, 1), (2, 1), (PAGE + 1, 1), (3 * PAGE, 2), (4 * PAGE, 1)]);
+        let other = filled(&[(3, 1), (PAGE + 1, 1), (2 * PAGE, 7), (3 * PAGE + 1, 1)]);
+        let mut sum = one.clone();
+        let single = sum.join(&other);
+        assert_eq!(single, [PAGE + 1, 3 * PAGE + 1]);
+        for cluster in single {
+            sum.set(cluster, sum.get(cluster) + other.get(cluster));
+        }
+        for at in 0..5 * PAGE {
+            assert_eq!(sum.get(at), one.get(at) + other.get(at), "{at}");
         }
     }
 

@@ -186,7 +186,7 @@ pub(super) fn check_l2_table(tally: &mut Tally, offset: u64, uses: UseCounts, by
         }
         let count = l2::data_run(bytes, index, &geometry);
         let end = index.saturating_add(count.max(1));
-        if count > 1 && table.run(tally, index, raw, count) {
+        if count > 0 && table.run(tally, index, raw, count) {
             index = end;
             continue;
         }

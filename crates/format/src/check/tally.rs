@@ -40,7 +40,9 @@ pub(super) struct Tally {
     pub(super) unread_blocks: Vec<u64>,
     /// Bytes of L1 and bitmap tables that may still be read. Tables of a sound image do not overlap,
     /// so all of them together are no longer than the file.
-    table_bytes_left: u64,
+    pub(super) table_bytes_left: u64,
+    /// Most memory, in bytes.
+    pub(super) memory_max: u64,
     /// Memory of stages, in bytes.
     pub(super) stage_bytes: u64,
     /// Nothing more is checked.
@@ -66,6 +68,7 @@ impl Tally {
             refcounts_damaged: false,
             unread_blocks: Vec::new(),
             table_bytes_left: file_len,
+            memory_max: limit::CHECK_MEMORY_BYTES_MAX,
             stage_bytes: 0,
             stopped: false,
             report: Report {
@@ -93,14 +96,17 @@ impl Tally {
         self.stopped = true;
     }
 
-    /// Stops when more memory is held than the limit allows.
-    pub(super) fn check_memory(&mut self) {
-        let held = self
-            .references
+    /// Memory held, in bytes.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.references
             .memory_bytes()
             .saturating_add(self.refcounts.memory_bytes())
-            .saturating_add(self.stage_bytes);
-        if held > limit::CHECK_MEMORY_BYTES_MAX && !self.stopped {
+            .saturating_add(self.stage_bytes)
+    }
+
+    /// Stops when more memory is held than the limit allows.
+    pub(super) fn check_memory(&mut self) {
+        if self.held_bytes() > self.memory_max && !self.stopped {
             self.stop(format_args!(
                 "check needs more than {} bytes of memory",
                 limit::CHECK_MEMORY_BYTES_MAX
@@ -204,7 +210,7 @@ impl Tally {
         }
     }
 
-    fn refer_to_cluster(
+    pub(super) fn refer_to_cluster(
         &mut self,
         cluster: ClusterIndex,
         times: u64,
