@@ -451,7 +451,9 @@ impl<'a> Run<'a> {
         self.stats.holes += image.holes().holes;
         match end? {
             EpochEnd::Close => {
-                until_killed(|| close(scheduler, queues, mishaps)).unwrap_or(Ok(EpochEnd::Kill))
+                let is_fixed = self.config.profile.device.is_some();
+                let may_fail = (mishaps, is_fixed);
+                until_killed(|| close(scheduler, queues, may_fail)).unwrap_or(Ok(EpochEnd::Kill))
             }
             end => Ok(end),
         }
@@ -736,7 +738,7 @@ impl<'a> Run<'a> {
 fn close(
     scheduler: &mut Scheduler,
     mut queues: Vec<Rc<Queue<SimFile>>>,
-    mishaps: bool,
+    (mishaps, is_fixed): (bool, bool),
 ) -> Result<EpochEnd, String> {
     let last = queues.pop().and_then(Rc::into_inner);
     drop(queues);
@@ -744,6 +746,8 @@ fn close(
     match to_end(scheduler, "close", async move { queue.close().await })? {
         Ok(()) => Ok(EpochEnd::Close),
         Err(_) if mishaps => Ok(EpochEnd::Kill),
+        // A device may have no space for what bitmaps were in use with; then they stay so.
+        Err(error) if is_fixed && error.errno() == gaur_block::Errno::ENOSPC => Ok(EpochEnd::Kill),
         Err(error) => Err(format!("close fails on a healthy disk: {error:#}")),
     }
 }

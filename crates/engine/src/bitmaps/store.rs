@@ -108,22 +108,16 @@ impl<'q, F: File> Active<'q, F> {
             is_news |= !kept.stored.has(bitmap::IN_USE);
             kept.stored.flags |= bitmap::IN_USE;
         }
+        #[cfg(feature = "broken-order")]
+        let is_news = is_news && !self.image.breaks(crate::options::BrokenRule::O8);
         if is_news {
             let bytes = self.encode_directory(&list).map_err(|_| Errno::EIO)?;
             self.write_file(list.place.start, &bytes).await?;
-            self.flags_are_written().await?;
+            self.queue.barrier().await?;
         }
         bitmaps.track(&list);
         *bitmaps.list.lock() = list;
         Ok(())
-    }
-
-    async fn flags_are_written(&self) -> Result<(), Errno> {
-        #[cfg(feature = "broken-order")]
-        if self.image.breaks(crate::options::BrokenRule::O8) {
-            return Ok(());
-        }
-        self.queue.barrier().await
     }
 
     /// Before the disk gets another size, or other contents: every bitmap has its bits in memory and is marked in
