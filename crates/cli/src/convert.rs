@@ -169,6 +169,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
             new.check_level(args.compression_level)?;
         }
         check_data_apart(new, &sources)?;
+        if args.compress && new.is_encrypted() {
+            let message = "-c: an encrypted image has no compressed clusters";
+            return Err(Failure::about(target.path(), message));
+        }
         new.make(false, &job)?;
     }
     let copy = open_target(args, &target, sources, new.as_ref())?;
@@ -312,7 +316,16 @@ fn plan_target(
     }
     let format = spec.format().unwrap_or(Format::Raw);
     let references = Some(args.references.references());
-    NewImage::new(spec.file_path(), format, options, Some(size), references).map(Some)
+    let keys = args.keys.keys()?;
+    NewImage::new(
+        spec.file_path(),
+        format,
+        options,
+        Some(size),
+        references,
+        keys,
+    )
+    .map(Some)
 }
 
 fn open_target(
@@ -326,7 +339,10 @@ fn open_target(
         direct: args.target_cache.direct(),
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
-        keys: args.keys.keys()?,
+        keys: match new {
+            Some(new) => new.open_keys(),
+            None => args.keys.keys()?,
+        },
         data_file: new.and_then(NewImage::data_path),
         ..OpenOptions::new(match new.and_then(NewImage::checked_backing) {
             Some(backing) => references.over(&backing),

@@ -8,7 +8,7 @@ use gaur_engine::Format;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::new_image::{self, NewImage};
-use crate::open::{ReferenceOptions, target_format_parser};
+use crate::open::{KeyOptions, ReferenceOptions, target_format_parser};
 use crate::options::OptionList;
 use crate::size::parse_size;
 
@@ -34,6 +34,8 @@ pub struct Args {
     backing_unsafe: bool,
     #[command(flatten)]
     references: ReferenceOptions,
+    #[command(flatten)]
+    keys: KeyOptions,
     /// Options of the format; '-o help' lists them
     #[arg(short, long, value_name = "KEY=VALUE,..")]
     options: Vec<String>,
@@ -70,7 +72,14 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         None => new_image::format_by_name(file, "-f")?,
     };
     let references = (!args.backing_unsafe).then(|| args.references.references());
-    let mut image = NewImage::new(file, format, options, args.size, references)?;
+    let mut image = NewImage::new(
+        file,
+        format,
+        options,
+        args.size,
+        references,
+        args.keys.keys()?,
+    )?;
     image.keep_data_file();
     if !args.quiet {
         writeln!(out, "{}", image.describe())?;

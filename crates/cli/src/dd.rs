@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use gaur_block::File;
-use gaur_engine::{Format, Job, OpenOptions};
+use gaur_engine::{Format, Job, Keys, OpenOptions};
 
 use crate::compare::is_zero;
 use crate::failure::Failure;
@@ -131,6 +131,7 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
         OptionList::parse(&[])?,
         Some((end - start).next_multiple_of(SECTOR_BYTES)),
         Some(references.clone()),
+        Keys::default(),
     )?;
     new.make(false, &job)?;
     let target = ImageSpec::plain(operands.output, Some(args.output_format));

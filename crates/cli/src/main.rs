@@ -54,7 +54,7 @@ use std::process::ExitCode;
 
 use gaur_server::{
     cache_cleaner, cached_device, exporter, failure, fronts, guest, host_kind, image_file,
-    image_spec, options, pin, shared_image, size, state_pipe, vm_state,
+    image_spec, new_luks, options, pin, shared_image, size, state_pipe, vm_state,
 };
 
 fn main() -> ExitCode {

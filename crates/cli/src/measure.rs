@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::Write;
 
-use gaur_engine::{Format, Job, OpenOptions};
+use gaur_engine::{Format, Job, Keys, OpenOptions};
 use gaur_format::Version;
 use gaur_format::bitmap::Bitmap;
 use gaur_format::plan::{self, CreateOptions, Preallocation};
@@ -79,7 +79,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         return Ok(0);
     }
     let options = || OptionList::parse(&args.target_options);
-    let new = |size| NewImage::new("the new image", args.target_format, options()?, size, None);
+    let new = |size| {
+        let (format, keys) = (args.target_format, Keys::default());
+        NewImage::new("the new image", format, options()?, size, None, keys)
+    };
     let (image, contents) = match &args.file {
         None => {
             let image = new(args.size)?;

@@ -10,15 +10,16 @@ use std::path::{Path, PathBuf};
 
 use gaur_block::{Access, Errno, File, FileId};
 use gaur_engine::ErrorKind::{Cancelled, ForeignFormat, NotFound};
-use gaur_engine::{BadName, Compressor, Format, Job, References};
+use gaur_engine::{BadName, Compressor, Format, Job, Keys, OpenOptions, References};
 use gaur_format::header::CompressionType;
-use gaur_format::plan::{CreateOptions, Preallocation};
+use gaur_format::plan::{CreateOptions, LuksArea, Preallocation};
 use gaur_format::{AllocationPolicy, ErrorKind, ImageFormat, Version};
 use gaur_reactor::{BlockingFile, CreateFile, OpenFile, block_on};
 
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::interrupt;
+use crate::new_luks::LuksChoice;
 use crate::notice::say;
 use crate::open;
 use crate::options::{OptionList, wrong_value};
@@ -45,6 +46,10 @@ pub struct NewImage {
     backing_size: Option<u64>,
     /// Which files the backing file may refer to; without it that is neither opened nor checked.
     check_backing: Option<References>,
+    /// Encryption of the image.
+    luks: Option<LuksChoice>,
+    /// Keys of the image and of those below it.
+    keys: Keys,
 }
 
 const FORMAT_NEEDED: &str = "a backing file needs its format too";
@@ -70,8 +75,11 @@ const PREALLOCATIONS: [(&str, Preallocation); 4] = [
 
 /// Options that other tools have and this one does not, with what they would do.
 const UNSUPPORTED: [(&str, &str); 4] = [
-    ("encryption", "encryption"),
-    ("encrypt.", "encryption"),
+    (
+        "encryption",
+        "encryption as old images have it (encrypt.format=luks is)",
+    ),
+    ("encrypt.", "this part of encryption"),
     ("nocow", "turning copy-on-write off in the file system"),
     ("extent_size_hint", "extent size hints of the file system"),
 ];
@@ -86,6 +94,14 @@ Supported qcow2 options:
   compression_type=<str> - How clusters are compressed (allowed values: zlib, zstd)
   data_file=<str>        - File name of an external data file
   data_file_raw=<bool>   - The external data file is a raw image of the disk by itself
+  encrypt.format=<str>   - How guest data is encrypted (allowed values: luks)
+  encrypt.key-secret=<str> - Secret that is to open the image
+  encrypt.cipher-alg=<str> - Cipher (allowed values: aes-128, aes-192, aes-256)
+  encrypt.cipher-mode=<str> - Mode of the cipher (allowed values: xts, cbc)
+  encrypt.ivgen-alg=<str> - Initialisation vectors (allowed values: plain64, plain, essiv)
+  encrypt.ivgen-hash-alg=<str> - Hash of essiv (allowed values: sha256)
+  encrypt.hash-alg=<str> - Hash of passphrases (allowed values: sha1, sha256, sha512)
+  encrypt.iter-time=<num> - Milliseconds that trying a passphrase takes (default: 2000)
   extended_l2=<bool>     - Extended L2 tables: clusters of 32 subclusters
   lazy_refcounts=<bool>  - Postpone refcount updates
   preallocation=<str>    - Preallocation mode (allowed values: off, metadata, falloc, full)
@@ -134,6 +150,7 @@ impl NewImage {
         mut options: OptionList,
         size: Option<u64>,
         check_backing: Option<References>,
+        keys: Keys,
     ) -> Result<NewImage, Failure> {
         let path = path.as_ref();
         let name = &*path.to_string_lossy();
@@ -153,6 +170,8 @@ impl NewImage {
             keeps_data: false,
             backing_size: None,
             check_backing,
+            luks: None,
+            keys,
         };
         image.take_preallocation(&mut options).map_err(about)?;
         let backing = options.take_path("backing_file");
@@ -205,7 +224,9 @@ impl NewImage {
 
     /// Takes the options that only qcow2 has.
     fn take_qcow2(&mut self, options: &mut OptionList) -> Result<(), Failure> {
+        self.luks = LuksChoice::take(options)?;
         let plan = &mut self.plan;
+        plan.luks = self.luks.as_ref().map(LuksChoice::measured);
         let allowed = Some("v2 or 0.10, v3 or 1.1");
         if let Some((name, version)) = options.take_choice("compat", &VERSIONS, allowed)? {
             self.compat = Some(name);
@@ -270,7 +291,10 @@ impl NewImage {
                 wrong_value("backing_fmt", format, &open::known_formats()).with_subject(&self.name)
             );
         }
-        let options = open::reading(format, false, references);
+        let options = OpenOptions {
+            keys: self.keys.clone(),
+            ..open::reading(format, false, references)
+        };
         let opened = open::open(&path, &options).map_err(|failure| {
             let failed = self.backing_failed(&failure);
             match need_size || failed.hint.is_some() {
@@ -426,6 +450,9 @@ impl NewImage {
         let power = |bits: u32| Some((1_u64 << bits).to_string());
         let allocation = plan.allocation.map(AllocationPolicy::name);
         add("cluster_size", power(plan.cluster_bits));
+        for (key, value) in self.luks.iter().flat_map(LuksChoice::options) {
+            add(key, Some(value.to_owned()));
+        }
         add("extended_l2", on_off(plan.extended_l2));
         add("preallocation", preallocation);
         add(
@@ -450,6 +477,10 @@ impl NewImage {
         if self.format == Format::Qcow2 {
             self.check_plan()?;
         }
+        let plan = CreateOptions {
+            luks: self.make_luks()?,
+            ..self.plan.clone()
+        };
         self.make_data_file(job)?;
         let existed = self.path.exists();
         let options = CreateFile {
@@ -461,7 +492,7 @@ impl NewImage {
             .map_err(|error| Failure::about(&self.name, format!("cannot create: {error}")))?;
         let file = BlockingFile::new(file);
         let made = match self.format {
-            Format::Qcow2 => block_on(gaur_engine::create(&file, &self.plan, job))
+            Format::Qcow2 => block_on(gaur_engine::create(&file, &plan, job))
                 .map_err(|error| Failure::image(&self.name, &error)),
             Format::Raw | Format::Foreign(_) => self.make_raw(&file, job),
         };
@@ -474,6 +505,39 @@ impl NewImage {
             let _ = std::fs::remove_file(&self.path);
         }
         made
+    }
+
+    /// The header with the key of an encrypted image.
+    fn make_luks(&self) -> Result<Option<LuksArea>, Failure> {
+        let Some(luks) = &self.luks else {
+            return Ok(None);
+        };
+        let about = |failure: Failure| failure.with_subject(&self.name);
+        let keys = self.open_keys();
+        let passphrase = keys.of_layer(0).ok_or_else(|| {
+            let message = match &luks.secret {
+                Some(id) => format!("there is no secret '{id}' (encrypt.key-secret)"),
+                None => "the image is to be encrypted, and no key is given for it".to_owned(),
+            };
+            about(Failure::new(message).hint(
+                "--object secret,id=ID,file=PATH with encrypt.key-secret=ID, or --key-file PATH",
+            ))
+        })?;
+        luks.make(passphrase).map(Some).map_err(about)
+    }
+
+    /// Whether its guest data will be encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.luks.is_some()
+    }
+
+    /// The keys that open the image once it is made.
+    pub fn open_keys(&self) -> Keys {
+        let mut keys = self.keys.clone();
+        if let Some(id) = self.luks.as_ref().and_then(|luks| luks.secret.as_ref()) {
+            keys.assign(0, id);
+        }
+        keys
     }
 
     fn make_raw(&self, file: &BlockingFile, job: &Job) -> Result<(), Failure> {
@@ -561,7 +625,14 @@ mod tests {
 
     fn image(options: &str) -> Result<NewImage, Failure> {
         let options = OptionList::parse(&[options.to_owned()])?;
-        NewImage::new("new.qcow2", Format::Qcow2, options, Some(1 << 20), None)
+        NewImage::new(
+            "new.qcow2",
+            Format::Qcow2,
+            options,
+            Some(1 << 20),
+            None,
+            Keys::default(),
+        )
     }
 
     fn refused(options: &str) -> String {
@@ -601,9 +672,9 @@ mod tests {
 
     #[test]
     fn options_of_other_tools_are_refused_by_name() {
-        let text = refused("encrypt.format=luks");
+        let text = refused("encrypt.format=luks,encrypt.detached-header=on");
         assert!(
-            text.contains("'encrypt.format' is not supported: encryption"),
+            text.contains("'encrypt.detached-header' is not supported"),
             "{text}"
         );
         let text = refused("colour=red");
@@ -612,14 +683,21 @@ mod tests {
 
     #[test]
     fn a_new_image_needs_a_size_and_a_raw_one_has_no_backing_file() {
-        let none = NewImage::new("x", Format::Raw, OptionList::default(), None, None);
+        let none = NewImage::new(
+            "x",
+            Format::Raw,
+            OptionList::default(),
+            None,
+            None,
+            Keys::default(),
+        );
         assert!(
             none.expect_err("no size")
                 .to_string()
                 .contains("needs a size")
         );
         let options = OptionList::parse(&["backing_file=b".to_owned()]).expect("a list");
-        let raw = NewImage::new("x", Format::Raw, options, Some(1), None);
+        let raw = NewImage::new("x", Format::Raw, options, Some(1), None, Keys::default());
         assert!(
             raw.expect_err("raw on a base")
                 .to_string()

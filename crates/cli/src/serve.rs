@@ -224,8 +224,13 @@ fn create(args: &Args, size: u64) -> Result<Option<PathBuf>, Failure> {
     let file = spec.given();
     let format = spec.format().unwrap_or(Format::Raw);
     let options = OptionList::parse(&args.options)?;
+    if options.has("encrypt.key-secret") {
+        let message = "--create: option 'encrypt.key-secret' is not supported";
+        return Err(Failure::about(spec.path(), message).hint("--key-file PATH gives the key"));
+    }
     let references = Some(args.image.references.references());
-    let image = NewImage::new(file, format, options, Some(size), references)?;
+    let keys = args.image.keys.keys()?;
+    let image = NewImage::new(file, format, options, Some(size), references, keys)?;
     if Path::new(file).exists() {
         let failure = Failure::about(
             spec.path(),

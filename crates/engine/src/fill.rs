@@ -137,7 +137,7 @@ impl<F: File> Active<'_, F> {
         let both = 0 < middle.start && middle.end < whole.len();
         let old = [mapping.head, mapping.tail] == [Fill::Old; 2];
         if both && old && middle.len() <= GAP_BYTES_MAX {
-            return self.queue.read(at, Target::memory(whole)).await;
+            return self.fill_part(Fill::Old, at, whole).await;
         }
         let (head, rest) = whole.split_at_mut(middle.start);
         let tail = &mut rest[middle.len()..];
@@ -172,7 +172,8 @@ impl<F: File> Active<'_, F> {
     /// Fills `part`, which goes to guest offset `at`.
     async fn fill_part(&self, fill: Fill, at: u64, part: &mut [u8]) -> Result<(), Errno> {
         match fill {
-            Fill::Old => self.queue.read(at, Target::memory(part)).await,
+            // On the heap, so that writes in place do not carry the state of a read.
+            Fill::Old => Box::pin(self.queue.read(at, Target::memory(part))).await,
             Fill::Zeros | Fill::Nothing => {
                 part.fill(0);
                 Ok(())

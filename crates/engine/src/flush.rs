@@ -174,7 +174,8 @@ impl<F: File> Queue<F> {
 impl<F: File> Active<'_, F> {
     /// Makes everything that completed before durable.
     pub(crate) async fn flush_all(&self) -> Result<(), Errno> {
-        let pass = async || self.write_back().await;
+        // On the heap, so that requests do not carry the state of a pass: any may have to begin one.
+        let pass = async || Box::pin(self.write_back()).await;
         self.writer.flush.flush(&self.image.poison, pass).await
     }
 

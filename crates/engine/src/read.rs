@@ -64,12 +64,14 @@ impl<F: File> Queue<F> {
                 next += found.len;
             }
             let [second, third, fourth] = more;
-            let done = futures_util::join!(
+            // On the heap, so that a request in one piece does not carry the state of four.
+            let done = Box::pin(futures_util::future::join4(
                 self.fetch(found, at, first),
                 self.fetch_if(second),
                 self.fetch_if(third),
                 self.fetch_if(fourth),
-            );
+            ))
+            .await;
             done.0.and(done.1).and(done.2).and(done.3)?;
             at = next;
         }

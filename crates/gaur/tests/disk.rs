@@ -69,6 +69,21 @@ fn what_one_queue_writes_every_other_reads() {
     disk.close().expect("a clean end");
 }
 
+/// Front ends hold a request for every place of their rings, and poll it on the stack of a thread: what
+/// is rare belongs on the heap.
+#[test]
+fn state_of_a_request_is_small() {
+    let scratch = Scratch::new();
+    let disk = scratch.disk();
+    on_reactor(async || {
+        let queue = disk.queue();
+        let bytes = [0; 512];
+        let write = size_of_val(&queue.write_at(0, &bytes));
+        let flush = size_of_val(&queue.flush());
+        assert!(write.max(flush) <= 4608, "{write} and {flush} bytes");
+    });
+}
+
 #[test]
 fn parts_of_memory_are_one_range_of_the_disk() {
     let scratch = Scratch::new();

@@ -204,6 +204,14 @@ impl Header {
         Ok(())
     }
 
+    /// Most iterations of a key slot that leave room for the others under [`WORK_MAX`].
+    pub fn iterations_max(cipher: Cipher, hash: Hash) -> u32 {
+        let one = hash.work(1, cipher.key_bytes());
+        let work = (KEY_SLOTS as u64).saturating_mul(one).max(1);
+        let most = (WORK_MAX >> 1).checked_div(work).unwrap_or(0);
+        u32::try_from(most).unwrap_or(u32::MAX)
+    }
+
     /// Refuses a header on which trying a passphrase would take unreasonably long.
     pub fn check_work(&self) -> Result<(), Error> {
         let key_bytes = self.cipher.key_bytes();

@@ -20,6 +20,7 @@ mod json;
 mod kept;
 pub mod key_values;
 pub mod keys;
+pub mod new_luks;
 pub mod notice;
 pub mod open;
 pub mod options;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use gaur_block::{Access, File};
-use gaur_engine::{Format, Job};
+use gaur_engine::{Format, Job, Keys};
 use gaur_format::plan::CreateOptions;
 use gaur_reactor::{BlockingFile, OpenFile, block_on};
 
@@ -72,6 +72,8 @@ impl NewImage {
             keeps_data: false,
             backing_size: None,
             check_backing: None,
+            luks: None,
+            keys: Keys::default(),
         };
         data.make(false, job)
     }

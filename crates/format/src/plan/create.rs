@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use crate::addr::{ClusterIndex, HostOffset};
 use crate::allocation::AllocationPolicy;
 use crate::error::{Error, ErrorKind};
-use crate::extension::{self, Extension};
+use crate::extension::{self, Extension, LuksPointer};
 use crate::feature::{self, Autoclear, Compatible, Incompatible};
 use crate::geometry::{Geometry, Version};
 use crate::header::{CompressionType, CryptMethod, Header};
@@ -38,7 +38,7 @@ pub fn create(options: &CreateOptions) -> Result<Plan, Error> {
     let geometry = options.check()?;
     let size_bytes = options.rounded_size_bytes()?;
     let preallocated = options.is_mapped();
-    let layout = Layout::new(&geometry, size_bytes, preallocated);
+    let layout = Layout::new(&geometry, size_bytes, options.luks_bytes(), preallocated);
     check_reach(&geometry, &layout, preallocated)?;
     let header = header(options, &geometry, &layout, size_bytes)?;
     let mut writer = Writer {
@@ -49,7 +49,10 @@ pub fn create(options: &CreateOptions) -> Result<Plan, Error> {
     writer.refcount_blocks(&layout);
     if preallocated {
         writer.l1_table(&layout);
-        writer.l2_tables(&layout, size_bytes, options.data_file_raw);
+        writer.l2_tables(&layout, size_bytes, options);
+    }
+    if let Some(luks) = &options.luks {
+        writer.push(writer.start(layout.luks_start()), luks.bytes.clone());
     }
     writer.push(HostOffset(0), header);
     let len_bytes = geometry.cluster_start(ClusterIndex(layout.end())).0;
@@ -115,7 +118,10 @@ fn header(
         version: options.version,
         cluster_bits: options.cluster_bits,
         size_bytes,
-        crypt_method: CryptMethod::None,
+        crypt_method: match options.luks {
+            Some(_) => CryptMethod::Luks,
+            None => CryptMethod::None,
+        },
         l1_size: narrow(geometry.l1_entries_for(size_bytes))?,
         l1_table_offset: if layout.l1 > 0 {
             start(layout.l1_start())
@@ -136,13 +142,13 @@ fn header(
         } else {
             Vec::new()
         },
-        extensions: extensions(options),
+        extensions: extensions(options, start(layout.luks_start())),
         backing_file_name: options.backing_file.clone(),
     };
     header.encode().map_err(Error::into_invalid_input)
 }
 
-fn extensions(options: &CreateOptions) -> Vec<Extension> {
+fn extensions(options: &CreateOptions, luks_offset: HostOffset) -> Vec<Extension> {
     let mut list = Vec::new();
     if let Some(format) = &options.backing_format {
         let data = format.clone().into_bytes();
@@ -156,6 +162,13 @@ fn extensions(options: &CreateOptions) -> Vec<Extension> {
             kind: extension::FEATURE_NAMES,
             data: feature::name_table(),
         });
+    }
+    if let Some(luks) = &options.luks {
+        let pointer = LuksPointer {
+            offset: luks_offset,
+            len_bytes: luks.len_bytes,
+        };
+        list.push(pointer.encode());
     }
     if let Some(name) = &options.data_file {
         list.push(Extension {
@@ -243,12 +256,15 @@ impl Writer {
 
     /// Maps every cluster to its place. Standard entries say "data", which reads as zeros in a new
     /// file; extended ones keep their subclusters unallocated, so that a backing file shows through. A `raw` data
-    /// file shows through itself.
-    fn l2_tables(&mut self, layout: &Layout, size_bytes: u64, raw: bool) {
+    /// file shows through itself. Zeros of an encrypted file are noise to the guest, so that clusters are zeros
+    /// with space there.
+    fn l2_tables(&mut self, layout: &Layout, size_bytes: u64, options: &CreateOptions) {
         let geometry = self.geometry;
-        let alloc = match raw {
-            true => geometry.subcluster_mask(),
-            false => u32::from(!geometry.extended_l2()),
+        let standard = u32::from(!geometry.extended_l2());
+        let (alloc, zero) = match (&options.luks, options.data_file_raw) {
+            (Some(_), _) => (0, standard),
+            (None, true) => (geometry.subcluster_mask(), 0),
+            (None, false) => (standard, 0),
         };
         let first = match geometry.data_file() {
             true => 0,
@@ -260,7 +276,7 @@ impl Writer {
                 host: Some(offset),
                 copied: true,
                 alloc,
-                zero: 0,
+                zero,
             };
             let (raw, bitmap) = entry.encode(&geometry);
             let halves = if geometry.extended_l2() { 2 } else { 1 };

@@ -1,4 +1,4 @@
-//! Cluster layout of a new image: header, refcount table, refcount blocks, L1 table, L2 tables
+//! Cluster layout of a new image: header, refcount table, refcount blocks, L1 table, LUKS header, L2 tables
 //! and data clusters, in this order, each a run of clusters.
 
 use crate::geometry::Geometry;
@@ -10,6 +10,7 @@ pub(super) struct Layout {
     pub(super) refcount_table: u64,
     pub(super) refcount_blocks: u64,
     pub(super) l1: u64,
+    pub(super) luks: u64,
     pub(super) l2: u64,
     pub(super) data: u64,
 }
@@ -32,7 +33,13 @@ pub(super) fn refcount_clusters(geometry: &Geometry, clusters: u64) -> (u64, u64
 
 impl Layout {
     /// The layout for a disk of `size_bytes`, with space for its data or without.
-    pub(super) fn new(geometry: &Geometry, size_bytes: u64, preallocated: bool) -> Layout {
+    pub(super) fn new(
+        geometry: &Geometry,
+        size_bytes: u64,
+        luks_bytes: u64,
+        preallocated: bool,
+    ) -> Layout {
+        let luks = geometry.clusters_for(luks_bytes);
         let l2_tables = geometry.l1_entries_for(size_bytes);
         let l1 = geometry.clusters_for(l2_tables.saturating_mul(8));
         let (l2, data) = if preallocated {
@@ -47,6 +54,7 @@ impl Layout {
         };
         let others = 1u64
             .saturating_add(l1)
+            .saturating_add(luks)
             .saturating_add(l2)
             .saturating_add(data);
         let (refcount_table, refcount_blocks) = refcount_clusters(geometry, others);
@@ -54,6 +62,7 @@ impl Layout {
             refcount_table,
             refcount_blocks,
             l1,
+            luks,
             l2,
             data,
         }
@@ -71,8 +80,12 @@ impl Layout {
             .saturating_add(self.refcount_blocks)
     }
 
-    pub(super) fn l2_start(&self) -> u64 {
+    pub(super) fn luks_start(&self) -> u64 {
         self.l1_start().saturating_add(self.l1)
+    }
+
+    pub(super) fn l2_start(&self) -> u64 {
+        self.luks_start().saturating_add(self.luks)
     }
 
     pub(super) fn data_start(&self) -> u64 {

@@ -17,7 +17,12 @@ pub struct Measure {
 /// the caller, who knows the source.
 pub fn measure(options: &CreateOptions, data_clusters: u64) -> Result<Measure, Error> {
     let geometry = options.check()?;
-    let layout = Layout::new(&geometry, options.rounded_size_bytes()?, true);
+    let layout = Layout::new(
+        &geometry,
+        options.rounded_size_bytes()?,
+        options.luks_bytes(),
+        true,
+    );
     let bytes = |clusters: u64| clusters.saturating_mul(geometry.cluster_size());
     let data = match options.preallocation {
         Preallocation::Falloc | Preallocation::Full => layout.data,

@@ -11,4 +11,4 @@ mod options;
 
 pub use create::{Plan, create};
 pub use measure::{Measure, measure};
-pub use options::{CreateOptions, Preallocation};
+pub use options::{CreateOptions, LuksArea, Preallocation};

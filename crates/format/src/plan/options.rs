@@ -25,6 +25,15 @@ pub enum Preallocation {
     Full,
 }
 
+/// The LUKS header of a new image with its key slots, made by the caller: this crate knows no ciphers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LuksArea {
+    /// Its start; the rest is zeros. Empty where only sizes are asked for.
+    pub bytes: Vec<u8>,
+    /// Length of header and all key slots in bytes.
+    pub len_bytes: u64,
+}
+
 /// What a new image is to be. The default is an image of 0 bytes as QEMU makes it: version 3, 64 KiB
 /// clusters, refcounts of 16 bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +60,8 @@ pub struct CreateOptions {
     pub compression_type: CompressionType,
     /// Refcount updates may be postponed; needs version 3.
     pub lazy_refcounts: bool,
+    /// Guest data is encrypted, and this is the header with the keys.
+    pub luks: Option<LuksArea>,
     /// What gets space at once.
     pub preallocation: Preallocation,
     /// What is done with the host's space; `None` does not say, and costs no space in the header.
@@ -71,6 +82,7 @@ impl Default for CreateOptions {
             data_file_raw: false,
             compression_type: CompressionType::Deflate,
             lazy_refcounts: false,
+            luks: None,
             preallocation: Preallocation::Off,
             allocation: None,
         }
@@ -120,7 +132,13 @@ impl CreateOptions {
         if self.data_file_raw && self.backing_file.is_some() {
             return Err(wrong("a raw external data file and a backing file"));
         }
+        if self.luks.is_some() && self.data_file.is_some() {
+            return Err(wrong("encryption and an external data file"));
+        }
         let preallocated = self.is_mapped();
+        if preallocated && v2 && self.luks.is_some() {
+            return Err(wrong("preallocation of an encrypted image needs version 3"));
+        }
         if preallocated && self.backing_file.is_some() && !self.extended_l2 {
             return Err(wrong(
                 "preallocation with a backing file needs extended l2 entries",
@@ -135,6 +153,11 @@ impl CreateOptions {
             );
         }
         Ok(geometry.with_data_file(self.data_file.is_some()))
+    }
+
+    /// Length of the LUKS header with its key slots.
+    pub(super) fn luks_bytes(&self) -> u64 {
+        self.luks.as_ref().map_or(0, |luks| luks.len_bytes)
     }
 
     /// Whether every cluster gets its place at once.

@@ -1,0 +1,288 @@
+//! Making LUKS headers and keys: what an option list asks for, random bytes, and how many iterations a passphrase
+//! costs on this machine.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use gaur_engine::{ErrorKind, Passphrase};
+use gaur_format::plan::LuksArea;
+use gaur_luks::{Cipher, Hash, Header, ITERATIONS_MIN, Iv, KeyBits, Mode, New};
+use rustix::rand::{GetRandomFlags, getrandom};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::failure::Failure;
+use crate::options::{OptionList, wrong_value};
+
+/// Processor time that finding a passphrase takes, if nothing is said.
+const ITER_TIME: Duration = Duration::from_secs(2);
+/// How long the speed of hashing is measured.
+const MEASURED: Duration = Duration::from_millis(100);
+/// The digest of the volume key costs this much less than a passphrase.
+const DIGEST_DIVISOR: u32 = 8;
+
+const CIPHERS: [(&str, KeyBits); 3] = [
+    ("aes-128", KeyBits::Aes128),
+    ("aes-192", KeyBits::Aes192),
+    ("aes-256", KeyBits::Aes256),
+];
+const MODES: [(&str, Mode); 2] = [("xts", Mode::Xts), ("cbc", Mode::Cbc)];
+const IVS: [(&str, Iv); 3] = [
+    ("plain", Iv::Plain),
+    ("plain64", Iv::Plain64),
+    ("essiv", Iv::EssivSha256),
+];
+const HASHES: [(&str, Hash); 3] = [
+    ("sha1", Hash::Sha1),
+    ("sha256", Hash::Sha256),
+    ("sha512", Hash::Sha512),
+];
+
+/// Encryption of a new image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LuksChoice {
+    cipher: Cipher,
+    hash: Hash,
+    iter_time: Duration,
+    /// Name of the secret that is to open the image.
+    pub secret: Option<String>,
+}
+
+impl LuksChoice {
+    /// Takes the `encrypt.` options out of a list.
+    pub fn take(options: &mut OptionList) -> Result<Option<LuksChoice>, Failure> {
+        match options.take("encrypt.format").as_deref() {
+            Some("luks") => {}
+            Some("aes") => {
+                let message = "option 'encrypt.format=aes' is not supported: it hides little";
+                return Err(Failure::new(message).hint("encrypt.format=luks is"));
+            }
+            Some(other) => return Err(wrong_value("encrypt.format", other, "luks")),
+            None => match options.rest().find(|key| key.starts_with("encrypt.")) {
+                None => return Ok(None),
+                Some(key) => {
+                    let message = format!("option '{key}' without 'encrypt.format'");
+                    return Err(Failure::new(message).hint("encrypt.format=luks"));
+                }
+            },
+        }
+        let secret = options.take("encrypt.key-secret");
+        let bits = options.take_choice("encrypt.cipher-alg", &CIPHERS, None)?;
+        let mode = options.take_choice("encrypt.cipher-mode", &MODES, None)?;
+        let iv = options.take_choice("encrypt.ivgen-alg", &IVS, None)?;
+        let iv_hash = options.take("encrypt.ivgen-hash-alg");
+        let hash = options.take_choice("encrypt.hash-alg", &HASHES, None)?;
+        let value = |choice: Option<(&str, _)>| choice.map(|(_, value)| value);
+        let cipher = Cipher {
+            bits: value(bits).unwrap_or_default(),
+            mode: mode.map(|(_, mode)| mode).unwrap_or_default(),
+            iv: iv.map(|(_, iv)| iv).unwrap_or_default(),
+        };
+        if let Some(name) = iv_hash {
+            if name != "sha256" {
+                return Err(wrong_value("encrypt.ivgen-hash-alg", &name, "sha256"));
+            }
+            if cipher.iv != Iv::EssivSha256 {
+                let message = "option 'encrypt.ivgen-hash-alg' is for encrypt.ivgen-alg=essiv";
+                return Err(Failure::new(message));
+            }
+        }
+        if (cipher.bits, cipher.mode) == (KeyBits::Aes192, Mode::Cbc) {
+            let message = "aes-192 in mode cbc is not supported: QEMU cannot open such images";
+            return Err(Failure::new(message).hint("aes-256, or encrypt.cipher-mode=xts"));
+        }
+        Ok(Some(LuksChoice {
+            cipher,
+            hash: hash.map(|(_, hash)| hash).unwrap_or_default(),
+            iter_time: take_iter_time(options)?,
+            secret,
+        }))
+    }
+
+    /// The header's size alone.
+    pub fn measured(&self) -> LuksArea {
+        LuksArea {
+            bytes: Vec::new(),
+            len_bytes: Header::new_bytes(self.cipher),
+        }
+    }
+
+    /// What it is, as options.
+    pub fn options(&self) -> [(&'static str, &'static str); 5] {
+        let Cipher { bits, mode, iv } = self.cipher;
+        [
+            ("encrypt.format", "luks"),
+            ("encrypt.cipher-alg", name_of(&CIPHERS, bits)),
+            ("encrypt.cipher-mode", mode.name()),
+            ("encrypt.ivgen-alg", name_of(&IVS, iv)),
+            ("encrypt.hash-alg", self.hash.name()),
+        ]
+    }
+
+    /// Makes a header with a new key, which `passphrase` opens.
+    pub fn make(&self, passphrase: &Passphrase) -> Result<LuksArea, Failure> {
+        let iterations = iterations(self.cipher, self.hash, self.iter_time)?;
+        let mut chance = Chance::default();
+        let new = New {
+            cipher: self.cipher,
+            hash: self.hash,
+            iterations,
+            digest_iterations: (iterations / DIGEST_DIVISOR).max(ITERATIONS_MIN),
+            uuid: chance.uuid(),
+        };
+        let created = Header::create(&new, passphrase, &mut |bytes| chance.fill(bytes));
+        let created = created.map_err(|error| Failure::new(error.to_string()))?;
+        chance.check()?;
+        let slot = created.header.stripes_of(&created.header.slots[0]);
+        let mut bytes = created.header.encode();
+        bytes.resize(slot.start as usize, 0);
+        bytes.extend(created.stripes);
+        Ok(LuksArea {
+            bytes,
+            len_bytes: Header::new_bytes(self.cipher),
+        })
+    }
+}
+
+fn name_of<T: PartialEq>(names: &[(&'static str, T)], wanted: T) -> &'static str {
+    let found = names.iter().find(|(_, value)| *value == wanted);
+    found.map_or("", |(name, _)| name)
+}
+
+/// Takes `encrypt.iter-time`, the milliseconds that finding a passphrase is to take.
+pub fn take_iter_time(options: &mut OptionList) -> Result<Duration, Failure> {
+    const KEY: &str = "encrypt.iter-time";
+    let Some(text) = options.take(KEY) else {
+        return Ok(ITER_TIME);
+    };
+    match text.parse::<u64>() {
+        Ok(millis @ 1..=60_000) => Ok(Duration::from_millis(millis)),
+        _ => Err(wrong_value(KEY, &text, "milliseconds, 1 to 60000")),
+    }
+}
+
+/// Iterations that take so much processor time here, at least as many as QEMU and cryptsetup want, at most as many as a
+/// reader does.
+pub fn iterations(cipher: Cipher, hash: Hash, time: Duration) -> Result<u32, Failure> {
+    let wanted = time.min(MEASURED);
+    let passphrase = Passphrase::new(b"passphrase".to_vec());
+    let mut key = vec![0; cipher.key_bytes()];
+    let (mut tried, mut taken) = (1_u32 << 10, Duration::ZERO);
+    while taken < wanted && tried < 1 << 28 {
+        tried <<= 1;
+        let start = processor_time();
+        hash.derive(&passphrase, b"salt", tried, &mut key);
+        taken = processor_time().saturating_sub(start);
+    }
+    let found = u128::from(tried) * time.as_nanos() / taken.as_nanos().max(1);
+    let most = Header::iterations_max(cipher, hash);
+    let found = u32::try_from(found).unwrap_or(u32::MAX);
+    Ok(found.clamp(ITERATIONS_MIN, most))
+}
+
+/// What this thread has used of its processor.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Random bytes of the kernel.
+#[derive(Debug, Default)]
+pub struct Chance {
+    failed: Option<rustix::io::Errno>,
+}
+
+impl Chance {
+    /// Fills memory. A failure shows in [`Chance::check`].
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        let mut done = 0;
+        while done < bytes.len() && self.failed.is_none() {
+            match getrandom(&mut bytes[done..], GetRandomFlags::empty()) {
+                Ok(count) => done += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => self.failed = Some(errno),
+            }
+        }
+    }
+
+    /// Whether all bytes asked for were random.
+    pub fn check(&self) -> Result<(), Failure> {
+        let failed = |why: &dyn Display| Failure::new(format!("no random bytes: {why}"));
+        match &self.failed {
+            None => Ok(()),
+            Some(errno) => Err(failed(errno).kind(ErrorKind::Io)),
+        }
+    }
+
+    /// A random name (RFC 9562, version 4).
+    fn uuid(&mut self) -> String {
+        let mut bytes = [0; 16];
+        self.fill(&mut bytes);
+        let number = u128::from_be_bytes(bytes);
+        let number = number & !(0xf << 76) & !(0b11 << 62) | 0x4 << 76 | 0b10 << 62;
+        let digits = format!("{number:032x}");
+        let (a, rest) = digits.split_at(8);
+        let (b, rest) = rest.split_at(4);
+        let (c, rest) = rest.split_at(4);
+        let (d, e) = rest.split_at(4);
+        format!("{a}-{b}-{c}-{d}-{e}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(list: &str) -> Result<Option<LuksChoice>, Failure> {
+        LuksChoice::take(&mut OptionList::parse(&[list.to_owned()])?)
+    }
+
+    #[test]
+    fn defaults_are_those_of_qemu_and_others_are_refused_by_name() {
+        assert_eq!(taken("compat=v3").expect("no encryption"), None);
+        let choice = taken("encrypt.format=luks").expect("luks").expect("luks");
+        let values = choice.options().map(|(_, value)| value);
+        assert_eq!(values, ["luks", "aes-256", "xts", "plain64", "sha256"]);
+        assert_eq!(choice.measured().len_bytes, 2_068_480);
+        for (list, word) in [
+            ("encrypt.format=aes", "encrypt.format=aes"),
+            ("encrypt.format=luks2", "possible values: luks"),
+            ("encrypt.key-secret=a", "without 'encrypt.format'"),
+            (
+                "encrypt.format=luks,encrypt.cipher-alg=serpent-256",
+                "aes-256",
+            ),
+            ("encrypt.format=luks,encrypt.cipher-mode=ctr", "xts, cbc"),
+            ("encrypt.format=luks,encrypt.ivgen-alg=null", "plain64"),
+            ("encrypt.format=luks,encrypt.ivgen-hash-alg=sha256", "essiv"),
+            (
+                "encrypt.format=luks,encrypt.ivgen-alg=essiv,encrypt.ivgen-hash-alg=md5",
+                "sha256",
+            ),
+            ("encrypt.format=luks,encrypt.hash-alg=ripemd160", "sha512"),
+            ("encrypt.format=luks,encrypt.iter-time=0", "1 to 60000"),
+            (
+                "encrypt.format=luks,encrypt.cipher-alg=aes-192,encrypt.cipher-mode=cbc",
+                "aes-192",
+            ),
+        ] {
+            let failure = taken(list).expect_err(list).to_string();
+            assert!(failure.contains(word), "{failure}");
+        }
+    }
+
+    #[test]
+    fn a_header_opens_with_its_passphrase_and_costs_what_was_asked_for() {
+        let choice = taken("encrypt.format=luks,encrypt.iter-time=20").expect("luks");
+        let choice = choice.expect("luks");
+        let passphrase = Passphrase::new(b"open".to_vec());
+        let area = choice.make(&passphrase).expect("a header");
+        let other = choice.make(&passphrase).expect("a header");
+        assert_ne!(area, other);
+        let header = Header::parse(&area.bytes).expect("a header");
+        let slot = &header.slots[0];
+        assert!(slot.iterations.is_some_and(|count| count >= ITERATIONS_MIN));
+        assert_eq!(header.uuid.len(), 36);
+        let mut stripes = area.bytes[slot.offset_bytes as usize..].to_vec();
+        assert!(header.open_slot(slot, &mut stripes, &passphrase).is_some());
+    }
+}
