@@ -33,12 +33,17 @@ struct Sample {
     format: Format,
     image: Vec<u8>,
     disk: Vec<u8>,
+    block: usize,
     metadata: Vec<(usize, usize)>,
 }
 
 /// Bytes that tell which block of the file they are.
 fn block(number: usize) -> Vec<u8> {
-    (0..BLOCK)
+    block_of(number, BLOCK)
+}
+
+fn block_of(number: usize, len: usize) -> Vec<u8> {
+    (0..len)
         .map(|at| (at / 7 + number * 31) as u8 | 1)
         .collect()
 }
@@ -49,8 +54,7 @@ fn disk() -> Vec<u8> {
 }
 
 fn disk_of(len: usize) -> Vec<u8> {
-    let bytes =
-        |number: &Option<usize>| number.map_or(vec![0; len], |number| block_of(number, len));
+    let bytes = |number: &Option<usize>| number.map_or(vec![0; len], |n| block_of(n, len));
     let mut disk: Vec<u8> = BLOCKS.iter().flat_map(bytes).collect();
     disk.truncate(disk.len() - 1024);
     disk
