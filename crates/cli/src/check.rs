@@ -75,9 +75,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         ..open::reading(None, args.force_share, args.source.references())
     };
     let file = spec.open_file(&base)?;
-    if spec.format_of(&file)? == Format::Raw {
-        let failure = Failure::about(spec.path(), "raw images have nothing that could be checked");
-        return Err(failure.code(EXIT_NO_CHECKS));
+    let message = match spec.format_of(&file)? {
+        Format::Qcow2 => None,
+        Format::Raw => Some("raw images have nothing that could be checked".to_owned()),
+        Format::Foreign(other) => Some(format!("{} images cannot be checked", other.shown())),
+    };
+    if let Some(message) = message {
+        return Err(Failure::about(spec.path(), message).code(EXIT_NO_CHECKS));
     }
     let job = interrupt::job()?;
     let repaired = match args.repair {
