@@ -111,10 +111,7 @@ impl BitmapShape {
     }
 
     /// Of the write-intent map of a disk of `size_bytes`.
-    pub fn of_write_intent_map(
-        size_bytes: u64,
-        geometry: &Geometry,
-    ) -> Result<BitmapShape, Error> {
+    pub fn of_write_intent_map(size_bytes: u64, geometry: &Geometry) -> Result<BitmapShape, Error> {
         let bits_per_cluster = 8u64.wrapping_shl(geometry.cluster_bits());
         let regions = |bits: u32| size_bytes.div_ceil(1u64.wrapping_shl(bits));
         let mut bits = REGION_BITS;

@@ -67,7 +67,10 @@ impl IntentMap {
         let region = 1_u64 << self.wanted.shape().granularity_bits();
         let first = range.start / region;
         let is_marked = |before: &u64| {
-            *before <= first && self.durable.has(GuestRange::new((first - before) * region, 1))
+            *before <= first
+                && self
+                    .durable
+                    .has(GuestRange::new((first - before) * region, 1))
         };
         let ahead = (1..=AHEAD_MAX).take_while(is_marked).count() as u64 * region;
         let end = range.end().saturating_add(ahead).min(size_bytes);

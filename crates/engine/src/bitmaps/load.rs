@@ -205,9 +205,8 @@ impl<F: File> LayerReader<'_, F> {
         let shape = kept.shape(header.size_bytes, &geometry);
         // The size of the disk may have changed while it was in use: the map has what was added.
         let any_size = is_vouched && kept.stored.has(bitmap::IN_USE);
-        let fits = shape.is_some_and(|shape| {
-            any_size || shape.table_entries() == kept.stored.table_entries
-        });
+        let fits = shape
+            .is_some_and(|shape| any_size || shape.table_entries() == kept.stored.table_entries);
         kept.is_usable &= fits;
         let wanted = u64::from(kept.stored.table_entries);
         if entries + wanted > TABLE_ENTRIES_MAX {

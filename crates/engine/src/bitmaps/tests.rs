@@ -17,9 +17,7 @@ use crate::options::OpenOptions;
 use crate::queue::Queue;
 use crate::references::References;
 use crate::snapshot::NewSnapshot;
-use crate::test_file::{
-    Random, TestFile, TestHost, block_on, cached_limits, check_clean, checked,
-};
+use crate::test_file::{Random, TestFile, TestHost, block_on, cached_limits, check_clean, checked};
 
 mod crash;
 

@@ -47,10 +47,7 @@ fn bitmaps_of_a_killed_process_have_the_regions_it_wrote_to() {
         write(&queue, 5 * REGION + SECTOR, SECTOR);
         drop(queue);
         let queue = opened(&host);
-        assert_eq!(
-            blocks(&queue, "on", 65536),
-            BTreeSet::from([0, 1, 10, 11])
-        );
+        assert_eq!(blocks(&queue, "on", 65536), BTreeSet::from([0, 1, 10, 11]));
         assert!(blocks(&queue, "off", 65536).is_empty());
         assert_eq!(inconsistent(&queue), [false, false]);
         // A second crash adds the second process's regions.
