@@ -67,6 +67,28 @@ pub struct Options {
     pub dump: Option<PathBuf>,
 }
 
+impl Options {
+    /// What the seed draws, as far as it is not asked for.
+    fn configure(&self, seed: u64) -> Config {
+        let mut config = Config::draw(seed);
+        if self.by_qemu {
+            config.unit_bytes = 512;
+        }
+        match self.encrypted.unwrap_or(config.image.encryption.is_some()) {
+            true if !self.by_qemu && !self.data_file => config = config.with_encryption(),
+            _ => config.image.encryption = None,
+        }
+        if self.bitmaps && config.image.shape.version == 3 {
+            config.image.bitmaps = Some(Bitmaps::Valid);
+            config.keeps_bitmaps = true;
+        }
+        if self.packed {
+            config.packed_per_mille = 1000;
+        }
+        config
+    }
+}
+
 /// A seed that found something.
 #[derive(Clone, Debug)]
 pub struct Failure {
@@ -139,24 +161,7 @@ pub(crate) struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(seed: u64, options: &'a Options) -> Result<Run<'a>, String> {
-        let mut config = Config::draw(seed);
-        if options.by_qemu {
-            config.unit_bytes = 512;
-        }
-        match options
-            .encrypted
-            .unwrap_or(config.image.encryption.is_some())
-        {
-            true if !options.by_qemu && !options.data_file => config = config.with_encryption(),
-            _ => config.image.encryption = None,
-        }
-        if options.bitmaps && config.image.shape.version == 3 {
-            config.image.bitmaps = Some(Bitmaps::Valid);
-            config.keeps_bitmaps = true;
-        }
-        if options.packed {
-            config.packed_per_mille = 1000;
-        }
+        let mut config = options.configure(seed);
         let data_file = options.data_file.then(|| data_file::configure(&mut config));
         let mut random = Random::new(seed ^ 0x9d1e_6f04_77a3_15cb);
         let trace = match options.print_trace {
