@@ -27,7 +27,7 @@ pub fn read(file: &ImageFile, header: &Header) -> Result<Vec<Bitmap>, Failure> {
 /// The same of an image that is not open; `None` if its format has no place for bitmaps.
 pub fn storable(spec: &ImageSpec, base: &OpenOptions) -> Result<Option<Vec<Bitmap>>, Failure> {
     let file = spec.open_file(base)?;
-    if spec.format_of(&file)? == Format::Raw {
+    if spec.format_of(&file)? != Format::Qcow2 {
         return Ok(None);
     }
     let header = file.header()?;

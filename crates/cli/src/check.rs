@@ -1,10 +1,12 @@
 //! `gaur check`: check the consistency of an image, and repair it.
 
 use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use gaur_engine::{Format, Job, OpenOptions};
 use gaur_format::AllocationPolicy;
-use gaur_format::check::{Check, RepairMode, Repaired, Report, Step};
+use gaur_format::check::{Check, RepairMode, Repaired, Report, Step, TablePart};
 use gaur_reactor::block_on;
 
 use crate::check_report::{Fixed, ImageCheck};
@@ -14,6 +16,7 @@ use crate::interrupt;
 use crate::json;
 use crate::notice::say;
 use crate::open::{self, CacheMode, Output, SourceArgs};
+use crate::progress::{Progress, ProgressOptions};
 use crate::reclaimable;
 
 /// Check the consistency of an image
@@ -31,9 +34,8 @@ pub struct Args {
     /// How to print
     #[arg(long, value_enum, default_value = "human")]
     output: Output,
-    /// Print only errors
-    #[arg(short, long)]
-    quiet: bool,
+    #[command(flatten)]
+    show: ProgressOptions,
     /// Open even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
@@ -73,9 +75,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         ..open::reading(None, args.force_share, args.source.references())
     };
     let file = spec.open_file(&base)?;
-    if spec.format_of(&file)? == Format::Raw {
-        let failure = Failure::about(spec.path(), "raw images have nothing that could be checked");
-        return Err(failure.code(EXIT_NO_CHECKS));
+    let message = match spec.format_of(&file)? {
+        Format::Qcow2 => None,
+        Format::Raw => Some("raw images have nothing that could be checked".to_owned()),
+        Format::Foreign(other) => Some(format!("{} images cannot be checked", other.shown())),
+    };
+    if let Some(message) = message {
+        return Err(Failure::about(spec.path(), message).code(EXIT_NO_CHECKS));
     }
     let job = interrupt::job()?;
     let repaired = match args.repair {
@@ -84,9 +90,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     };
     let report = match &repaired {
         Some(repaired) => repaired.after.clone(),
-        None => check(&file, &job)?,
+        None => check(&file, args, &job)?,
     };
-    if !args.quiet {
+    if !args.show.quiet {
         print_findings(spec.path(), &report);
     }
     let check = ImageCheck {
@@ -97,26 +103,69 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     };
     match args.output {
         Output::Json => json::write(out, &check.json())?,
-        Output::Human if args.quiet => {}
+        Output::Human if args.show.quiet => {}
         Output::Human => check.print(out)?,
     }
     Ok(check.exit_code())
 }
 
-/// Runs the checker over the file.
-fn check(file: &ImageFile, job: &Job) -> Result<Report, Failure> {
+/// Most threads that look at L2 tables: more wait for the host's memory.
+const THREADS_MAX: usize = 16;
+
+/// Runs the checker over the file, with a thread for each processor where most of the work is.
+fn check(file: &ImageFile, args: &Args, job: &Job) -> Result<Report, Failure> {
     let broken = |error| file.broken(&error);
+    let mut progress = match args.output {
+        Output::Human => args.show.start(None),
+        Output::Json => Progress::Quiet,
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
     let mut check = Check::new(&file.header_cluster()?, file.len_bytes()).map_err(broken)?;
-    loop {
+    let report = loop {
         interrupt::check(job)?;
-        match check.next() {
+        let step = check.next();
+        let mut parts = check.split(threads.min(THREADS_MAX));
+        if !parts.is_empty() {
+            look_at_tables(file, &mut parts, job, &mut progress);
+            check.join(parts);
+            continue;
+        }
+        match step {
             Step::Need { offset, len } => match file.try_read(offset, len) {
                 Ok(bytes) => check.feed(&bytes),
                 Err(_) => check.fail(),
             },
-            Step::Done(report) => return Ok(report),
+            Step::Done(report) => break report,
         }
-    }
+    };
+    progress.finish();
+    Ok(report)
+}
+
+/// Looks at the L2 tables, this thread at those of the first part. A job that is cancelled ends it early.
+fn look_at_tables(file: &ImageFile, parts: &mut [TablePart], job: &Job, progress: &mut Progress) {
+    let total: usize = parts.iter().map(TablePart::left).sum();
+    let (total, done) = (total as u64, AtomicU64::new(0));
+    let look = |part: &mut TablePart, show: &mut dyn FnMut(u64)| {
+        while !job.is_cancelled()
+            && let Some((offset, len)) = part.next()
+        {
+            match file.try_read(offset, len) {
+                Ok(bytes) => part.feed(&bytes),
+                Err(_) => part.fail(),
+            }
+            show(done.fetch_add(1, Ordering::Relaxed));
+        }
+    };
+    let Some((first, others)) = parts.split_first_mut() else {
+        return;
+    };
+    thread::scope(|scope| {
+        for part in others {
+            scope.spawn(|| look(part, &mut |_| {}));
+        }
+        look(first, &mut |done| progress.update(done, total));
+    });
 }
 
 /// Repairs the image in the file, and tells what was done.
@@ -130,7 +179,7 @@ fn repair(file: &ImageFile, what: What, args: &Args, job: &Job) -> Result<Repair
         true => Failure::interrupted(),
         false => Failure::image(file.name(), &error),
     })?;
-    if !args.quiet {
+    if !args.show.quiet {
         let name = file.name();
         let will = if args.dry_run {
             "would repair"

@@ -16,6 +16,7 @@ use crate::new_image::{self, NewImage};
 use crate::notice::say;
 use crate::open::{
     self, CacheMode, KeyOptions, ReferenceOptions, allocation_parser, format_parser,
+    target_format_parser,
 };
 use crate::options::OptionList;
 use crate::progress::ProgressOptions;
@@ -47,7 +48,7 @@ pub struct Args {
     #[command(flatten)]
     keys: KeyOptions,
     /// Format of the target (qcow2 if its name ends in .qcow2, otherwise raw)
-    #[arg(short = 'O', long, value_name = "FMT", value_parser = format_parser())]
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = target_format_parser())]
     target_format: Option<Format>,
     /// Options of the target's format; '-o help' lists them
     #[arg(short = 'o', long, value_name = "KEY=VALUE,..")]

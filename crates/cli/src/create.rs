@@ -8,7 +8,7 @@ use gaur_engine::Format;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::new_image::{self, NewImage};
-use crate::open::{KeyOptions, ReferenceOptions, format_parser};
+use crate::open::{KeyOptions, ReferenceOptions, target_format_parser};
 use crate::options::OptionList;
 use crate::size::parse_size;
 
@@ -21,7 +21,7 @@ pub struct Args {
     #[arg(short, long)]
     quiet: bool,
     /// Format of the image (qcow2 if the name ends in .qcow2, otherwise raw)
-    #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
+    #[arg(short, long, value_name = "FMT", value_parser = target_format_parser())]
     format: Option<Format>,
     /// Image to stack the new one on; what the new one does not have is read from it
     #[arg(short, long, value_name = "BACKING")]

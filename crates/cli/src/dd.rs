@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::new_image::{self, NewImage};
-use crate::open::{self, KeyOptions, ReferenceOptions, format_parser};
+use crate::open::{self, KeyOptions, ReferenceOptions, format_parser, target_format_parser};
 use crate::options::OptionList;
 use crate::shared_image::SharedImage;
 use crate::size::parse_size;
@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "format")]
     image_opts: bool,
     /// Format of the output
-    #[arg(short = 'O', long, value_name = "FMT", value_parser = format_parser(), default_value = "raw")]
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = target_format_parser(), default_value = "raw")]
     output_format: Format,
     /// Open the input even if another program is writing
     #[arg(short = 'U', long)]

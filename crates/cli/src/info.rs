@@ -6,11 +6,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use gaur_block::FileId;
-use gaur_engine::Format;
+use gaur_engine::{ForeignFormat, Format};
 use gaur_format::bitmap::{self, Bitmap};
 use gaur_format::feature::{Autoclear, Compatible, Incompatible};
 use gaur_format::header::CryptMethod;
 use gaur_format::{AllocationPolicy, Header, Version};
+use gaur_reactor::block_on;
 use serde_json::{Value, json};
 
 use crate::bitmaps;
@@ -137,8 +138,10 @@ impl Inspection {
             name: "file",
             info: child,
         });
-        if format == Format::Qcow2 {
-            self.add_qcow2(&mut info)?;
+        match format {
+            Format::Qcow2 => self.add_qcow2(&mut info)?,
+            Format::Raw => {}
+            Format::Foreign(format) => self.add_foreign(format, &mut info)?,
         }
         Ok(info)
     }
@@ -154,6 +157,15 @@ impl Inspection {
             actual_size,
             ..ImageInfo::default()
         })
+    }
+
+    fn add_foreign(&self, format: ForeignFormat, info: &mut ImageInfo) -> Result<(), Failure> {
+        let found = block_on(gaur_engine::foreign_info(self.file.file(), format));
+        let found = found.map_err(|error| Failure::image(self.file.name(), &error))?;
+        info.format = format.name().to_owned();
+        info.virtual_size = found.size_bytes;
+        info.cluster_size = found.block_bytes;
+        Ok(())
     }
 
     fn add_qcow2(&self, info: &mut ImageInfo) -> Result<(), Failure> {

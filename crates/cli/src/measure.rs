@@ -17,7 +17,7 @@ use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::json;
 use crate::new_image::{self, NewImage};
-use crate::open::{self, Output, SourceOptions, format_parser};
+use crate::open::{self, Output, SourceOptions, target_format_parser};
 use crate::options::OptionList;
 use crate::size::parse_size;
 use crate::snapshot_choice::SnapshotChoice;
@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "human")]
     output: Output,
     /// Format of the new image
-    #[arg(short = 'O', long, value_name = "FMT", value_parser = format_parser(), default_value = "raw")]
+    #[arg(short = 'O', long, value_name = "FMT", value_parser = target_format_parser(), default_value = "raw")]
     target_format: Format,
     /// Options of the new image; '-o help' lists them
     #[arg(short = 'o', long, value_name = "KEY=VALUE,..")]
@@ -103,7 +103,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         }
     };
     let sizes = match args.target_format {
-        Format::Raw => Sizes {
+        Format::Raw | Format::Foreign(_) => Sizes {
             bitmaps: None,
             required: contents.size_bytes,
             fully_allocated: contents.size_bytes,

@@ -121,7 +121,7 @@ Supported raw options:
 pub fn print_options(format: Format, out: &mut dyn Write) -> Result<(), Failure> {
     let text = match format {
         Format::Qcow2 => OPTIONS_QCOW2,
-        Format::Raw => OPTIONS_RAW,
+        Format::Raw | Format::Foreign(_) => OPTIONS_RAW,
     };
     Ok(out.write_all(text.as_bytes())?)
 }
@@ -186,6 +186,11 @@ impl NewImage {
                 return Err(Failure::about(name, message));
             }
             Format::Raw => {}
+            Format::Foreign(other) => {
+                let message = format!("{} images can only be read", other.shown());
+                let hint = "qcow2 and raw can be written";
+                return Err(Failure::about(name, message).hint(hint));
+            }
         }
         if let Some(key) = options.rest().next() {
             return Err(Failure::about(name, unknown_option(key, format))
@@ -277,7 +282,9 @@ impl NewImage {
         };
         if format.is_none() {
             let format = self.plan.backing_format.as_deref().unwrap_or_default();
-            return Err(wrong_value("backing_fmt", format, "qcow2, raw").with_subject(&self.name));
+            return Err(
+                wrong_value("backing_fmt", format, &open::known_formats()).with_subject(&self.name)
+            );
         }
         let options = OpenOptions {
             keys: self.keys.clone(),
@@ -482,7 +489,7 @@ impl NewImage {
         let made = match self.format {
             Format::Qcow2 => block_on(gaur_engine::create(&file, &plan, job))
                 .map_err(|error| Failure::image(&self.name, &error)),
-            Format::Raw => self.make_raw(&file, job),
+            Format::Raw | Format::Foreign(_) => self.make_raw(&file, job),
         };
         let made = made.map_err(|failure| match failure.kind {
             Some(Cancelled) => Failure::interrupted().with_subject(&self.name),

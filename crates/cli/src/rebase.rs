@@ -97,6 +97,7 @@ impl Args {
                 let probed = file.and_then(|file| file.probe());
                 match probed {
                     Ok(Format::Qcow2) => Format::Qcow2.name().to_owned(),
+                    Ok(foreign @ Format::Foreign(_)) => foreign.name().to_owned(),
                     Ok(Format::Raw) | Err(_) => {
                         let message = "the backing format must be told";
                         return Err(about(message.to_owned()).hint("say -F raw or -F qcow2"));
@@ -109,7 +110,7 @@ impl Args {
         if let (Some(path), false) = (path, self.name_only) {
             let known = Format::from_name(&format).ok_or_else(|| {
                 let message = format!("backing format {format:?} is not supported");
-                about(message).hint("qcow2 and raw are")
+                about(message).hint(format!("{} are", open::known_formats()))
             })?;
             let new = ImageSpec::plain(path, Some(known));
             image = Some(SharedImage::open(&new, &self.reading(Some(known))?)?);

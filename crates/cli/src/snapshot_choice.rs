@@ -45,8 +45,9 @@ impl SnapshotChoice {
         };
         let file = spec.open_file(base)?;
         let fail = |message: String| Failure::about(spec.path(), message);
-        if spec.format_of(&file)? == Format::Raw {
-            return Err(fail("a raw image has no internal snapshots".to_owned()));
+        let format = spec.format_of(&file)?;
+        if format != Format::Qcow2 {
+            return Err(fail(format!("a {format} image has no internal snapshots")));
         }
         let snapshots = snapshot_table::read(&file, &file.header()?)?;
         let is = |wanted: &Option<String>, value: &[u8]| {

@@ -29,6 +29,9 @@ pub enum Structure {
     /// A cluster that the image maps guest data to.
     #[error("data cluster")]
     DataCluster,
+    /// The table of a foreign image that says where its blocks are.
+    #[error("block table")]
+    BlockTable,
 }
 
 /// What is wrong.
@@ -47,6 +50,9 @@ pub enum Finding {
     /// The cluster at this host offset is in use, and no refcount block counts it.
     #[error("no refcount block counts the cluster at offset {0}, which is in use")]
     Uncounted(u64),
+    /// An entry that a foreign format does not allow.
+    #[error("{0}")]
+    Foreign(gaur_foreign::Damage),
 }
 
 /// What is wrong in one file, and where.

@@ -21,6 +21,7 @@ use crate::decompressed::DecompressedClusters;
 use crate::error::{ErrorKind, ImageError};
 use crate::events::RequestEvents;
 use crate::flush::FlushGroup;
+use crate::foreign::Foreign;
 use crate::metadata::alloc::Alloc;
 use crate::metadata::claims::Claims;
 use crate::metadata::cluster_set::ClusterSet;
@@ -72,6 +73,8 @@ pub struct Layer {
     pub(crate) size_bytes: u64,
     pub(crate) header: Option<Header>,
     pub(crate) qcow2: Option<Qcow2>,
+    /// The mapping of an image of another program.
+    pub(crate) foreign: Option<Foreign>,
     pub(crate) data_file: Option<DataFile>,
 }
 
@@ -167,7 +170,7 @@ impl Layer {
         self.format
     }
 
-    /// The header as it was when the image was opened; `None` for a raw layer.
+    /// The header as it was when the image was opened; `None` where the layer is not qcow2.
     pub fn header(&self) -> Option<&Header> {
         self.header.as_ref()
     }
@@ -184,7 +187,7 @@ impl Layer {
         self.size_bytes
     }
 
-    /// How the cache of its L2 tables is doing; `None` for a raw layer.
+    /// How the cache of its L2 tables is doing; `None` where the layer is not qcow2.
     pub fn l2_cache(&self) -> Option<CacheStatistics> {
         let qcow2 = self.qcow2.as_ref()?;
         Some(qcow2.maps.slices.statistics())
@@ -323,6 +326,9 @@ impl Image {
         for layer in &self.layers {
             if let Some(qcow2) = &layer.qcow2 {
                 qcow2.maps.slices.clean();
+            }
+            if let Some(foreign) = &layer.foreign {
+                foreign.clean();
             }
         }
         if let Some(writer) = &self.writer {

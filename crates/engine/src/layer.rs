@@ -117,6 +117,7 @@ impl<'a, F: File> LayerReader<'a, F> {
                 size_bytes: self.len_bytes.next_multiple_of(512),
                 header: None,
                 qcow2: None,
+                foreign: None,
                 data_file: None,
             },
             file_len_bytes: self.len_bytes,
@@ -132,8 +133,12 @@ impl<'a, F: File> LayerReader<'a, F> {
         match (format, purpose.snapshot) {
             (Format::Qcow2, _) => self.load_qcow2(&mut parts, purpose, table_budget).await?,
             (Format::Raw, None) => {}
-            (Format::Raw, Some(which)) => {
-                let text = format!("a raw image has no internal snapshots, and so no {which:?}");
+            (Format::Foreign(format), None) => {
+                self.load_foreign(&mut parts, format, purpose).await?;
+            }
+            (other, Some(which)) => {
+                let text =
+                    format!("a {other} image has no internal snapshots, and so no {which:?}");
                 return Err(ImageError::new(ErrorKind::InvalidInput, text));
             }
         }

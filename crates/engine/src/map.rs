@@ -2,6 +2,7 @@
 
 use gaur_block::{Errno, File, Status};
 
+use crate::foreign::Foreign;
 use crate::metadata::maps::{Extent, Kind};
 use crate::options::Format;
 use crate::queue::Queue;
@@ -76,7 +77,8 @@ impl<F: File> Queue<F> {
         Ok(extent)
     }
 
-    /// A raw layer knows of zeros only by the holes of its file. Of a data file they are zeros that are mapped.
+    /// A raw layer knows of zeros only by the holes of its file, and so does a foreign one that lies in one piece. Of a
+    /// data file they are zeros that are mapped.
     async fn look_for_hole(
         &self,
         layer: usize,
@@ -86,7 +88,9 @@ impl<F: File> Queue<F> {
         let Some(found) = self.image.layers.get(layer) else {
             return Ok(());
         };
-        let (raw, mapped) = (found.format() == Format::Raw, found.data_file.is_some());
+        let flat = found.foreign.as_ref().is_some_and(Foreign::is_flat);
+        let raw = found.format() == Format::Raw || flat;
+        let mapped = found.data_file.is_some();
         if let Some(file) = self.data_file_of(layer).filter(|_| raw || mapped) {
             let file_len = file.len().await?;
             if host >= file_len {

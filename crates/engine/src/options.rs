@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gaur_block::FileId;
+use gaur_foreign::Format as ForeignFormat;
 use gaur_format::{AllocationPolicy, ImageFormat};
 
 use crate::cache_options::CacheOptions;
@@ -12,21 +13,33 @@ use crate::error::{ErrorKind, ImageError};
 use crate::keys::Keys;
 use crate::references::References;
 
-/// What the bytes of a file mean: the formats that this engine reads and writes.
+/// What the bytes of a file mean: the formats that this engine knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// A qcow2 image, version 2 or 3.
     Qcow2,
     /// The disk's bytes as they are.
     Raw,
+    /// An image of another program, which can only be read.
+    Foreign(ForeignFormat),
 }
 
 impl Format {
+    /// The formats that can be written.
+    pub const WRITABLE: [Format; 2] = [Format::Qcow2, Format::Raw];
+
+    /// Every format.
+    pub fn all() -> impl Iterator<Item = Format> {
+        let foreign = ForeignFormat::ALL.into_iter().map(Format::Foreign);
+        Format::WRITABLE.into_iter().chain(foreign)
+    }
+
     /// The name by which images and command lines call it.
     pub const fn name(self) -> &'static str {
         match self {
             Format::Qcow2 => "qcow2",
             Format::Raw => "raw",
+            Format::Foreign(foreign) => foreign.name(),
         }
     }
 
@@ -35,7 +48,7 @@ impl Format {
         match name {
             "qcow2" => Some(Format::Qcow2),
             "raw" => Some(Format::Raw),
-            _ => None,
+            name => ForeignFormat::from_name(name).map(Format::Foreign),
         }
     }
 
@@ -44,9 +57,10 @@ impl Format {
     /// # Errors
     /// [`ErrorKind::ForeignFormat`] when this engine does not read it.
     pub fn supported(found: ImageFormat) -> Result<Format, ImageError> {
+        if let Some(known) = Format::from_name(found.name()) {
+            return Ok(known);
+        }
         let text = match found {
-            ImageFormat::Qcow2 => return Ok(Format::Qcow2),
-            ImageFormat::Raw => return Ok(Format::Raw),
             // Nothing that QEMU could do without its key.
             ImageFormat::Luks => format!("looks like a {found} image, which is not supported"),
             _ => format!(
@@ -171,14 +185,14 @@ mod tests {
 
     #[test]
     fn names_of_formats_map_both_ways() {
-        for format in [Format::Qcow2, Format::Raw] {
+        for format in Format::all() {
             assert_eq!(Format::from_name(format.name()), Some(format));
         }
         for known in ImageFormat::all() {
             let supported = Format::supported(known);
             assert_eq!(Format::from_name(known.name()), supported.ok());
         }
-        assert_eq!(Format::from_name("vmdk"), None);
+        assert_eq!(Format::from_name("qed"), None);
         assert_eq!(Format::from_name("QCOW2"), None);
     }
 }

@@ -103,9 +103,10 @@ impl<F: File> Queue<F> {
         loop {
             match self.find_cached(top, range)? {
                 Step::Found(found) => return Ok(found),
-                Step::Miss { layer, slice } => {
-                    self.mapped(layer)?.load_slice(slice).await?;
-                }
+                Step::Miss { layer, slice } => match self.mapped(layer) {
+                    Ok(mapped) => mapped.load_slice(slice).await?,
+                    Err(_) => self.load_page(layer, slice).await?,
+                },
             }
         }
     }
@@ -137,14 +138,18 @@ impl<F: File> Queue<F> {
             }
             extent.layer = depth;
             extent.len = extent.len.min(size - at);
-            let Some(qcow2) = &layer.qcow2 else {
-                extent.kind = Kind::Data {
-                    host: at,
-                    copied: true,
-                };
-                break;
+            let wanted = range.first(extent.len);
+            let lookup = match (&layer.qcow2, &layer.foreign) {
+                (Some(qcow2), _) => qcow2.maps.extent(wanted),
+                (None, Some(foreign)) => foreign.extent(wanted),
+                (None, None) => {
+                    extent.kind = Kind::Data {
+                        host: at,
+                        copied: true,
+                    };
+                    break;
+                }
             };
-            let lookup = qcow2.maps.extent(range.first(extent.len));
             match lookup.map_err(|fault| self.image.corrupt(depth, fault))? {
                 Lookup::Miss(slice) => {
                     return Ok(Step::Miss {

@@ -177,6 +177,30 @@ pub fn raw_at(table: &[u8], index: u64, geometry: &Geometry) -> Option<(u64, u64
     }
 }
 
+/// How many entries from `index` on are sound data clusters with the same flags, each of which lies behind its
+/// predecessor in the file; 0 when the first is something else.
+pub fn data_run(table: &[u8], index: u64, geometry: &Geometry) -> u64 {
+    let flags = COMPRESSED | RESERVED | ZERO;
+    let follows = |wanted: u64, at: u64| {
+        let found = raw_at(table, at, geometry)?;
+        let alone = found.1 as u32 & (found.1 >> 32) as u32 == 0;
+        (found.0 == wanted && alone).then_some(())
+    };
+    let Some((first, _)) = raw_at(table, index, geometry) else {
+        return 0;
+    };
+    let offset = HostOffset(first & OFFSET_MASK);
+    if first & flags != 0 || offset.0 == 0 || !geometry.is_aligned(offset) {
+        return 0;
+    }
+    let (mut wanted, mut count) = (first, 0_u64);
+    while follows(wanted, index.saturating_add(count)).is_some() {
+        count = count.saturating_add(1);
+        wanted = wanted.wrapping_add(geometry.cluster_size());
+    }
+    count
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

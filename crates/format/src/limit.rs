@@ -72,12 +72,13 @@ pub const CHAIN_DEPTH_MAX: usize = 512;
 /// only preallocation makes it long: 1 GiB of L2 tables map 8 TiB with 64 KiB clusters.
 pub const PLAN_BYTES_MAX: u64 = 1 << 30;
 
-/// Most clusters of a file the checker looks at (QEMU: the largest `int`). With one bit for each
-/// in each of its two maps this is 512 MiB of memory.
-pub const CHECK_CLUSTERS_MAX: u64 = i32::MAX as u64;
+/// Most clusters of a file the checker looks at: 2 PiB in clusters of 64 KiB (QEMU: the largest `int`, an eighth
+/// of 1 PiB). A page of 4096 with the same count takes 16 bytes in each of its two maps, 128 MiB for 1 PiB;
+/// a page of different counts 512 bytes or more.
+pub const CHECK_CLUSTERS_MAX: u64 = 1 << 35;
 
 /// Most bytes the checker keeps. Beyond it the check ends with an error: an image that gets there
-/// is either larger than [`CHECK_CLUSTERS_MAX`] allows or made to exhaust memory.
+/// is larger than 512 TiB and scattered, or made to exhaust memory.
 pub const CHECK_MEMORY_BYTES_MAX: u64 = 2 << 30;
 
 /// Most findings the checker keeps as text; all of them are counted.

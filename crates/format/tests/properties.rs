@@ -4,7 +4,7 @@ mod memory;
 
 use gaur_format::addr::HostOffset;
 use gaur_format::bitmap::{self, Bitmap};
-use gaur_format::check::{Check, Step};
+use gaur_format::check::{Check, Report, Step};
 use gaur_format::extension::Extension;
 use gaur_format::feature::{Autoclear, Compatible, Incompatible};
 use gaur_format::header::{CompressionType, CryptMethod};
@@ -358,6 +358,19 @@ proptest! {
         }
         // Nothing is read twice; what lies beyond the end are parts of tables that begin inside.
         prop_assert!(asked <= 4 * image.len() + (256 << 20), "{} of {}", asked, image.len());
+    }
+
+    #[test]
+    fn parts_find_what_the_whole_finds(
+        options in options(), edits in vec((any::<prop::sample::Index>(), any::<u64>(), 0u32..64), 0..40), parts in 2usize..5,
+    ) {
+        let mut image = Image::of_plan(&plan::create(&options).unwrap());
+        for (at, value, shift) in edits {
+            image.scribble(at, value >> shift);
+        }
+        let counters = |report: Report| Report { messages: Vec::new(), ..report };
+        let whole = image.check().map(counters);
+        prop_assert_eq!(whole, image.check_in_parts(parts).map(counters));
     }
 
     #[test]

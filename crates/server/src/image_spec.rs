@@ -295,13 +295,13 @@ impl ImageSpec {
         let opened = open::open(&self.path, &self.open_options(base)?);
         let opened = opened.map_err(|failure| self.advise(failure))?;
         let top = opened.image.layers().first().map(|layer| layer.format());
-        if top == Some(Format::Raw) && base.allocation.is_some() {
-            let message = "--allocation is for qcow2, but the image is raw";
-            return Err(Failure::about(&self.shown, message));
-        }
-        if let (Some(Format::Raw), Some(key)) = (top, &self.changes.only_for_qcow2) {
-            let message = format!("option '{key}' is for qcow2, but the image is raw");
-            return Err(Failure::about(&self.shown, message));
+        if let Some(other) = top.filter(|format| *format != Format::Qcow2) {
+            let option = base.allocation.map(|_| "--allocation".to_owned());
+            let key = self.changes.only_for_qcow2.as_ref();
+            if let Some(option) = option.or(key.map(|key| format!("option '{key}'"))) {
+                let message = format!("{option} is for qcow2, but the image is {other}");
+                return Err(Failure::about(&self.shown, message));
+            }
         }
         if let Some(lost) = opened.image.lost_bitmaps() {
             say(format!("{}: {}", self.shown, lost.describe()));
@@ -336,7 +336,7 @@ impl OptionReader {
                 Some(format) => (Some(format), "file."),
                 None => {
                     let failure = Failure::new(format!("driver '{name}' is not supported"));
-                    return Err(failure.hint("qcow2, raw and file are"));
+                    return Err(failure.hint(format!("{} and file are", open::known_formats())));
                 }
             },
         };
@@ -351,7 +351,7 @@ impl OptionReader {
             "" => file.clone(),
             _ => self.node("")?,
         };
-        if format != Some(Format::Raw) {
+        if matches!(format, None | Some(Format::Qcow2)) {
             self.qcow2(&mut changes)?;
         }
         changes.merge(&top, &file);
@@ -680,7 +680,7 @@ mod tests {
         ("driver=qcow2", "'file.filename' is missing"),
         ("driver=file,file.filename=a", "'filename' is missing"),
         ("filename=a", "'file.filename' is missing"),
-        ("driver=vmdk,file.filename=a", "'vmdk' is not supported"),
+        ("driver=qed,file.filename=a", "'qed' is not supported"),
         (
             "driver=qcow2,file.driver=nbd,file.host=a",
             "'file.driver' is 'nbd'",

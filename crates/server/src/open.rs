@@ -15,7 +15,24 @@ use crate::references;
 /// Reads a format's name; the allowed ones are listed when it is none of them.
 #[cfg(feature = "clap")]
 pub fn format_parser() -> impl TypedValueParser<Value = Format> {
-    PossibleValuesParser::new(["qcow2", "raw"])
+    parser_of(Format::all())
+}
+
+/// The same for an image that is written.
+#[cfg(feature = "clap")]
+pub fn target_format_parser() -> impl TypedValueParser<Value = Format> {
+    parser_of(Format::WRITABLE.into_iter())
+}
+
+/// The names of all formats, for people.
+pub fn known_formats() -> String {
+    let names: Vec<&str> = Format::all().map(Format::name).collect();
+    names.join(", ")
+}
+
+#[cfg(feature = "clap")]
+fn parser_of(formats: impl Iterator<Item = Format>) -> impl TypedValueParser<Value = Format> {
+    PossibleValuesParser::new(formats.map(Format::name))
         .map(|name| Format::from_name(&name).unwrap_or(Format::Raw))
 }
 

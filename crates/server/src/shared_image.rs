@@ -47,7 +47,7 @@ pub fn refuses_log(spec: &ImageSpec, base: &OpenOptions) -> Option<Failure> {
         lock: false,
         ..base.clone()
     };
-    if spec.open_options(&look).ok()?.format == Some(Format::Raw) {
+    if matches!(spec.open_options(&look).ok()?.format, Some(format) if format != Format::Qcow2) {
         return None;
     }
     let header = spec.open_file(&look).ok()?.header().ok()?;

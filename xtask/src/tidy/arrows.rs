@@ -19,7 +19,8 @@ const RULES: &[Rule] = &[
     // Only under `cfg(loom)`.
     ("model", "", ""),
     ("luks", "", ""),
-    ("engine", "format block model luks", "sim reactor"),
+    ("foreign", "", ""),
+    ("engine", "format block model luks foreign", "sim reactor"),
     ("reactor", "block model", "engine format"),
     ("sim", "block", "engine format"),
     ("export", "block reactor", "sim engine format"),
@@ -35,7 +36,7 @@ const RULES: &[Rule] = &[
 ];
 
 /// Crates that know no runtime, system call, clock, thread or random source.
-const PURE: &[&str] = &["format", "block", "luks", "engine", "sim"];
+const PURE: &[&str] = &["format", "block", "luks", "foreign", "engine", "sim"];
 
 /// Foreign crates that would bring one in.
 const IMPURE: &[&str] = &[

@@ -114,7 +114,7 @@ pub fn details(target: &Target, force_share: bool) -> Result<Vec<SnapshotInfo>, 
 /// Only the table is read, so that images whose data cannot be read here can be looked at, too.
 fn read(spec: &ImageSpec, force_share: bool) -> Result<Vec<SnapshotInfo>, Failure> {
     let file = spec.open_file(&open::reading(None, force_share, References::Nothing))?;
-    if spec.format_of(&file)? == Format::Raw {
+    if spec.format_of(&file)? != Format::Qcow2 {
         return Ok(Vec::new());
     }
     let snapshots = snapshot_table::read(&file, &file.header()?)?;

@@ -280,7 +280,7 @@ fn the_format_of_a_backing_file_is_what_the_header_says_else_what_it_looks_like(
 
 #[test]
 fn an_unknown_backing_format_is_refused_by_name_and_never_guessed() {
-    for (format, shown) in [(&b"vmdk"[..], "\"vmdk\""), (&b"\xff"[..], "\"\u{fffd}\"")] {
+    for (format, shown) in [(&b"qed"[..], "\"qed\""), (&b"\xff"[..], "\"\u{fffd}\"")] {
         let mut top = over("base");
         let data = format.to_vec();
         top.extensions.push(extension::Extension {
@@ -298,15 +298,15 @@ fn an_unknown_backing_format_is_refused_by_name_and_never_guessed() {
 /// as if it were the disk, with exit code 0, and the guest found tables where its file systems were.
 #[test]
 fn foreign_format_is_refused_by_name_unless_the_format_is_told() {
-    let vmdk = [b"KDMV\x03\0\0\0".to_vec(), vec![0; 2000]].concat();
-    let host = host(&[("d/top", vmdk)]);
+    let qed = [b"QED\0\0\0\x01\0".to_vec(), vec![0; 2000]].concat();
+    let host = host(&[("d/top", qed)]);
     for options in [read_only(), OpenOptions::new(References::Any)] {
         let (kind, line) = failure(&host, "d/top", &options);
         assert_eq!(kind, ErrorKind::ForeignFormat);
         assert_eq!(
             line,
-            "d/top: looks like a VMDK image, which is not supported; \
-             'qemu-img convert -f vmdk -O qcow2' makes one that is"
+            "d/top: looks like a QED image, which is not supported; \
+             'qemu-img convert -f qed -O qcow2' makes one that is"
         );
         // A raw disk whose guest wrote that header stays usable for who says that it is raw.
         let told = OpenOptions {
@@ -322,22 +322,22 @@ fn foreign_format_is_refused_by_name_unless_the_format_is_told() {
 
 #[test]
 fn foreign_backing_file_is_refused_unless_its_overlay_says_raw() {
-    let vdi = [vec![0; 64], vec![0x7f, 0x10, 0xda, 0xbe], vec![0; 900]].concat();
+    let qed = [b"QED\0".to_vec(), vec![0; 900]].concat();
     let mut top = over("base");
-    let unsaid = host(&[("top", bytes_of(&top)), ("base", vdi.clone())]);
+    let unsaid = host(&[("top", bytes_of(&top)), ("base", qed.clone())]);
     let (kind, line) = failure(&unsaid, "top", &read_only());
     assert_eq!(kind, ErrorKind::Unsupported);
     assert_eq!(
         line,
-        "cannot open \"base\", backing file of \"top\": looks like a VDI image, which is not \
-         supported; 'qemu-img convert -f vdi -O qcow2' makes one that is; if it is a raw disk, \
+        "cannot open \"base\", backing file of \"top\": looks like a QED image, which is not \
+         supported; 'qemu-img convert -f qed -O qcow2' makes one that is; if it is a raw disk, \
          'qemu-img rebase -u -F raw' makes its overlay say so"
     );
     top.extensions.push(extension::Extension {
         kind: extension::BACKING_FORMAT,
         data: b"raw".to_vec(),
     });
-    let said = host(&[("top", bytes_of(&top)), ("base", vdi)]);
+    let said = host(&[("top", bytes_of(&top)), ("base", qed)]);
     assert!(open_in(&said, "top", &read_only()).is_ok());
 }
 

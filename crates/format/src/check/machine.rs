@@ -32,7 +32,7 @@ pub enum Step {
 }
 
 #[derive(Clone, Debug)]
-enum Stage {
+pub(super) enum Stage {
     Snapshots(SnapshotTable),
     Refcounts,
     L1(L1Tables),
@@ -50,6 +50,19 @@ pub(super) struct L1Place {
     pub(super) active: bool,
 }
 
+/// As many bytes as were asked for: what is missing is zeros.
+pub(super) fn padded(bytes: &[u8], len: u64) -> Cow<'_, [u8]> {
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    match bytes.get(..len) {
+        Some(all) => Cow::Borrowed(all),
+        None => {
+            let mut padded = bytes.to_vec();
+            padded.resize(len, 0);
+            Cow::Owned(padded)
+        }
+    }
+}
+
 /// A check in progress.
 #[derive(Clone, Debug)]
 pub struct Check {
@@ -60,9 +73,9 @@ pub struct Check {
     pub(super) l1_tables: Vec<L1Place>,
     /// Snapshots whose L1 tables wait until the refcounts are read.
     snapshots: Vec<Snapshot>,
-    stage: Stage,
+    pub(super) stage: Stage,
     /// What was asked for and not yet fed.
-    pending: Option<Range>,
+    pub(super) pending: Option<Range>,
 }
 
 impl Check {
@@ -143,15 +156,7 @@ impl Check {
         let Some(Range { len, .. }) = self.pending.take() else {
             return;
         };
-        let len = usize::try_from(len).unwrap_or(usize::MAX);
-        let bytes = match bytes.get(..len) {
-            Some(all) => Cow::Borrowed(all),
-            None => {
-                let mut padded = bytes.to_vec();
-                padded.resize(len, 0);
-                Cow::Owned(padded)
-            }
-        };
+        let bytes = padded(bytes, len);
         match &mut self.stage {
             Stage::Snapshots(stage) => stage.feed(&bytes),
             Stage::Refcounts => self.refcounts.feed(&mut self.tally, &bytes),

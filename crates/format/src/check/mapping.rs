@@ -177,18 +177,56 @@ pub(super) fn check_l2_table(tally: &mut Tally, offset: u64, uses: UseCounts, by
         uses,
         next_contiguous: 0,
     };
-    for index in 0..tally.geometry.l2_entries() {
-        let Some((raw, bitmap)) = l2::raw_at(bytes, index, &tally.geometry) else {
-            break;
-        };
-        if raw != 0 || bitmap != 0 {
-            table.entry(tally, index, raw, bitmap);
+    let geometry = tally.geometry;
+    let mut index = 0;
+    while let Some((raw, bitmap)) = l2::raw_at(bytes, index, &geometry) {
+        if raw == 0 && bitmap == 0 {
+            index = index.saturating_add(1);
+            continue;
         }
+        let count = l2::data_run(bytes, index, &geometry);
+        let end = index.saturating_add(count.max(1));
+        if count > 0 && table.run(tally, index, raw, count) {
+            index = end;
+            continue;
+        }
+        for index in index..end {
+            if let Some((raw, bitmap)) = l2::raw_at(bytes, index, &geometry) {
+                table.entry(tally, index, raw, bitmap);
+            }
+        }
+        index = end;
     }
     tally.check_memory();
 }
 
 impl Table {
+    /// Takes `count` data clusters at once, the first of which is `raw` at `index` and each of which follows
+    /// its predecessor; `false` if there may be something to say about one of them.
+    fn run(&mut self, tally: &mut Tally, index: u64, raw: u64, count: u64) -> bool {
+        let len = count.saturating_mul(tally.geometry.cluster_size());
+        let range = Range::new(raw & OFFSET_MASK, len);
+        let end = range.offset.saturating_add(len);
+        if tally.data_file || end > tally.file_len {
+            return false;
+        }
+        let active = self.uses.active;
+        if active > 0 {
+            let first = tally.geometry.cluster_of(HostOffset(range.offset)).0;
+            let ones = tally.refcounts.ones(first, count);
+            let wanted = if raw & COPIED != 0 { count } else { 0 };
+            if !tally.unread_blocks.is_empty() || ones != wanted {
+                return false;
+            }
+            self.behind_the_end(tally, index, count);
+        }
+        self.count_allocated(tally, range, count);
+        let table = self.offset;
+        let what = format_args!("l2 table at {table:#x}, index {index} and on: data");
+        tally.refer(range, self.uses.all, what);
+        true
+    }
+
     fn entry(&mut self, tally: &mut Tally, index: u64, raw: u64, bitmap: u64) {
         let (table, all) = (self.offset, self.uses.all);
         let place = format_args!("l2 table at {table:#x}, index {index}");
@@ -196,7 +234,7 @@ impl Table {
             tally.corrupt(all, format_args!("{place}: {corruption}"));
         }
         if self.uses.active > 0 && (raw & COMPRESSED != 0 || self.has_host(tally, raw)) {
-            self.behind_the_end(tally, index);
+            self.behind_the_end(tally, index, 1);
         }
         if raw & COMPRESSED != 0 {
             self.compressed(tally, raw, bitmap, place);
@@ -240,16 +278,16 @@ impl Table {
         }
     }
 
-    /// Counts a cluster with space that lies behind the end of the active disk.
-    fn behind_the_end(&self, tally: &mut Tally, index: u64) {
+    /// Counts those of `count` clusters with space that lie behind the end of the active disk.
+    fn behind_the_end(&self, tally: &mut Tally, index: u64, count: u64) {
         let before = self
             .uses
             .active_index
             .saturating_mul(tally.geometry.l2_entries());
         let report = &mut tally.report;
-        if before.saturating_add(index) >= report.total_clusters {
-            report.clusters_behind_end = report.clusters_behind_end.saturating_add(1);
-        }
+        let end = before.saturating_add(index).saturating_add(count);
+        let behind = end.saturating_sub(report.total_clusters).min(count);
+        report.clusters_behind_end = report.clusters_behind_end.saturating_add(behind);
     }
 
     /// Whether an entry has a host cluster. Offset 0 is one only in a data file, where the copied
@@ -300,20 +338,21 @@ impl Table {
     }
 
     fn host_cluster(&mut self, tally: &mut Tally, raw: u64, place: core::fmt::Arguments<'_>) {
-        let offset = raw & OFFSET_MASK;
-        let len = tally.geometry.cluster_size();
+        let range = Range::new(raw & OFFSET_MASK, tally.geometry.cluster_size());
+        self.count_allocated(tally, range, 1);
+        if !tally.data_file {
+            tally.refer(range, self.uses.all, format_args!("{place}: data"));
+        }
+    }
+
+    /// Counts the clusters of a range, and a break before it.
+    fn count_allocated(&mut self, tally: &mut Tally, range: Range, clusters: u64) {
         let (report, active) = (&mut tally.report, self.uses.active);
-        report.allocated_clusters = report.allocated_clusters.saturating_add(active);
-        if self.next_contiguous != 0 && offset != self.next_contiguous {
+        let allocated = active.saturating_mul(clusters);
+        report.allocated_clusters = report.allocated_clusters.saturating_add(allocated);
+        if self.next_contiguous != 0 && range.offset != self.next_contiguous {
             report.fragmented_clusters = report.fragmented_clusters.saturating_add(active);
         }
-        self.next_contiguous = offset.saturating_add(len);
-        if !tally.data_file {
-            tally.refer(
-                Range { offset, len },
-                self.uses.all,
-                format_args!("{place}: data"),
-            );
-        }
+        self.next_contiguous = range.offset.saturating_add(range.len);
     }
 }

@@ -18,8 +18,9 @@
 //!
 //! It reads, in this order: snapshot table, refcount table and blocks, the L1 tables (active one and
 //! those of all snapshots), every L2 table once, in the order of the file, bitmap directory and
-//! bitmap tables. Memory is about one bit for a cluster of the file, twice, and a few bytes for an L2
-//! table; [`crate::limit`] bounds both. Nothing is read twice, and nothing outside the file, so time
+//! bitmap tables. L2 tables may be taken out in parts, for several threads ([`Check::split`]). Runs of clusters
+//! with the same count take next to no memory, others about one bit for a cluster of the file, twice, and a few bytes
+//! for an L2 table; [`crate::limit`] bounds both. Nothing is read twice, and nothing outside the file, so time
 //! is bounded by the length of the file whatever the tables say.
 //!
 //! The counters are those of `qemu-img check`. Where this checker is stricter, it counts a corruption
@@ -29,6 +30,7 @@ mod bitmaps;
 mod counts;
 mod machine;
 mod mapping;
+mod parts;
 mod reader;
 mod refcounts;
 mod repair;
@@ -37,5 +39,6 @@ mod snapshots;
 mod tally;
 
 pub use machine::{Check, Step};
+pub use parts::TablePart;
 pub use repair::{Repair, RepairMode, RepairStep, Repaired};
 pub use report::{Finding, Report, Severity};

@@ -1,5 +1,6 @@
 //! Check stages: refcount table, refcount blocks, and at the end the comparison of counts with references.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::addr::{ClusterIndex, HostOffset};
@@ -100,12 +101,8 @@ impl Refcounts {
             .saturating_add(1)
             .saturating_sub(first)
             .min(entries);
-        for index in 0..count {
-            let value = refcount::get(block, geometry.refcount_order(), index);
-            if value != 0 {
-                tally.refcounts.set(first.saturating_add(index), value);
-            }
-        }
+        let order = geometry.refcount_order();
+        Arc::make_mut(&mut tally.refcounts).load(first, count, block, order);
         tally.check_memory();
     }
 
@@ -196,6 +193,11 @@ impl Refcounts {
             .next_used(cluster)
             .filter(|used| *used < tally.clusters)
         {
+            if let Some(end) = tally.same_page(used) {
+                highest = tally.references.last_in_page(used).unwrap_or(highest);
+                cluster = end;
+                continue;
+            }
             cluster = used.saturating_add(1);
             let references = tally.references_to(ClusterIndex(used));
             let Some(refcount) = tally.refcount_of(ClusterIndex(used)) else {

@@ -82,6 +82,27 @@ impl Report {
         self.corruptions == 0 && self.check_errors == 0
     }
 
+    /// Takes over the findings and counters of a part.
+    pub(super) fn join(&mut self, part: Report) {
+        let pairs = [
+            (&mut self.corruptions, part.corruptions),
+            (&mut self.leaks, part.leaks),
+            (&mut self.check_errors, part.check_errors),
+            (&mut self.allocated_clusters, part.allocated_clusters),
+            (&mut self.fragmented_clusters, part.fragmented_clusters),
+            (&mut self.compressed_clusters, part.compressed_clusters),
+            (&mut self.clusters_behind_end, part.clusters_behind_end),
+            (&mut self.messages_dropped, part.messages_dropped),
+        ];
+        for (counter, more) in pairs {
+            *counter = counter.saturating_add(more);
+        }
+        let room = limit::CHECK_FINDINGS_MAX.saturating_sub(self.messages.len());
+        let dropped = part.messages.len().saturating_sub(room) as u64;
+        self.messages_dropped = self.messages_dropped.saturating_add(dropped);
+        self.messages.extend(part.messages.into_iter().take(room));
+    }
+
     /// Counts a finding; `message` is made only when it is kept.
     pub(super) fn add(&mut self, severity: Severity, times: u64, message: impl FnOnce() -> String) {
         let counter = match severity {

@@ -1,9 +1,10 @@
 //! State that all check stages share: the two counts for each cluster, and the report.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use crate::addr::{ClusterIndex, HostOffset};
-use crate::check::counts::Counts;
+use crate::check::counts::{Counts, PAGE};
 use crate::check::reader::{Range, Reader};
 use crate::check::report::{Report, Severity};
 use crate::feature::Incompatible;
@@ -20,9 +21,9 @@ pub(super) struct Tally {
     /// Guest data lies in another file: L2 entries refer to that.
     pub(super) data_file: bool,
     /// References found.
-    references: Counts,
+    pub(super) references: Counts,
     /// Refcounts as the image has them.
-    pub(super) refcounts: Counts,
+    pub(super) refcounts: Arc<Counts>,
     /// Compressed clusters with a subcluster bitmap count as references, which QEMU's checker leaves out: what
     /// the data path reads is in use when refcounts are repaired.
     pub(super) count_unlisted: bool,
@@ -39,7 +40,9 @@ pub(super) struct Tally {
     pub(super) unread_blocks: Vec<u64>,
     /// Bytes of L1 and bitmap tables that may still be read. Tables of a sound image do not overlap,
     /// so all of them together are no longer than the file.
-    table_bytes_left: u64,
+    pub(super) table_bytes_left: u64,
+    /// Most memory, in bytes.
+    pub(super) memory_max: u64,
     /// Memory of stages, in bytes.
     pub(super) stage_bytes: u64,
     /// Nothing more is checked.
@@ -57,7 +60,7 @@ impl Tally {
             clusters: geometry.clusters_for(file_len),
             data_file: header.incompatible.has(Incompatible::DATA_FILE),
             references: Counts::default(),
-            refcounts: Counts::default(),
+            refcounts: Arc::default(),
             count_unlisted: false,
             unfollowed: false,
             outside_end: 0,
@@ -65,6 +68,7 @@ impl Tally {
             refcounts_damaged: false,
             unread_blocks: Vec::new(),
             table_bytes_left: file_len,
+            memory_max: limit::CHECK_MEMORY_BYTES_MAX,
             stage_bytes: 0,
             stopped: false,
             report: Report {
@@ -92,14 +96,17 @@ impl Tally {
         self.stopped = true;
     }
 
-    /// Stops when more memory is held than the limit allows.
-    pub(super) fn check_memory(&mut self) {
-        let held = self
-            .references
+    /// Memory held, in bytes.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.references
             .memory_bytes()
             .saturating_add(self.refcounts.memory_bytes())
-            .saturating_add(self.stage_bytes);
-        if held > limit::CHECK_MEMORY_BYTES_MAX && !self.stopped {
+            .saturating_add(self.stage_bytes)
+    }
+
+    /// Stops when more memory is held than the limit allows.
+    pub(super) fn check_memory(&mut self) {
+        if self.held_bytes() > self.memory_max && !self.stopped {
             self.stop(format_args!(
                 "check needs more than {} bytes of memory",
                 limit::CHECK_MEMORY_BYTES_MAX
@@ -171,8 +178,18 @@ impl Tally {
         let first = self.geometry.cluster_of(HostOffset(range.offset));
         let last = self.geometry.cluster_of(HostOffset(end.saturating_sub(1)));
         self.clusters = self.clusters.max(last.0.saturating_add(1));
-        for cluster in first.0..=last.0 {
-            self.refer_to_cluster(ClusterIndex(cluster), times, what);
+        let most = self.geometry.refcount_max();
+        let mut at = first.0;
+        while at <= last.0 {
+            let count = last.0.saturating_sub(at).saturating_add(1);
+            let (count, done) = self.references.add(at, count, times, most);
+            let end = at.saturating_add(count);
+            if !done {
+                for cluster in at..end {
+                    self.refer_to_cluster(ClusterIndex(cluster), times, what);
+                }
+            }
+            at = end;
         }
     }
 
@@ -193,7 +210,7 @@ impl Tally {
         }
     }
 
-    fn refer_to_cluster(
+    pub(super) fn refer_to_cluster(
         &mut self,
         cluster: ClusterIndex,
         times: u64,
@@ -214,6 +231,13 @@ impl Tally {
             );
         }
         self.references.set(cluster.0, sum.min(most));
+    }
+
+    /// Where the page of `cluster` ends, if all refcounts in it are known and as its references.
+    pub(super) fn same_page(&self, cluster: u64) -> Option<u64> {
+        let end = (cluster | (PAGE - 1)).saturating_add(1);
+        let known = self.unread_blocks.is_empty() && end <= self.clusters;
+        (known && self.references.same_page(&self.refcounts, cluster)).then_some(end)
     }
 
     /// The first cluster from `cluster` on that may have a count of either kind.

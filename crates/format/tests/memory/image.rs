@@ -98,4 +98,27 @@ impl Image {
             }
         }
     }
+
+    /// Runs the checker with the L2 tables in parts, as threads would.
+    pub fn check_in_parts(&self, parts: usize) -> Result<Report, Error> {
+        let mut check = Check::new(&self.read(0, 2 << 20), self.len)?;
+        loop {
+            let step = check.next();
+            let mut taken = check.split(parts);
+            if !taken.is_empty() {
+                // No order among threads.
+                for part in taken.iter_mut().rev() {
+                    while let Some((offset, len)) = part.next() {
+                        part.feed(&self.read(offset, len));
+                    }
+                }
+                check.join(taken);
+                continue;
+            }
+            match step {
+                Step::Need { offset, len } => check.feed(&self.read(offset, len)),
+                Step::Done(report) => return Ok(report),
+            }
+        }
+    }
 }

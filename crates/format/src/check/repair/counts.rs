@@ -3,6 +3,8 @@
 //! Within a pass counts change in one direction only, so any subset of the sectors written may survive a
 //! power cut.
 
+use alloc::sync::Arc;
+
 use crate::addr::ClusterIndex;
 use crate::check::machine::Check;
 use crate::check::reader::Range;
@@ -63,6 +65,10 @@ impl CountsPass {
             if used >= tally.clusters {
                 return None;
             }
+            if let Some(end) = tally.same_page(used) {
+                self.cluster = end;
+                continue;
+            }
             self.cluster = used.saturating_add(1);
             let cluster = ClusterIndex(used);
             let refcount = tally.refcount_of(cluster);
@@ -96,7 +102,7 @@ impl CountsPass {
             if refcount::set(block, geometry.refcount_order(), index, new).is_err() {
                 continue;
             }
-            tally.refcounts.set(cluster.0, new);
+            Arc::make_mut(&mut tally.refcounts).set(cluster.0, new);
             let at = geometry.cluster_start(cluster);
             let action = || {
                 alloc::format!(

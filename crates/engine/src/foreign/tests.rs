@@ -1,0 +1,478 @@
+//! Images made here byte by byte, whole and damaged.
+
+use gaur_block::{Device, Errno, Payload, Request, Target};
+use gaur_foreign::Format;
+
+use super::PAGES_MAX;
+use crate::chain::open;
+use crate::error::ErrorKind;
+use crate::options::{Format as AnyFormat, OpenOptions};
+use crate::queue::Queue;
+use crate::references::References;
+use crate::test_file::{Random, TestFile, TestHost, block_on, cached_limits, direct_limits};
+
+/// Bytes of a block of most images here.
+const BLOCK: usize = 4096;
+/// Bytes of a block of VHDX, the smallest that it can have.
+const BLOCK_VHDX: usize = 1 << 20;
+/// Their blocks: which of those in the file each is, if any; some follow each other, some not.
+const BLOCKS: [Option<usize>; 9] = [
+    Some(2),
+    Some(3),
+    None,
+    None,
+    Some(0),
+    Some(1),
+    None,
+    Some(4),
+    Some(5),
+];
+
+/// An image, the disk that is in it, and where its metadata is.
+struct Sample {
+    format: Format,
+    image: Vec<u8>,
+    disk: Vec<u8>,
+    block: usize,
+    metadata: Vec<(usize, usize)>,
+}
+
+/// Bytes that tell which block of the file they are.
+fn block(number: usize) -> Vec<u8> {
+    block_of(number, BLOCK)
+}
+
+fn block_of(number: usize, len: usize) -> Vec<u8> {
+    (0..len)
+        .map(|at| (at / 7 + number * 31) as u8 | 1)
+        .collect()
+}
+
+/// The disk, which ends inside its last block.
+fn disk() -> Vec<u8> {
+    disk_of(BLOCK)
+}
+
+fn disk_of(len: usize) -> Vec<u8> {
+    let bytes = |number: &Option<usize>| number.map_or(vec![0; len], |n| block_of(n, len));
+    let mut disk: Vec<u8> = BLOCKS.iter().flat_map(bytes).collect();
+    disk.truncate(disk.len() - 1024);
+    disk
+}
+
+fn put(image: &mut Vec<u8>, at: usize, bytes: &[u8]) {
+    let end = at + bytes.len();
+    image.resize(image.len().max(end), 0);
+    image[at..end].copy_from_slice(bytes);
+}
+
+fn vdi() -> Sample {
+    let mut image = Vec::new();
+    for (at, value) in [
+        (64, 0xbeda_107f_u32),
+        (68, 0x0001_0001),
+        (76, 1),
+        (340, 512),
+        (344, 1024),
+        (360, 512),
+        (368, disk().len() as u32),
+        (376, BLOCK as u32),
+        (384, BLOCKS.len() as u32),
+        (508, 0),
+    ] {
+        put(&mut image, at, &value.to_le_bytes());
+    }
+    for (index, place) in BLOCKS.iter().enumerate() {
+        let entry = place.map_or(u32::MAX - (index % 2) as u32, |place| place as u32);
+        put(&mut image, 512 + 4 * index, &entry.to_le_bytes());
+    }
+    for number in 0..6 {
+        put(&mut image, 1024 + number * BLOCK, &block(number));
+    }
+    Sample {
+        format: Format::Vdi,
+        image,
+        disk: disk(),
+        block: BLOCK,
+        metadata: vec![(64, 16), (340, 64), (512, 4 * BLOCKS.len())],
+    }
+}
+
+fn with_checksum(mut bytes: Vec<u8>, at: usize) -> Vec<u8> {
+    let sum: u32 = bytes.iter().map(|byte| u32::from(*byte)).sum();
+    bytes[at..at + 4].copy_from_slice(&(!sum).to_be_bytes());
+    bytes
+}
+
+fn vhd_footer(kind: u32, data: u64) -> Vec<u8> {
+    let mut footer = b"conectix\0\0\0\x02\0\x01\0\0".to_vec();
+    put(&mut footer, 16, &data.to_be_bytes());
+    put(&mut footer, 28, b"win ");
+    put(&mut footer, 48, &(disk().len() as u64).to_be_bytes());
+    put(&mut footer, 60, &kind.to_be_bytes());
+    footer.resize(512, 0);
+    with_checksum(footer, 64)
+}
+
+fn vhd_fixed() -> Sample {
+    let image = [disk(), vhd_footer(2, u64::MAX)].concat();
+    Sample {
+        format: Format::Vhd,
+        metadata: vec![(disk().len(), 512)],
+        image,
+        disk: disk(),
+        block: BLOCK,
+    }
+}
+
+fn vhd_dynamic() -> Sample {
+    let footer = vhd_footer(3, 512);
+    let mut header = b"cxsparse".to_vec();
+    put(&mut header, 16, &1536_u64.to_be_bytes());
+    put(&mut header, 28, &(BLOCKS.len() as u32).to_be_bytes());
+    put(&mut header, 32, &(BLOCK as u32).to_be_bytes());
+    header.resize(1024, 0);
+    let mut image = [footer.clone(), with_checksum(header, 36)].concat();
+    // A sector with the map of a block's sectors stands before it.
+    let start = |number: usize| 2048 + number * (BLOCK + 512);
+    for (index, place) in BLOCKS.iter().enumerate() {
+        let entry = place.map_or(u32::MAX, |place| (start(place) / 512) as u32);
+        put(&mut image, 1536 + 4 * index, &entry.to_be_bytes());
+    }
+    for number in 0..6 {
+        put(&mut image, start(number), &[0xff; 512]);
+        put(&mut image, start(number) + 512, &block(number));
+    }
+    image.extend(footer);
+    Sample {
+        format: Format::Vhd,
+        image,
+        disk: disk(),
+        block: BLOCK,
+        metadata: vec![(0, 1536), (1536, 4 * BLOCKS.len())],
+    }
+}
+
+fn crc32c(bytes: &[u8]) -> u32 {
+    let step = |crc: u32, _| crc >> 1 ^ (0x82f6_3b78 * (crc & 1));
+    let add = |crc: u32, byte: &u8| (0..8).fold(crc ^ u32::from(*byte), step);
+    !bytes.iter().fold(u32::MAX, add)
+}
+
+/// Checksums of the structures of a VHDX that begin like this.
+fn repair_crcs(image: &mut [u8]) {
+    for (start, len) in VHDX_CHECKED {
+        if let Some(part) = image.get_mut(start..start + len) {
+            part[4..8].fill(0);
+            let sum = crc32c(part).to_le_bytes();
+            part[4..8].copy_from_slice(&sum);
+        }
+    }
+}
+
+/// Headers and region tables.
+const VHDX_CHECKED: [(usize, usize); 4] = [
+    (64 << 10, 4096),
+    (128 << 10, 4096),
+    (192 << 10, 64 << 10),
+    (256 << 10, 64 << 10),
+];
+
+fn vhdx() -> Sample {
+    let disk = disk_of(BLOCK_VHDX);
+    let mut image = b"vhdxfile".to_vec();
+    let (metadata, bat, data) = (1 << 20, 2 << 20, 3 << 20);
+    for (at, sequence) in [(64 << 10, 7_u64), (128 << 10, 8)] {
+        put(&mut image, at, b"head");
+        put(&mut image, at + 8, &sequence.to_le_bytes());
+        put(&mut image, at + 66, &[1, 0]);
+    }
+    let region = |guid: [u8; 16], offset: u64| {
+        let place = [offset.to_le_bytes(), [0, 0, 16, 0, 1, 0, 0, 0]].concat();
+        [guid.to_vec(), place].concat()
+    };
+    let regions = [
+        region(
+            *b"\x66\x77\xc2\x2d\x23\xf6\x00\x42\x9d\x64\x11\x5e\x9b\xfd\x4a\x08",
+            bat,
+        ),
+        region(
+            *b"\x06\xa2\x7c\x8b\x90\x47\x9a\x4b\xb8\xfe\x57\x5f\x05\x0f\x88\x6e",
+            metadata,
+        ),
+    ]
+    .concat();
+    for at in [192 << 10, 256 << 10] {
+        put(&mut image, at, b"regi\0\0\0\0\x02");
+        put(&mut image, at + 16, &regions);
+    }
+    let metadata = metadata as usize;
+    put(&mut image, metadata, b"metadata\0\0\x03");
+    let items: [([u8; 16], Vec<u8>); 3] = [
+        (
+            *b"\x37\x67\xa1\xca\x36\xfa\x43\x4d\xb3\xb6\x33\xf0\xaa\x44\xe7\x6b",
+            [(BLOCK_VHDX as u32).to_le_bytes(), [0; 4]].concat(),
+        ),
+        (
+            *b"\x24\x42\xa5\x2f\x1b\xcd\x76\x48\xb2\x11\x5d\xbe\xd8\x3b\xf4\xb8",
+            (disk.len() as u64).to_le_bytes().to_vec(),
+        ),
+        (
+            *b"\x1d\xbf\x41\x81\x6f\xa9\x09\x47\xba\x47\xf2\x33\xa8\xfa\xab\x5f",
+            512_u32.to_le_bytes().to_vec(),
+        ),
+    ];
+    for (number, (guid, value)) in items.iter().enumerate() {
+        let at = (64 << 10) + 16 * number;
+        let entry = [&guid[..], &(at as u32).to_le_bytes(), &[8, 0, 0, 0, 4]].concat();
+        put(&mut image, metadata + 32 + 32 * number, &entry);
+        put(&mut image, metadata + at, value);
+    }
+    for (index, place) in BLOCKS.iter().enumerate() {
+        let entry = place.map_or(index as u64 % 4, |place| (data + (place << 20) as u64) | 6);
+        put(&mut image, bat as usize + 8 * index, &entry.to_le_bytes());
+    }
+    for number in 0..6 {
+        let bytes = block_of(number, BLOCK_VHDX);
+        put(&mut image, data as usize + (number << 20), &bytes);
+    }
+    repair_crcs(&mut image);
+    Sample {
+        format: Format::Vhdx,
+        image,
+        disk,
+        block: BLOCK_VHDX,
+        metadata: vec![
+            (64 << 10, 80),
+            (128 << 10, 80),
+            (192 << 10, 80),
+            (1 << 20, 128),
+            ((1 << 20) + (64 << 10), 48),
+            (2 << 20, 8 * BLOCKS.len()),
+        ],
+    }
+}
+
+fn samples() -> Vec<Sample> {
+    vec![vdi(), vhd_fixed(), vhd_dynamic(), vhdx()]
+}
+
+fn opened(
+    image: &[u8],
+    format: Option<Format>,
+    alignment: Option<u32>,
+) -> Result<Queue<TestFile>, crate::ImageError> {
+    let limits = alignment.map_or(cached_limits(), direct_limits);
+    let mut bytes = image.to_vec();
+    bytes.resize(
+        bytes
+            .len()
+            .next_multiple_of(alignment.unwrap_or(1) as usize),
+        0,
+    );
+    let mut host = TestHost::default();
+    host.add("image", TestFile::new(bytes, limits));
+    let options = OpenOptions {
+        format: format.map(AnyFormat::Foreign),
+        read_only: true,
+        ..OpenOptions::new(References::Any)
+    };
+    let opened = block_on(open(&host, "image", &options))?;
+    Ok(opened.image.queue(opened.files))
+}
+
+fn read(queue: &Queue<TestFile>, offset_bytes: u64, len: usize) -> Result<Vec<u8>, Errno> {
+    let mut memory = vec![0xaa; len];
+    let payload = Payload::Read(Target::memory(&mut memory));
+    block_on(queue.submit(Request::Read { offset_bytes }, payload))?;
+    Ok(memory)
+}
+
+#[test]
+fn each_format_shows_its_disk_in_requests_of_any_size() {
+    for (index, sample) in samples().iter().enumerate() {
+        for (format, alignment) in [(Some(sample.format), None), (None, Some(512))] {
+            let queue = opened(&sample.image, format, alignment).expect("a sound image");
+            assert_eq!(queue.size_bytes(), sample.disk.len() as u64);
+            let (block, all) = (sample.block, sample.disk.len());
+            // Small ones are many.
+            let small = [512, 1000].map(|len| len * (block / BLOCK));
+            for len in [small[0], small[1], block, 3 * block, all] {
+                for start in (0..sample.disk.len()).step_by(len) {
+                    let end = sample.disk.len().min(start + len);
+                    let bytes = read(&queue, start as u64, end - start).expect("readable");
+                    assert!(
+                        bytes == sample.disk[start..end],
+                        "sample {index} at {start}+{len}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What `map` calls zeros are zeros, and what it calls data is where it says.
+#[test]
+fn the_map_of_each_format_tells_zeros_and_places() {
+    for (index, sample) in samples().iter().enumerate() {
+        let queue = opened(&sample.image, Some(sample.format), None).expect("a sound image");
+        let (mut at, mut runs, mut zeros) = (0, 0, 0);
+        while at < sample.disk.len() {
+            let extent = block_on(queue.map(at as u64, u64::MAX)).expect("mapped");
+            let len = extent.len_bytes as usize;
+            let expected = &sample.disk[at..at + len];
+            if extent.zero {
+                zeros += len;
+                assert!(
+                    expected.iter().all(|byte| *byte == 0),
+                    "sample {index} at {at}"
+                );
+            } else if let Some(host) = extent.host_offset {
+                let host = host as usize;
+                assert!(
+                    &sample.image[host..host + len] == expected,
+                    "sample {index} at {at}"
+                );
+            }
+            (at, runs) = (at + len, runs + 1);
+        }
+        if !queue.image().layers()[0]
+            .foreign
+            .as_ref()
+            .unwrap()
+            .is_flat()
+        {
+            assert_eq!(zeros, 3 * sample.block, "sample {index}");
+        }
+        assert!(runs <= BLOCKS.len(), "sample {index}: {runs} runs");
+    }
+}
+
+#[test]
+fn foreign_formats_are_not_opened_for_writing() {
+    for sample in samples() {
+        for (told, kind, word) in [
+            (Some(sample.format), ErrorKind::Unsupported, "is a"),
+            (None, ErrorKind::ForeignFormat, "looks like a"),
+        ] {
+            let mut host = TestHost::default();
+            host.add(
+                "image",
+                TestFile::new(sample.image.clone(), cached_limits()),
+            );
+            let options = OpenOptions {
+                format: told.map(AnyFormat::Foreign),
+                ..OpenOptions::new(References::Any)
+            };
+            let error = block_on(open(&host, "image", &options))
+                .map(|_| ())
+                .expect_err("not for writing");
+            assert_eq!(error.kind(), kind);
+            let name = sample.format.shown();
+            let line = format!("image: {word} {name} image, which can only be read");
+            assert!(format!("{error:#}").starts_with(&line), "{error:#}");
+        }
+    }
+}
+
+fn damage(sample: &Sample, random: &mut Random) -> Vec<u8> {
+    let mut image = sample.image.clone();
+    for _ in 0..=random.below(3) {
+        let (start, len) = sample.metadata[random.below(sample.metadata.len() as u64) as usize];
+        let at = start + random.below(len as u64) as usize;
+        match random.below(4) {
+            0 => image[at] = random.next() as u8,
+            1 => image[at] ^= 1 << random.below(8),
+            2 => image[at] = 0xff,
+            _ => {
+                let word = at & !3;
+                let value = (random.next() as u32) >> random.below(32);
+                let bytes = match random.below(2) {
+                    0 => value.to_le_bytes(),
+                    _ => value.to_be_bytes(),
+                };
+                put(&mut image, word, &bytes);
+            }
+        }
+    }
+    if random.below(8) == 0 {
+        image.truncate(random.below(image.len() as u64) as usize);
+    }
+    // Else most damage would end at a checksum.
+    match sample.format {
+        Format::Vhd if random.below(4) > 0 => repair_checksums(&mut image),
+        Format::Vhdx if random.below(4) > 0 => repair_crcs(&mut image),
+        _ => {}
+    }
+    image
+}
+
+fn repair_checksums(image: &mut [u8]) {
+    for (start, len, at) in [
+        (0, 512, 64),
+        (512, 1024, 36),
+        (image.len().saturating_sub(512), 512, 64),
+    ] {
+        let Some(part) = image.get_mut(start..start + len) else {
+            continue;
+        };
+        part[at..at + 4].fill(0);
+        let whole = with_checksum(part.to_vec(), at);
+        part.copy_from_slice(&whole);
+    }
+}
+
+/// Whatever bytes the metadata holds: opening and requests end with success or an error, and memory is bounded.
+#[test]
+fn requests_on_damaged_foreign_images_end_with_success_or_an_error() {
+    for (index, sample) in samples().iter().enumerate() {
+        let (mut openable, mut wrong) = (0, 0);
+        // Its images are long.
+        let rounds = if sample.block > BLOCK { 300 } else { 1500 };
+        for seed in 0..rounds {
+            let mut random = Random::new(index as u64 * 10_000 + seed);
+            let image = damage(sample, &mut random);
+            let Ok(queue) = opened(&image, Some(sample.format), None) else {
+                continue;
+            };
+            openable += 1;
+            let size = queue.size_bytes();
+            assert!(size <= gaur_foreign::limit::DISK_BYTES_MAX && size % 512 == 0);
+            for _ in 0..12 {
+                let reach = [size, sample.disk.len() as u64][random.below(2) as usize].min(size);
+                let at = random.below(reach.max(1));
+                let len = (1 + random.below(20_000)).min(size - at.min(size)) as usize;
+                wrong += usize::from(read(&queue, at, len).is_err());
+                if size > at {
+                    let _ = block_on(queue.map(at, u64::MAX));
+                }
+            }
+            let foreign = queue.image().layers()[0].foreign.as_ref().expect("foreign");
+            assert!(foreign.pages.lock().kept.len() <= PAGES_MAX, "seed {seed}");
+        }
+        assert!(openable > 30, "sample {index}: {openable} could be opened");
+        // A disk in one piece has no table that could be damaged.
+        let is_flat = matches!(index, 1);
+        assert!(
+            wrong > 50 || is_flat,
+            "sample {index}: {wrong} requests failed"
+        );
+    }
+}
+
+#[test]
+fn a_damaged_entry_is_reported_with_its_place() {
+    let mut sample = vdi();
+    put(&mut sample.image, 512 + 16, &1000_u32.to_le_bytes());
+    let queue = opened(&sample.image, None, None).expect("the header is whole");
+    assert!(
+        read(&queue, 0, 4 * BLOCK).is_ok(),
+        "the blocks before it are"
+    );
+    assert_eq!(read(&queue, 4 * BLOCK as u64, 512), Err(Errno::EIO));
+    let report = queue.image().corruption().expect("a report");
+    assert_eq!(
+        report.to_string(),
+        "image: block table at offset 528: it leads to offset 4097024, behind the end of the file"
+    );
+}

@@ -1,0 +1,355 @@
+//! Images of other programs' formats, made by QEMU in every shape that it writes, and read here.
+
+use gaur_interop::compare::assert_same_bytes;
+use gaur_interop::gaur::{gaur, gaur_bounded, serve_with};
+use gaur_interop::random::Random;
+use gaur_interop::scratch::Scratch;
+use gaur_interop::tool::{qemu_img, run};
+
+/// QEMU's name of the format, how a message calls it, and options for `qemu-img create`.
+type Shape = (&'static str, &'static str, &'static str);
+
+const SHAPES: &[Shape] = &[
+    ("vdi", "VDI", ""),
+    ("vdi", "VDI", "static=on"),
+    ("vpc", "VHD", ""),
+    ("vpc", "VHD", "subformat=fixed"),
+    ("vpc", "VHD", "force_size=on"),
+    ("vpc", "VHD", "force_size=on,subformat=fixed"),
+    ("vhdx", "VHDX", ""),
+    ("vhdx", "VHDX", "subformat=fixed"),
+    ("vhdx", "VHDX", "block_size=1M"),
+    ("vhdx", "VHDX", "block_size=64M,log_size=4M"),
+    ("vhdx", "VHDX", "block_state_zero=off"),
+];
+
+/// Not a whole number of blocks of any format.
+const SIZE: u64 = (37 << 20) + 5 * 512;
+
+/// A disk with random bytes in some places, bytes that compress in others, and holes.
+fn disk(scratch: &Scratch, seed: u64) -> String {
+    use std::os::unix::fs::FileExt;
+    let path = scratch.zeros("disk", SIZE);
+    let file = std::fs::OpenOptions::new().write(true).open(&path);
+    let file = file.expect("scratch is writable");
+    let mut random = Random::new(seed);
+    for _ in 0..40 {
+        let len = 512 * (1 + random.below(600)) as usize;
+        let at = 512 * random.below((SIZE - len as u64) / 512);
+        let bytes = match random.one_in(3) {
+            true => vec![random.below(255) as u8 + 1; len],
+            false => random.bytes(len),
+        };
+        file.write_all_at(&bytes, at).expect("scratch is writable");
+    }
+    file.write_all_at(b"the last bytes", SIZE - 14)
+        .expect("scratch is writable");
+    path
+}
+
+/// Makes the image of the disk.
+fn convert(scratch: &Scratch, (format, _, options): Shape, disk: &str) -> String {
+    let image = scratch.path("image");
+    let mut line = vec!["convert", "-f", "raw", "-O", format];
+    if !options.is_empty() {
+        line.extend(["-o", options]);
+    }
+    line.extend([disk, &image]);
+    qemu_img(&line).ok();
+    image
+}
+
+/// The disk in an image, as QEMU reads it.
+fn read_by_qemu(scratch: &Scratch, format: &str, image: &str) -> String {
+    let raw = scratch.path("by-qemu");
+    qemu_img(&["convert", "-f", format, "-O", "raw", image, &raw]).ok();
+    raw
+}
+
+#[test]
+fn convert_compare_and_dd_read_what_qemu_reads() {
+    for (seed, shape) in SHAPES.iter().enumerate() {
+        let scratch = Scratch::new(shape.0);
+        let image = convert(&scratch, *shape, &disk(&scratch, seed as u64));
+        let expected = read_by_qemu(&scratch, shape.0, &image);
+        let (raw, qcow2) = (scratch.path("raw"), scratch.path("q.qcow2"));
+        gaur(&["convert", "-O", "raw", &image, &raw]).ok();
+        assert_same_bytes(&expected, &raw);
+        gaur(&["convert", "-f", shape.0, &image, &qcow2]).ok();
+        qemu_img(&["compare", "-F", "raw", &qcow2, &expected]).ok();
+        qemu_img(&["check", &qcow2]).ok();
+        gaur(&["compare", "-F", "raw", &image, &expected]).ok();
+        gaur(&["compare", "-f", "raw", &expected, &image]).ok();
+        let part = scratch.path("part");
+        let ends = ["bs=64k", "skip=10", "count=300"];
+        let (from, to) = (format!("if={image}"), format!("of={part}"));
+        gaur(&[&["dd"], &ends[..], &[&from, &to]].concat()).ok();
+        let wanted = scratch.path("wanted");
+        let to = format!("of={wanted}");
+        let line = [
+            &["dd", "-f", shape.0, "-O", "raw"],
+            &ends[..],
+            &[&from, &to],
+        ];
+        qemu_img(&line.concat()).ok();
+        assert_same_bytes(&wanted, &part);
+    }
+}
+
+#[test]
+fn info_and_measure_give_the_numbers_of_qemu() {
+    for (seed, shape) in SHAPES.iter().enumerate() {
+        let scratch = Scratch::new(shape.0);
+        let image = convert(&scratch, *shape, &disk(&scratch, seed as u64));
+        let ours = gaur(&["info", "--output", "json", &image]).ok().json();
+        let line = ["info", "-f", shape.0, "--output", "json", &image];
+        let theirs = qemu_img(&line).ok().json();
+        for key in [
+            "format",
+            "virtual-size",
+            "cluster-size",
+            "dirty-flag",
+            "filename",
+        ] {
+            assert_eq!(ours[key], theirs[key], "{key} of {shape:?}");
+        }
+        let text = gaur(&["info", &image]).ok().stdout;
+        assert!(
+            text.contains(&format!("file format: {}\n", shape.0)),
+            "{text}"
+        );
+        let measured = |json: serde_json::Value| json["fully-allocated"].as_u64();
+        let line = ["measure", "-O", "qcow2", "--output", "json"];
+        let ours = gaur(&[&line[..], &[&image]].concat()).ok().json();
+        let theirs = qemu_img(&[&line[..], &["-f", shape.0, &image]].concat())
+            .ok()
+            .json();
+        assert_eq!(measured(ours), measured(theirs), "{shape:?}");
+    }
+}
+
+/// What QEMU's map calls data is data here, unless the file has a hole there.
+#[test]
+fn map_covers_the_disk_and_tells_where_data_is() {
+    for (seed, shape) in SHAPES.iter().enumerate() {
+        let scratch = Scratch::new(shape.0);
+        let image = convert(&scratch, *shape, &disk(&scratch, seed as u64));
+        let disk = std::fs::read(read_by_qemu(&scratch, shape.0, &image)).expect("a disk");
+        let bytes = std::fs::read(&image).expect("an image");
+        let map = gaur(&["map", "--output", "json", &image]).ok().json();
+        let mut at = 0;
+        for run in map.as_array().expect("runs") {
+            let number = |key: &str| run[key].as_u64().map(|number| number as usize);
+            let (start, len) = (number("start").unwrap(), number("length").unwrap());
+            assert_eq!(start, at);
+            let part = &disk[start..start + len];
+            match (run["zero"].as_bool().unwrap(), number("offset")) {
+                (true, _) => assert!(part.iter().all(|byte| *byte == 0), "{shape:?}: {run}"),
+                (false, Some(host)) => {
+                    let end = bytes.len().min(host + len);
+                    assert!(part.starts_with(&bytes[host..end]), "{shape:?}: {run}");
+                }
+                (false, None) => assert!(run["compressed"].as_bool().unwrap(), "{run}"),
+            }
+            at += len;
+        }
+        assert_eq!(at, disk.len(), "{shape:?}");
+    }
+}
+
+/// Blocks in the order in which a guest wrote them.
+#[test]
+fn images_that_a_guest_wrote_are_read() {
+    for (seed, shape) in SHAPES.iter().enumerate() {
+        let (format, _, options) = *shape;
+        if options.contains("streamOptimized") {
+            // Written once, from start to end.
+            continue;
+        }
+        let scratch = Scratch::new(format);
+        let image = scratch.path("image");
+        let size = SIZE.to_string();
+        let mut line = vec!["create", "-q", "-f", format];
+        if !options.is_empty() {
+            line.extend(["-o", options]);
+        }
+        line.extend([image.as_str(), &size]);
+        qemu_img(&line).ok();
+        let mut random = Random::new(seed as u64);
+        let mut line = vec!["-f".to_owned(), format.to_owned(), image.clone()];
+        for _ in 0..60 {
+            let len = 512 * (1 + random.below(400));
+            let at = 512 * random.below((SIZE - len) / 512);
+            let pattern = random.below(255) + 1;
+            line.extend(["-c".to_owned(), format!("write -P {pattern} {at} {len}")]);
+        }
+        let words: Vec<&str> = line.iter().map(String::as_str).collect();
+        run("qemu-io", &words).ok();
+        let expected = read_by_qemu(&scratch, format, &image);
+        let raw = scratch.path("raw");
+        gaur(&["convert", "-f", format, "-O", "raw", &image, &raw]).ok();
+        assert_same_bytes(&expected, &raw);
+    }
+}
+
+#[test]
+fn foreign_images_are_backing_files_and_are_served() {
+    for (seed, shape) in SHAPES.iter().enumerate() {
+        let scratch = Scratch::new(shape.0);
+        let image = convert(&scratch, *shape, &disk(&scratch, seed as u64));
+        let expected = read_by_qemu(&scratch, shape.0, &image);
+        let server = serve_with(&image, &scratch.path("r"), &["--read-only"]);
+        qemu_img(&[
+            "compare",
+            "-f",
+            "raw",
+            "-F",
+            "raw",
+            &expected,
+            &server.uri(),
+        ])
+        .ok();
+        server.stop();
+        let overlay = scratch.path("overlay.qcow2");
+        gaur(&["create", "-q", "-b", "image", "-F", shape.0, &overlay]).ok();
+        qemu_img(&["compare", "-F", "raw", &overlay, &expected]).ok();
+        let server = serve_with(&overlay, &scratch.path("w"), &[]);
+        let write = "write -P 9 1049088 700000";
+        run("qemu-io", &["-f", "raw", &server.uri(), "-c", write]).ok();
+        run("qemu-io", &["-f", "raw", &expected, "-c", write]).ok();
+        server.stop();
+        qemu_img(&["compare", "-F", "raw", &overlay, &expected]).ok();
+        gaur(&["compare", "-F", "raw", &overlay, &expected]).ok();
+        qemu_img(&["check", &overlay]).ok();
+    }
+}
+
+#[test]
+fn verbs_that_write_refuse_foreign_images_and_leave_them_alone() {
+    for shape in SHAPES {
+        let (format, name, _) = *shape;
+        let scratch = Scratch::new(format);
+        let image = convert(&scratch, *shape, &disk(&scratch, 1));
+        let before = std::fs::read(&image).expect("an image");
+        let new = scratch.path("new.qcow2");
+        let read_only = format!("a {name} image, which can only be read; 'gaur convert -O qcow2'");
+        for line in [
+            &["resize", &image, "+1M"][..],
+            &["resize", "-f", format, &image, "+1M"],
+            &["snapshot", "create", &image, "name"],
+            &["bench", "-w", "-c", "1", &image],
+            &["bench", "-w", "-c", "1", "-f", format, &image],
+            &["convert", "-n", &scratch.path("disk"), &image],
+            &["serve", &image],
+            &["serve", "-f", format, &image],
+        ] {
+            let run = gaur_bounded(line).refused();
+            assert!(run.stderr.contains(&read_only), "{run}");
+        }
+        let check = gaur(&["check", &image]).code(63);
+        assert!(
+            check
+                .stderr
+                .contains(&format!("{name} images cannot be checked")),
+            "{check}"
+        );
+        for line in [
+            &["create", "-f", format, &new, "1M"][..],
+            &["convert", "-O", format, &image, &new],
+        ] {
+            let run = gaur(line).refused();
+            assert!(run.stderr.contains("qcow2, raw"), "{run}");
+        }
+        let unsaid = gaur(&["create", "-b", &image, &new]).refused();
+        assert!(
+            unsaid.stderr.contains(&format!("say -F {format}")),
+            "{unsaid}"
+        );
+        assert!(
+            before == std::fs::read(&image).expect("an image"),
+            "{shape:?}"
+        );
+    }
+}
+
+#[test]
+fn differencing_images_and_a_waiting_log_are_refused_by_name() {
+    use std::os::unix::fs::FileExt;
+    let scratch = Scratch::new("refused");
+    let disk = disk(&scratch, 1);
+    let set = |image: &str, at: u64, bytes: &[u8]| {
+        let file = std::fs::OpenOptions::new().write(true).open(image);
+        file.expect("it opens")
+            .write_all_at(bytes, at)
+            .expect("an image");
+    };
+    let refused = |image: &str, word: &str| {
+        for line in [
+            &["info", image][..],
+            &["map", image],
+            &["serve", "-r", image],
+        ] {
+            let run = gaur_bounded(line).refused();
+            assert!(run.stderr.contains(word), "{word}: {run}");
+        }
+    };
+    // The UUID of the image that it was made of.
+    let image = convert(&scratch, ("vdi", "VDI", ""), &disk);
+    set(&image, 440, &[1; 16]);
+    refused(&image, "snapshot or difference of another");
+    // Type and checksum: the type grows by one, so that the sum does.
+    let image = convert(&scratch, ("vpc", "VHD", ""), &disk);
+    for at in [0, std::fs::metadata(&image).expect("an image").len() - 512] {
+        let bytes = std::fs::read(&image).expect("an image");
+        let sum = &bytes[at as usize + 64..at as usize + 68];
+        let sum = u32::from_be_bytes(sum.try_into().expect("four bytes")) - 1;
+        set(&image, at + 63, &[4]);
+        set(&image, at + 64, &sum.to_be_bytes());
+    }
+    refused(&image, "differencing VHD");
+    // A header that names a log, as a program leaves it that was killed.
+    let image = convert(&scratch, ("vhdx", "VHDX", ""), &disk);
+    for at in [64 << 10, 128 << 10] {
+        let bytes = std::fs::read(&image).expect("an image");
+        let mut header = bytes[at..at + 4096].to_vec();
+        header[48..64].fill(1);
+        header[4..8].fill(0);
+        let sum = crc32c(&header).to_le_bytes();
+        header[4..8].copy_from_slice(&sum);
+        set(&image, at as u64, &header);
+    }
+    refused(&image, "has a log to be replayed");
+}
+
+/// The checksum of VHDX.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let step = |crc: u32, _| crc >> 1 ^ (0x82f6_3b78 * (crc & 1));
+    let add = |crc: u32, byte: &u8| (0..8).fold(crc ^ u32::from(*byte), step);
+    !bytes.iter().fold(u32::MAX, add)
+}
+
+/// A disk that a snapshot of the caller's choice is asked of, or options of qcow2.
+#[test]
+fn what_only_qcow2_has_is_refused_by_name() {
+    for shape in SHAPES {
+        let scratch = Scratch::new(shape.0);
+        let image = convert(&scratch, *shape, &disk(&scratch, 1));
+        let refused = |line: &[&str], word: &str| {
+            let run = gaur(line).refused();
+            assert!(run.stderr.contains(word), "{word}: {run}");
+        };
+        let raw = scratch.path("raw");
+        refused(
+            &["convert", "-l", "name", &image, &raw],
+            "no internal snapshots",
+        );
+        let options = format!("driver={},file.filename={image}", shape.0);
+        gaur(&["map", "--image-opts", &options]).ok();
+        let options = format!("{options},l2-cache-size=1M");
+        refused(
+            &["map", "--image-opts", &options],
+            "'l2-cache-size' is unknown",
+        );
+        assert!(gaur(&["snapshot", "list", &image]).ok().stdout.is_empty());
+    }
+}
