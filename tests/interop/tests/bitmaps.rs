@@ -371,3 +371,143 @@ fn damaged_bitmaps_are_not_dropped() {
     assert!(said.stderr.contains("check the image"), "{}", said.stderr);
     assert!(bytes == std::fs::read(&image).expect("the image is there"));
 }
+
+/// Either tool copies the same bitmaps, but for those of a killed server, which QEMU cannot use.
+#[test]
+fn convert_copies_bitmaps_as_qemu_does() {
+    let scratch = Scratch::new("copied");
+    let image = image_with_bitmaps(&scratch, true);
+    qemu_img(&["bitmap", "--disable", &image, "daily"]).ok();
+    let convert = ["convert", "-O", "qcow2", "--bitmaps"];
+    let mut results = Vec::new();
+    for ours in [false, true] {
+        let target = scratch.path(if ours { "ours" } else { "theirs" });
+        let line = [&convert[..], &[&image, &target]].concat();
+        match ours {
+            true => gaur(&line).ok(),
+            false => qemu_img(&line).ok(),
+        };
+        assert_clean(&target);
+        let bits = ["daily", "hourly"].map(|name| marked(&target, name, &scratch));
+        results.push((listed(&target), bits));
+    }
+    assert_eq!(results[0], results[1]);
+    assert!(results[0].1.iter().all(|bits| !bits.is_empty()));
+    let refused = scratch.path("refused");
+    for line in [
+        &["convert", "-O", "raw", "--bitmaps", &image, &refused][..],
+        &[
+            "convert",
+            "-O",
+            "qcow2",
+            "--bitmaps",
+            &image,
+            &image,
+            &refused,
+        ],
+        &[
+            "convert",
+            "-O",
+            "qcow2",
+            "--bitmaps",
+            "-o",
+            "size=65M",
+            &image,
+            &refused,
+        ],
+    ] {
+        gaur(line).code(1);
+    }
+    let server = serve_with(&image, &scratch.path("socket"), &[]);
+    op::apply("raw", &server.uri(), &[write(40 * MIB, 4096)]);
+    server.kill();
+    wait_for_locks(&image);
+    let target = scratch.path("after");
+    qemu_img(&[&convert[..], &[&image, &target]].concat()).code(1);
+    gaur(&[&convert[..], &[&image, &target]].concat()).ok();
+    let hourly = marked(&target, "hourly", &scratch);
+    assert_eq!(hourly, [(0, 4 * MIB), (40 * MIB, 4 * MIB)]);
+    // Inconsistent ones are refused, or left out.
+    let mut bytes = std::fs::read(&image).expect("it is there");
+    let map = bytes
+        .windows(21)
+        .position(|name| name == b"gaur-write-intent-map");
+    bytes[map.expect("it is in the directory") - 9] |= 1;
+    std::fs::write(&image, bytes).expect("scratch is writable");
+    let said = gaur(&[&convert[..], &[&image, &target]].concat()).code(1);
+    assert!(said.stderr.contains("inconsistent"), "{}", said.stderr);
+    let skip = ["--skip-broken-bitmaps", &image, &target];
+    gaur(&[&convert[..], &skip].concat()).ok();
+    assert_eq!(bitmaps(&target), 1);
+}
+
+/// Kills a server under load again and again: blocks that have changed since the bitmap was made are in it, always.
+/// `GAUR_KILLS` has more rounds than ten.
+#[test]
+fn bitmaps_cover_all_changes_over_many_kills() {
+    const BLOCK: usize = 65536;
+    let rounds = std::env::var("GAUR_KILLS").ok();
+    let rounds = rounds.and_then(|rounds| rounds.parse().ok()).unwrap_or(10);
+    let scratch = Scratch::new("kills");
+    let image = scratch.path("d.qcow2");
+    let raw = |name: &str| {
+        let raw = scratch.path(name);
+        gaur(&["convert", "-O", "raw", &image, &raw]).ok();
+        std::fs::read(&raw).expect("it was made")
+    };
+    gaur(&["create", "-q", "-f", "qcow2", &image, "256M"]).ok();
+    gaur(&["bitmap", "--add", &image, "daily"]).ok();
+    let (mut before, mut changed) = (raw("before"), 0);
+    let mut random = 7_u64;
+    let mut draw = |bound: u64| {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (random >> 33) % bound
+    };
+    for round in 0..rounds {
+        let server = serve_with(&image, &scratch.path("socket"), &[]);
+        let mut load = Command::new("qemu-io");
+        load.args(["-f", "raw"]);
+        for _ in 0..200 {
+            let (at, pattern) = (draw(256 * 16) * 65536, 1 + draw(255));
+            load.args(["-c", &format!("aio_write -P {pattern} {at} 4096")]);
+        }
+        let load = load.arg(server.uri());
+        let quiet = || std::process::Stdio::null();
+        let mut load = load
+            .stdout(quiet())
+            .stderr(quiet())
+            .spawn()
+            .expect("qemu-io is there");
+        std::thread::sleep(std::time::Duration::from_millis(20 + draw(150)));
+        server.kill();
+        load.wait().expect("it ends with its server");
+        wait_for_locks(&image);
+        let now = raw("now");
+        let target = scratch.path("target");
+        gaur(&["convert", "-O", "qcow2", "--bitmaps", &image, &target]).ok();
+        let marks = marked(&target, "daily", &scratch);
+        let blocks = now.chunks(BLOCK).zip(before.chunks(BLOCK));
+        for (number, (now, before)) in (0..).zip(blocks) {
+            let at = number * BLOCK as u64;
+            let is_marked = marks
+                .iter()
+                .any(|(start, len)| (*start..start + len).contains(&at));
+            assert!(now == before || is_marked, "round {round}: block at {at}");
+            changed += usize::from(now != before);
+        }
+        if round % 4 == 3 {
+            // A backup is made: the next begins here.
+            gaur(&["bitmap", "--clear", &image, "daily"]).ok();
+            assert_eq!(marked(&image, "daily", &scratch), []);
+            before = now;
+        }
+    }
+    assert!(
+        changed > rounds,
+        "blocks changed by killed servers: {changed}"
+    );
+    let report = gaur(&["check", "--output=json", &image]);
+    assert!([0, 3].contains(&report.code), "{}", report.stdout);
+}
