@@ -100,6 +100,7 @@ fn session(export: usize, size_bytes: u64) -> Session {
         read_only: export == 1,
         style: Style::Simple,
         allocation: false,
+        bitmap: false,
     }
 }
 

@@ -15,6 +15,7 @@ const SESSION: Session = Session {
     read_only: false,
     style: Style::Structured,
     allocation: true,
+    bitmap: false,
 };
 
 fn hex(text: &str) -> Vec<u8> {
@@ -145,6 +146,7 @@ fn errors_are_the_protocols() {
     let plain = Session {
         style: Style::Simple,
         allocation: false,
+        bitmap: false,
         ..SESSION
     };
     assert_eq!(errno(event(plain, 0, 7, 0, 512)), Errno::EINVAL);
@@ -264,7 +266,7 @@ fn replies_are_as_the_protocol_writes_them() {
         *reply::hole(&structured, 0x2000, 0x1000, false),
         *hex("668e33ef 0000 0002 0102030405060708 0000000c 0000000000002000 00001000")
     );
-    let mut status = reply::status(&structured, 2).to_vec();
+    let mut status = reply::status(&structured, 1, 2, true).to_vec();
     status.extend(&*reply::extent(
         &structured,
         0x10000,
@@ -321,7 +323,7 @@ fn extended_replies_repeat_the_offset_and_have_long_lengths() {
         *with(header("0000 0002", 12), "0000000000002000 00001000")
     );
     assert_eq!(
-        *reply::status(&asked, 3),
+        *reply::status(&asked, 1, 3, true),
         *with(header("0001 0006", 56), "00000001 00000003")
     );
     assert_eq!(

@@ -215,6 +215,9 @@ impl Exporter {
     ) -> Result<(String, Option<Box<dyn Front>>), Failure> {
         let image = served.shared().image();
         self.pin.before_export(image, new.front.is_device())?;
+        if new.image.bitmap.is_some() && !new.front.is_nbd() {
+            return Err(Failure::new("only NBD shows bitmaps to its clients"));
+        }
         match new.front.start(Arc::clone(served))? {
             Some(front) => Ok((front.place(), Some(front))),
             None => Ok((self.add_to_nbd(new, served)?, None)),

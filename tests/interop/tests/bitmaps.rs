@@ -441,6 +441,63 @@ fn convert_copies_bitmaps_as_qemu_does() {
     assert_eq!(bitmaps(&target), 1);
 }
 
+/// NBD clients see a bitmap as QEMU's server shows it.
+#[test]
+fn bitmaps_are_shown_to_nbd_clients() {
+    let scratch = Scratch::new("shown");
+    let image = image_with_bitmaps(&scratch, false);
+    op::apply(
+        "qcow2",
+        &image,
+        &[write(9 * MIB, 4096), write(40 * MIB, MIB)],
+    );
+    for (options, name) in [
+        (&["-r", "-B", "hourly"][..], "hourly"),
+        (&["-B", "daily"], "daily"),
+    ] {
+        if name == "daily" {
+            let said = gaur(&["serve", "-k", &scratch.path("no"), "-B", name, &image]).code(1);
+            assert!(said.stderr.contains("--disable"), "{}", said.stderr);
+            gaur(&["bitmap", "--disable", &image, name]).ok();
+        }
+        let server = serve_with(&image, &scratch.path("socket"), options);
+        let context = format!("qemu:dirty-bitmap:{name}");
+        let map = format!("--map={context}");
+        let map = gaur_interop::tool::run("nbdinfo", &["--json", &map, &server.uri()]).ok();
+        let both = ["--json", "--list", &server.uri()];
+        let listed = gaur_interop::tool::run("nbdinfo", &both).ok().stdout;
+        assert!(
+            listed.contains(&context) && listed.contains("base:allocation"),
+            "{listed}"
+        );
+        // Both contexts at once: data where it is, by the bitmap's side.
+        let options = format!(
+            "driver=nbd,server.type=unix,server.path={},x-dirty-bitmap={context}",
+            scratch.path("socket")
+        );
+        let theirs = qemu_img(&["map", "--output=json", "--image-opts", &options]).ok();
+        let theirs = theirs.json();
+        server.stop();
+        let ranges = map.json();
+        let ranges = ranges.as_array().expect("a list").iter();
+        let ranges = ranges.filter(|range| range["type"] == 1);
+        let number = |range: &serde_json::Value, key: &str| range[key].as_u64().expect("a number");
+        let ours: Ranges = ranges
+            .map(|range| (number(range, "offset"), number(range, "length")))
+            .collect();
+        let theirs = theirs.as_array().expect("a list").iter();
+        let dirty: Ranges = theirs
+            .filter(|range| range["data"] == false)
+            .map(|range| (number(range, "start"), number(range, "length")))
+            .collect();
+        assert_eq!(ours, dirty);
+        assert_eq!(ours, marked(&image, name, &scratch));
+        assert_eq!(ours.len(), 3, "{ours:?}");
+    }
+    let said = gaur(&["serve", "-k", &scratch.path("no"), "-B", "none", &image]).code(1);
+    assert!(said.stderr.contains("no bitmap named"), "{}", said.stderr);
+}
+
 /// An overlay goes on with the bitmaps of its base, whose own stay as they are.
 #[test]
 fn bitmaps_go_on_in_an_overlay() {

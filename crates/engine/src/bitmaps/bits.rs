@@ -150,6 +150,29 @@ impl BitmapBits {
         }
     }
 
+    /// The run of equal bits from an offset of the disk on: its length, at most `len`, and whether they are set.
+    pub fn run_at(&self, offset: u64, len: u64) -> (u64, bool) {
+        let bits = self.shape.bits_of(offset, len);
+        let is_set = |bit: u64| {
+            let word = self.piece(bit / 64 / self.words_per_piece);
+            let word = word.and_then(|words| words.get((bit / 64 % self.words_per_piece) as usize));
+            word.map_or(0, |word| word.load(Ordering::Relaxed))
+        };
+        let first = is_set(bits.start) >> (bits.start % 64) & 1 == 1;
+        let mut at = bits.start;
+        while at < bits.end {
+            let word = is_set(at);
+            let others = if first { !word } else { word } >> (at % 64);
+            let equal = u64::from(others.trailing_zeros()).min(64 - at % 64);
+            at += equal;
+            if equal == 0 || !at.is_multiple_of(64) {
+                break;
+            }
+        }
+        let end = at.min(bits.end) << self.shape.granularity_bits();
+        (end.saturating_sub(offset).clamp(1, len), first)
+    }
+
     /// Sets the bits of every range that another bitmap has, of whatever granularity.
     pub(crate) fn merge(&self, other: &BitmapBits) {
         other.each_range(|start, len| self.mark(GuestRange::new(start, len)));
@@ -219,6 +242,33 @@ mod tests {
         full.fill_piece(0);
         full.load_piece(0, &[0xff; 512]);
         assert_eq!(ranges(&full), [(0, 100 * 512)], "nothing behind the end");
+    }
+
+    #[test]
+    fn runs_are_those_of_the_ranges() {
+        let size = (8192 + 100) * 512;
+        let map = bits(size, 9);
+        for (start, len) in [(511, 2), (64 * 512, 64 * 512), (4000 * 512, 300 * 512)] {
+            map.mark(GuestRange::new(start, len));
+        }
+        let mut found = Vec::new();
+        let mut at = 0;
+        while at < size {
+            let (len, is_set) = map.run_at(at, size - at);
+            match found.last_mut() {
+                Some((start, end)) if is_set && *end == at => *end = *start + len,
+                _ if is_set => found.push((at, at + len)),
+                _ => {}
+            }
+            at += len;
+        }
+        let found: Vec<_> = found
+            .iter()
+            .map(|(start, end)| (*start, end - start))
+            .collect();
+        assert_eq!(found, ranges(&map));
+        assert_eq!(map.run_at(65 * 512 + 7, 100), (100, true));
+        assert_eq!(map.run_at(2 * 512 + 7, 1 << 30), (62 * 512 - 7, false));
     }
 
     #[test]

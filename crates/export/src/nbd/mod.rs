@@ -18,5 +18,6 @@ pub mod proto;
 mod server;
 
 pub use server::{
-    Export, Exports, Listen, Listener, Options, Outcome, Place, ServeError, Stop, Uris, serve_uring,
+    Export, ExportBitmap, Exports, Listen, Listener, Options, Outcome, Place, ServeError, Stop,
+    Uris, serve_uring,
 };

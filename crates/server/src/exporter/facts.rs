@@ -72,7 +72,7 @@ pub struct AddExport {
 }
 
 /// The keys of [`ImageOptions`] in JSON.
-const IMAGE_KEYS: [&str; 12] = [
+const IMAGE_KEYS: [&str; 13] = [
     "format",
     "image-opts",
     "references",
@@ -84,6 +84,7 @@ const IMAGE_KEYS: [&str; 12] = [
     "discard",
     "allocation",
     "drop-bitmaps",
+    "bitmap",
     "handover",
 ];
 

@@ -88,6 +88,11 @@ pub struct ImageOptions {
     /// Remove the images' persistent bitmaps with the first write instead of keeping them
     #[cfg_attr(feature = "clap", arg(long))]
     pub drop_bitmaps: bool,
+    /// Show this persistent bitmap to NBD clients, as qemu:dirty-bitmap:NAME; on a disk that can be written to it has to
+    /// be disabled
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(short = 'B', long, value_name = "NAME"))]
+    pub bitmap: Option<String>,
     /// Keep in FILE (in /run, or where else a reboot forgets it) what clients have been told is written
     /// and the image does not say yet; what a server that was killed left there is taken over, unless
     /// somebody else has written to the image since

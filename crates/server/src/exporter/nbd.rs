@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use gaur_export::nbd::{self, Exports, Listener, Outcome, ServeError, Stop, Uris};
+use gaur_export::nbd::{self, ExportBitmap, Exports, Listener, Outcome, ServeError, Stop, Uris};
+use gaur_reactor::{BlockingFile, block_on};
 
 use super::served::Disk;
 use super::{Export, Exporter, NewExport, Served};
@@ -90,6 +91,10 @@ impl Exporter {
             name: new.name.clone(),
             description: new.description.clone(),
             read_only: served.read_only,
+            bitmap: match &new.image.bitmap {
+                None => None,
+                Some(name) => Some(bitmap(name, served)?),
+            },
         };
         let device = {
             let served = Arc::clone(served);
@@ -132,4 +137,23 @@ impl Exporter {
             Err(_) => Err(Failure::new("the thread of NBD failed")),
         }
     }
+}
+
+/// The bitmap that an export shows, as it is now. It must not change while clients read it.
+fn bitmap(name: &str, served: &Served) -> Result<ExportBitmap, Failure> {
+    let image = served.shared();
+    let fail = |error| Failure::image(image.name(), &error);
+    let queue = image.queue(BlockingFile::new);
+    let all = block_on(queue.bitmaps()).map_err(fail)?;
+    let bits = block_on(queue.bitmap_bits(name)).map_err(fail)?;
+    let is_enabled = all.iter().any(|one| one.name == name && one.is_enabled);
+    if is_enabled && !served.read_only {
+        let what = format!("bitmap {name:?} records, and would change while it is shown");
+        let failure = Failure::about(image.name(), what);
+        return Err(failure.hint("serve read-only (-r), or 'gaur bitmap --disable' it first"));
+    }
+    Ok(ExportBitmap {
+        name: name.to_owned(),
+        run_at: Arc::new(move |offset, len| bits.run_at(offset, len)),
+    })
 }

@@ -250,7 +250,7 @@ impl Parser {
                 },
                 cmd_flag::NO_HOLE,
             ),
-            cmd::BLOCK_STATUS if !self.session.allocation => {
+            cmd::BLOCK_STATUS if !self.session.allocation && !self.session.bitmap => {
                 return Err((Errno::EINVAL, "no metadata context was chosen"));
             }
             cmd::BLOCK_STATUS => (

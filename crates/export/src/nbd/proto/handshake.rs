@@ -10,9 +10,10 @@ use std::cmp::Ordering;
 use super::option::{self, MetaQuery};
 use super::violation::Violation;
 use super::wire::{
-    ALLOCATION_CONTEXT, ALLOCATION_CONTEXT_ID, CLIENT_FLAGS_LEN, Fields, GREETING_LEN,
-    GREETING_MAGIC, OPTION_HEADER_LEN, OPTION_MAGIC, OPTION_MAX_BYTES, OPTION_REPLY_MAGIC,
-    OPTION_SKIP_MAX_BYTES, OPTIONS_MAX, STRING_MAX_BYTES, clip, handshake_flag, info, opt, rep,
+    ALLOCATION_CONTEXT, ALLOCATION_CONTEXT_ID, BITMAP_CONTEXT, BITMAP_CONTEXT_ID, CLIENT_FLAGS_LEN,
+    Fields, GREETING_LEN, GREETING_MAGIC, OPTION_HEADER_LEN, OPTION_MAGIC, OPTION_MAX_BYTES,
+    OPTION_REPLY_MAGIC, OPTION_SKIP_MAX_BYTES, OPTIONS_MAX, STRING_MAX_BYTES, clip, handshake_flag,
+    info, opt, rep,
 };
 use super::{ExportInfo, Session, Style};
 
@@ -28,6 +29,10 @@ pub trait Exports {
     fn names(&self, export: usize) -> (String, String);
     /// Facts about an export, or one line that says why it cannot be served.
     fn info(&self, export: usize) -> Result<ExportInfo, String>;
+    /// The name of its bitmap, if it shows one.
+    fn bitmap(&self, _export: usize) -> Option<String> {
+        None
+    }
 }
 
 /// What comes of feeding a handshake.
@@ -74,6 +79,7 @@ pub struct Handshake {
     no_zeroes: bool,
     style: Style,
     allocation_for: Option<usize>,
+    bitmap_for: Option<usize>,
     options: u32,
 }
 
@@ -95,6 +101,7 @@ impl Handshake {
             no_zeroes: false,
             style: Style::Simple,
             allocation_for: None,
+            bitmap_for: None,
             options: 0,
         }
     }
@@ -229,6 +236,7 @@ impl Handshake {
             read_only: info.read_only,
             style: self.style,
             allocation: self.structured() && self.allocation_for == Some(export),
+            bitmap: self.structured() && self.bitmap_for == Some(export),
         }
     }
 
@@ -325,7 +333,7 @@ impl Handshake {
         let set = option == opt::SET_META_CONTEXT;
         if set {
             // A new choice replaces the old one even when it fails.
-            self.allocation_for = None;
+            (self.allocation_for, self.bitmap_for) = (None, None);
         }
         if !self.structured() {
             return Err(invalid("agree on structured replies first"));
@@ -333,13 +341,25 @@ impl Handshake {
         let query = MetaQuery::parse(data);
         let query = query.ok_or_else(|| invalid("malformed metadata context query"))?;
         let export = exports.find(query.name).ok_or(NO_EXPORT)?;
-        if query.selects_allocation(set) {
-            let id = if set { ALLOCATION_CONTEXT_ID } else { 0 };
-            let name = ALLOCATION_CONTEXT.as_bytes();
-            answer(out, option, rep::META_CONTEXT, &[&id.to_be_bytes(), name]);
-            if set {
-                self.allocation_for = Some(export);
+        let mut select = |name: &str, id: u32| {
+            let is_selected = query.selects(name, set);
+            if is_selected {
+                let id = if set { id } else { 0 };
+                answer(
+                    out,
+                    option,
+                    rep::META_CONTEXT,
+                    &[&id.to_be_bytes(), name.as_bytes()],
+                );
             }
+            (set && is_selected).then_some(export)
+        };
+        let allocation_for = select(ALLOCATION_CONTEXT, ALLOCATION_CONTEXT_ID);
+        let bitmap = exports.bitmap(export);
+        let bitmap = bitmap.map(|name| format!("{BITMAP_CONTEXT}{name}"));
+        let bitmap_for = bitmap.and_then(|name| select(&name, BITMAP_CONTEXT_ID));
+        if set {
+            (self.allocation_for, self.bitmap_for) = (allocation_for, bitmap_for);
         }
         answer(out, option, rep::ACK, &[]);
         Ok(Step::Again)

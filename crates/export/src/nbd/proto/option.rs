@@ -1,6 +1,6 @@
 //! The content of options, checked in full before anything of it is used.
 
-use super::wire::{ALLOCATION_CONTEXT, Fields, STRING_MAX_BYTES};
+use super::wire::{Fields, STRING_MAX_BYTES};
 
 /// Content of `INFO` and `GO`.
 #[derive(Clone, Copy, Debug)]
@@ -54,15 +54,17 @@ impl<'a> MetaQuery<'a> {
         })
     }
 
-    /// Whether `base:allocation` is among what was asked for. To list, no query at all means every
-    /// context and `base:` every one of its namespace; to set, only the full name counts.
-    pub(super) fn selects_allocation(&self, set: bool) -> bool {
+    /// Whether the context called `name` is among what was asked for. To list, no query at all means every
+    /// context, and the beginning of a namespace every one in it; to set, only the full name counts.
+    pub(super) fn selects(&self, name: &str, set: bool) -> bool {
         if self.count == 0 {
             return !set;
         }
+        let is_it = |query: &[u8]| {
+            let all = query.ends_with(b":") && name.as_bytes().starts_with(query);
+            query == name.as_bytes() || (!set && all)
+        };
         let mut fields = self.queries;
-        (0..self.count)
-            .map_while(|_| fields.string())
-            .any(|query| query == ALLOCATION_CONTEXT.as_bytes() || (!set && query == b"base:"))
+        (0..self.count).map_while(|_| fields.string()).any(is_it)
     }
 }

@@ -6,8 +6,8 @@ use gaur_block::Errno;
 
 use super::Style;
 use super::wire::{
-    ALLOCATION_CONTEXT_ID, CHUNK_MAGIC, EXTENDED_CHUNK_LEN, EXTENDED_CHUNK_MAGIC,
-    SIMPLE_REPLY_MAGIC, STATE_HOLE, STATE_ZERO, chunk, clip,
+    CHUNK_MAGIC, EXTENDED_CHUNK_LEN, EXTENDED_CHUNK_MAGIC, SIMPLE_REPLY_MAGIC, STATE_HOLE,
+    STATE_ZERO, chunk, clip,
 };
 
 /// What a reply has to know of the request it answers.
@@ -130,15 +130,15 @@ pub fn hole(asked: &Asked, offset_bytes: u64, len_bytes: u32, done: bool) -> Hea
         .with(len_bytes.to_be_bytes())
 }
 
-/// Header of a block status reply; as many [`extent`]s follow. Not for simple replies.
-pub fn status(asked: &Asked, extents: u32) -> Header {
-    let id = ALLOCATION_CONTEXT_ID.to_be_bytes();
+/// Header of the chunk of a block status reply for one context; as many [`extent`]s follow. Not for simple replies.
+pub fn status(asked: &Asked, context: u32, extents: u32, done: bool) -> Header {
+    let id = context.to_be_bytes();
     if asked.style == Style::Extended {
-        return chunk_header(asked, chunk::BLOCK_STATUS_EXT, true, 8 + extents * 16)
+        return chunk_header(asked, chunk::BLOCK_STATUS_EXT, done, 8 + extents * 16)
             .with(id)
             .with(extents.to_be_bytes());
     }
-    chunk_header(asked, chunk::BLOCK_STATUS, true, 4 + extents * 8).with(id)
+    chunk_header(asked, chunk::BLOCK_STATUS, done, 4 + extents * 8).with(id)
 }
 
 /// Status flags of `base:allocation` for a run.

@@ -72,4 +72,6 @@ pub struct Session {
     pub style: Style,
     /// `base:allocation` was chosen for this export.
     pub allocation: bool,
+    /// The context of the export's bitmap was.
+    pub bitmap: bool,
 }

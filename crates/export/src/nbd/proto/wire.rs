@@ -190,6 +190,12 @@ pub mod chunk {
 pub const ALLOCATION_CONTEXT: &str = "base:allocation";
 /// Its number in replies.
 pub const ALLOCATION_CONTEXT_ID: u32 = 1;
+/// What the name of a bitmap's context begins with, as QEMU has it.
+pub const BITMAP_CONTEXT: &str = "qemu:dirty-bitmap:";
+/// The number of such a context in replies.
+pub const BITMAP_CONTEXT_ID: u32 = 2;
+/// Status flag of a bitmap's context: the blocks are marked.
+pub const STATE_DIRTY: u32 = 1;
 /// Status flag of `base:allocation`: no space is allocated.
 pub const STATE_HOLE: u32 = 1;
 /// Status flag of `base:allocation`: reads as zeros.

@@ -10,6 +10,7 @@ use gaur_block::{Device, Errno, Request};
 
 use super::connection::Connection;
 use super::job::{Job, PARTS_MAX};
+use crate::nbd::proto::wire::{ALLOCATION_CONTEXT_ID, BITMAP_CONTEXT_ID, STATE_DIRTY};
 use crate::nbd::proto::{Command, Kind, Style, reply};
 use crate::serve::Disk;
 
@@ -20,9 +21,9 @@ const SPARSE_MIN_BYTES: u64 = 64 << 10;
 const RUNS_MAX: usize = PARTS_MAX / 2;
 /// A shorter run of zeros is sent as data: a chunk of its own costs as much.
 const HOLE_MIN_BYTES: u64 = 4096;
-/// Most extents of one block status reply.
-const EXTENTS_MAX: u32 = 2048;
-/// The memory that such a reply takes.
+/// Most extents of one context in a block status reply.
+const EXTENTS_MAX: u32 = 2000;
+/// The memory that a reply with two contexts takes.
 const STATUS_BYTES_MAX: usize = 64 << 10;
 /// Most questions to the device for one block status request.
 const LOOKUPS_MAX: u32 = 4096;
@@ -60,7 +61,7 @@ pub(super) async fn run<D: Device + 'static>(
             job.succeed_with_payload(len_bytes as u32);
             return Ok(());
         }
-        Kind::BlockStatus { one } => return block_status(disk, job, one).await,
+        Kind::BlockStatus { one } => return block_status(connection, job, one).await,
         Kind::Cache => cache(connection, job).await?,
         Kind::Write => {
             let source = (&job.payload()[..len_bytes as usize]).into();
@@ -193,7 +194,40 @@ async fn find_runs<D: Device>(
     count
 }
 
-async fn block_status<D: Device>(disk: &Disk<D>, job: &mut Job, one: bool) -> Result<(), Errno> {
+/// A chunk for each context that the client has chosen.
+async fn block_status<D: Device + 'static>(
+    connection: &Rc<Connection<D>>,
+    job: &mut Job,
+    one: bool,
+) -> Result<(), Errno> {
+    let session = connection.session;
+    if session.allocation {
+        let disk = connection.disk();
+        let state_at = async |offset, left| {
+            let found = disk.status(offset, left).await?;
+            Ok((found.len_bytes, reply::state(found.allocated, found.zero)))
+        };
+        context_status(job, (ALLOCATION_CONTEXT_ID, !session.bitmap), one, state_at).await?;
+    }
+    let bitmap = connection.device.entry().export.bitmap.as_ref();
+    if session.bitmap {
+        let bitmap = bitmap.ok_or(Errno::EINVAL)?;
+        let state_at = async |offset, left| {
+            let (len, is_marked) = (bitmap.run_at)(offset, left);
+            Ok((len, if is_marked { STATE_DIRTY } else { 0 }))
+        };
+        context_status(job, (BITMAP_CONTEXT_ID, true), one, state_at).await?;
+    }
+    Ok(())
+}
+
+/// The chunk of one context, which may be the last.
+async fn context_status(
+    job: &mut Job,
+    (context, done): (u32, bool),
+    one: bool,
+    state_at: impl AsyncFn(u64, u64) -> Result<(u64, u32), Errno>,
+) -> Result<(), Errno> {
     let (offset_bytes, len_bytes) = (job.command.offset_bytes, job.command.len_bytes);
     let asked = job.asked;
     let most = if one { 1 } else { EXTENTS_MAX };
@@ -201,15 +235,15 @@ async fn block_status<D: Device>(disk: &Disk<D>, job: &mut Job, one: bool) -> Re
     // Length and state of the extent that still grows.
     let mut last = (0, 0);
     // The header says how many extents there are, so it is written over at the end.
-    job.reply_bytes(&reply::status(&asked, 0));
+    let start = job.reply_len();
+    job.reply_bytes(&reply::status(&asked, context, 0, done));
     for _ in 0..LOOKUPS_MAX {
         if at == len_bytes {
             break;
         }
         let left = len_bytes - at;
-        let found = disk.status(offset_bytes + at, left).await?;
-        let len = found.len_bytes.clamp(1, left);
-        let state = reply::state(found.allocated, found.zero);
+        let (len, state) = state_at(offset_bytes + at, left).await?;
+        let len = len.clamp(1, left);
         at += len;
         if last.0 > 0 && last.1 == state {
             last.0 += len;
@@ -229,7 +263,7 @@ async fn block_status<D: Device>(disk: &Disk<D>, job: &mut Job, one: bool) -> Re
         extents += 1;
         job.reply_bytes(&reply::extent(&asked, last.0, last.1));
     }
-    job.rewrite_start(&reply::status(&asked, extents));
+    job.rewrite(start, &reply::status(&asked, context, extents, done));
     debug_assert!(
         (1..=most).contains(&extents),
         "a status reply has an extent at least"

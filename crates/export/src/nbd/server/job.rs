@@ -119,9 +119,14 @@ impl Job {
         }
     }
 
-    /// Replaces the first bytes of the reply by as many others.
-    pub(super) fn rewrite_start(&mut self, bytes: &[u8]) {
-        self.head[..bytes.len()].copy_from_slice(bytes);
+    /// Bytes of the reply so far, without payload.
+    pub(super) fn reply_len(&self) -> usize {
+        self.head.len()
+    }
+
+    /// Replaces bytes of the reply by as many others.
+    pub(super) fn rewrite(&mut self, at: usize, bytes: &[u8]) {
+        self.head[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
     /// Adds bytes of the payload to the reply.

@@ -1,13 +1,30 @@
 //! Options of a server.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::ServeError;
 use crate::nbd::proto::wire::PAYLOAD_MAX_BYTES;
 use crate::serve::Log;
 
+/// A bitmap of an export's disk, which clients may ask for as `qemu:dirty-bitmap:` and its name.
+#[derive(Clone)]
+pub struct ExportBitmap {
+    /// Its name.
+    pub name: String,
+    /// The length of the run from an offset on, at most the second number, and whether it is marked.
+    pub run_at: Arc<dyn Fn(u64, u64) -> (u64, bool) + Send + Sync>,
+}
+
+impl fmt::Debug for ExportBitmap {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_tuple("ExportBitmap").field(&self.name).finish()
+    }
+}
+
 /// One export, as clients see it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Export {
     /// What clients call it, at most 4096 bytes; may be empty.
     pub name: String,
@@ -15,6 +32,8 @@ pub struct Export {
     pub description: String,
     /// Writes are refused, whatever the device says.
     pub read_only: bool,
+    /// Shown to clients that ask for it; it does not change.
+    pub bitmap: Option<ExportBitmap>,
 }
 
 impl Export {
@@ -24,6 +43,7 @@ impl Export {
             name: name.into(),
             description: String::new(),
             read_only: false,
+            bitmap: None,
         }
     }
 }

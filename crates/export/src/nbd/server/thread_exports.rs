@@ -127,6 +127,12 @@ impl<D: Device> proto::Exports for ThreadExports<D> {
         }
     }
 
+    fn bitmap(&self, export: usize) -> Option<String> {
+        let entry = self.exports.entry(export)?;
+        let bitmap = entry.export.bitmap.as_ref()?;
+        Some(bitmap.name.clone())
+    }
+
     fn info(&self, export: usize) -> Result<ExportInfo, String> {
         let device = self.device(export)?;
         let limits = device.device.limits();
