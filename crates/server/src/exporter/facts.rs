@@ -229,6 +229,7 @@ mod tests {
             format: Some(gaur_engine::Format::Raw),
             snapshot: Some(String::new()),
             allocation: Some(gaur_engine::AllocationPolicy::Compact),
+            bitmap: Some("daily".to_owned()),
             handover: Some("/run/log".into()),
             references: crate::references::ReferenceOptions {
                 untrusted: true,
