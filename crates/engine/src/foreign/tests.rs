@@ -281,7 +281,7 @@ fn vmdk_file(
     put(&mut image, 56, &[if packed { 0xff } else { 0 }; 8]);
     // Sector 1 would be a grain of zeros.
     image.resize(1024, 0);
-    let mut places = vec![None; 6];
+    let mut places = [None; 6];
     for (index, number) in blocks.iter().enumerate() {
         let Some(number) = *number else { continue };
         places[number] = Some(image.len() / 512);
