@@ -8,8 +8,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::failure::Failure;
 use crate::{
-    bench, bitmap, check, commit, compare, completions, convert, create, dd, export, info, man,
-    map, measure, notice, rebase, resize, serve, snapshot, ublk, usage,
+    amend, bench, bitmap, check, commit, compare, completions, convert, create, dd, export, info,
+    man, map, measure, notice, rebase, resize, serve, snapshot, ublk, usage,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -43,6 +43,7 @@ enum Verb {
     Commit(commit::Args),
     Rebase(rebase::Args),
     Resize(resize::Args),
+    Amend(amend::Args),
     Snapshot(snapshot::Args),
     Bitmap(bitmap::Args),
     Bench(bench::Args),
@@ -67,6 +68,7 @@ impl Verb {
             Verb::Commit(args) => commit::run(args, out),
             Verb::Rebase(args) => rebase::run(args),
             Verb::Resize(args) => resize::run(args, out),
+            Verb::Amend(args) => amend::run(args, out),
             Verb::Snapshot(args) => snapshot::run(args, out),
             Verb::Bitmap(args) => bitmap::run(args, out),
             Verb::Bench(args) => bench::run(args, out),

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod amend;
 mod background;
 mod bench;
 mod bitmap;

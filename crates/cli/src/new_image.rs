@@ -27,6 +27,8 @@ use crate::size::SIZE_MAX;
 
 mod data_file;
 
+pub use data_file::stored_name;
+
 /// What a new image is to be.
 #[derive(Debug)]
 pub struct NewImage {
@@ -227,8 +229,7 @@ impl NewImage {
         self.luks = LuksChoice::take(options)?;
         let plan = &mut self.plan;
         plan.luks = self.luks.as_ref().map(LuksChoice::measured);
-        let allowed = Some("v2 or 0.10, v3 or 1.1");
-        if let Some((name, version)) = options.take_choice("compat", &VERSIONS, allowed)? {
+        if let Some((name, version)) = take_version(options)? {
             self.compat = Some(name);
             plan.version = version;
         }
@@ -240,17 +241,11 @@ impl NewImage {
             plan.cluster_bits = size.trailing_zeros();
         }
         plan.extended_l2 = options.take_bool("extended_l2")?.unwrap_or(false);
-        if let Some(value) = options.take("refcount_bits") {
-            plan.refcount_order = match value.parse::<u32>() {
-                Ok(bits) if bits.is_power_of_two() && bits <= 64 => bits.trailing_zeros(),
-                _ => {
-                    let allowed = "1, 2, 4, 8, 16, 32, 64";
-                    return Err(wrong_value("refcount_bits", &value, allowed));
-                }
-            };
+        if let Some(order) = take_refcount_order(options)? {
+            plan.refcount_order = order;
         }
         let data_file = options.take_path("data_file");
-        plan.data_file = data_file.map(|name| data_file::stored_name(name.into_encoded_bytes()));
+        plan.data_file = data_file.map(|name| stored_name(name.into_encoded_bytes()));
         plan.data_file_raw = options.take_bool("data_file_raw")?.unwrap_or(false);
         plan.lazy_refcounts = options.take_bool("lazy_refcounts")?.unwrap_or(false);
         let compression = options.take_choice("compression_type", &COMPRESSION_TYPES, None)?;
@@ -588,6 +583,26 @@ impl NewImage {
                 _ => failure,
             }
         })
+    }
+}
+
+/// Takes the version of the format, as given and as it is.
+pub fn take_version(options: &mut OptionList) -> Result<Option<(&'static str, Version)>, Failure> {
+    options.take_choice("compat", &VERSIONS, Some("v2 or 0.10, v3 or 1.1"))
+}
+
+/// Takes the width of refcounts, as a power of two.
+pub fn take_refcount_order(options: &mut OptionList) -> Result<Option<u32>, Failure> {
+    let Some(value) = options.take("refcount_bits") else {
+        return Ok(None);
+    };
+    match value.parse::<u32>() {
+        Ok(bits) if bits.is_power_of_two() && bits <= 64 => Ok(Some(bits.trailing_zeros())),
+        _ => Err(wrong_value(
+            "refcount_bits",
+            &value,
+            "1, 2, 4, 8, 16, 32, 64",
+        )),
     }
 }
 

@@ -10,11 +10,13 @@
 //! * Compressed clusters are not encrypted, and the format has none in an encrypted image: they fail their
 //!   requests, because who has no key could have put them there.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use gaur_block::{Errno, File, Source, Target};
+use gaur_format::extension::LuksPointer;
 use gaur_format::header::{CryptMethod, Header};
-use gaur_luks::{HEADER_BYTES, Header as LuksHeader, Passphrase, SectorCipher};
+use gaur_luks::{HEADER_BYTES, Header as LuksHeader, KeySlot, Passphrase, SectorCipher, VolumeKey};
 
 use crate::active::Active;
 use crate::align;
@@ -36,6 +38,22 @@ impl<F: File> LayerReader<'_, F> {
             let text = "image is encrypted (luks), and no key was given for it";
             ImageError::new(ErrorKind::KeyMissing, text)
         })?;
+        let (pointer, luks) = self.luks_header(header).await?;
+        for slot in luks.active_slots() {
+            let key = self.luks_key(&pointer, &luks, slot, passphrase).await?;
+            if let Some(key) = key {
+                return Ok(Some(Arc::new(luks.data_cipher(&key))));
+            }
+        }
+        let text = "the key does not open the image: no key slot has it";
+        Err(ImageError::new(ErrorKind::WrongKey, text))
+    }
+
+    /// The LUKS header of an encrypted image, and where it lies. Trying a passphrase on all its slots is no endless work.
+    pub(crate) async fn luks_header(
+        &self,
+        header: &Header,
+    ) -> Result<(LuksPointer, LuksHeader), ImageError> {
         let missing = || {
             ImageError::new(
                 ErrorKind::Corrupt,
@@ -49,29 +67,43 @@ impl<F: File> LayerReader<'_, F> {
         let bytes = self.bytes(what, pointer.offset.0, start).await?;
         let luks = LuksHeader::parse(&bytes).map_err(failed)?;
         luks.check_work().map_err(failed)?;
-        for slot in luks.active_slots() {
-            let range = luks.stripes_of(slot);
-            if range.end > pointer.len_bytes {
-                let text = format!(
-                    "luks header is cut off: a key slot ends at {} of {} bytes",
-                    range.end, pointer.len_bytes
-                );
-                return Err(ImageError::new(ErrorKind::Corrupt, text));
-            }
-            let at = pointer.offset.0.saturating_add(range.start);
-            let mut stripes = self
-                .bytes("luks key slot", at, range.end.saturating_sub(range.start))
-                .await?;
-            if let Some(key) = luks.open_slot(slot, &mut stripes, passphrase) {
-                return Ok(Some(Arc::new(luks.data_cipher(&key))));
-            }
-        }
-        let text = "the key does not open the image: no key slot has it";
-        Err(ImageError::new(ErrorKind::WrongKey, text))
+        Ok((pointer, luks))
+    }
+
+    /// The key of the data, if the passphrase opens this slot.
+    pub(crate) async fn luks_key(
+        &self,
+        pointer: &LuksPointer,
+        luks: &LuksHeader,
+        slot: &KeySlot,
+        passphrase: &Passphrase,
+    ) -> Result<Option<VolumeKey>, ImageError> {
+        let range = stripes_inside(pointer, luks, slot)?;
+        let len_bytes = range.end.saturating_sub(range.start);
+        let mut stripes = self.bytes("luks key slot", range.start, len_bytes).await?;
+        Ok(luks.open_slot(slot, &mut stripes, passphrase))
     }
 }
 
-fn failed(error: gaur_luks::Error) -> ImageError {
+/// Where in the image the stripes of a slot lie.
+pub(crate) fn stripes_inside(
+    pointer: &LuksPointer,
+    luks: &LuksHeader,
+    slot: &KeySlot,
+) -> Result<Range<u64>, ImageError> {
+    let range = luks.stripes_of(slot);
+    if range.end > pointer.len_bytes {
+        let text = format!(
+            "luks header is cut off: a key slot ends at {} of {} bytes",
+            range.end, pointer.len_bytes
+        );
+        return Err(ImageError::new(ErrorKind::Corrupt, text));
+    }
+    let start = pointer.offset.0.saturating_add(range.start);
+    Ok(start..pointer.offset.0.saturating_add(range.end))
+}
+
+pub(crate) fn failed(error: gaur_luks::Error) -> ImageError {
     let kind = match error.kind() {
         gaur_luks::ErrorKind::Damaged => ErrorKind::Corrupt,
         _ => ErrorKind::Unsupported,

@@ -15,6 +15,7 @@
 mod active;
 mod adopt;
 mod align;
+mod amend;
 mod area;
 #[cfg(test)]
 mod area_tests;
@@ -37,6 +38,7 @@ mod decompressed;
 mod encryption;
 mod error;
 mod events;
+mod expand_zeros;
 mod fill;
 mod flush;
 mod foreign;
@@ -78,6 +80,9 @@ mod write;
 mod writeback;
 mod zero;
 
+#[cfg(feature = "broken-order")]
+pub use amend::amend_breaking;
+pub use amend::{Amendment, KeySlots, NewKey, amend};
 pub use backing_name::{BadName, resolve as resolve_backing};
 pub use bitmaps::{BitmapAction, BitmapBits, BitmapFacts, BitmapSource, LostBitmaps};
 pub use cache_options::CacheOptions;

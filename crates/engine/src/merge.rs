@@ -10,7 +10,7 @@ use std::ops::Range;
 use futures_util::{TryStreamExt, stream};
 use gaur_block::{Device, Errno, File, Payload, Request, Source, Target};
 use gaur_format::feature::Autoclear;
-use gaur_format::header::BackingChange;
+use gaur_format::header::HeaderChange;
 
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
@@ -21,9 +21,9 @@ use crate::queue::Queue;
 use crate::range::GuestRange;
 
 /// Most bytes that are read and written at once.
-const PIECE_BYTES: u64 = 1 << 20;
+pub(crate) const PIECE_BYTES: u64 = 1 << 20;
 /// Most bytes zeroed by one request, so that progress can be told.
-const ZEROES_BYTES: u64 = 1 << 30;
+pub(crate) const ZEROES_BYTES: u64 = 1 << 30;
 /// Pieces at a time.
 const IN_FLIGHT_MAX: usize = 16;
 /// Differences are told in blocks of so many bytes.
@@ -31,8 +31,8 @@ const BLOCK_BYTES: usize = 4096;
 
 /// A run of the disk that is to be looked at or moved.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
-    range: GuestRange,
+pub(crate) struct Piece {
+    pub(crate) range: GuestRange,
     /// It reads as zeros.
     zero: bool,
 }
@@ -200,11 +200,12 @@ impl<F: File> Queue<F> {
         let _held = active.writer.structure.lock().await;
         let mut cluster = vec![0; active.geometry().cluster_size() as usize];
         active.read_file(0, &mut cluster).await.map_err(explain)?;
-        let change = BackingChange::plan(&cluster, backing, format).map_err(ImageError::format)?;
+        let change =
+            HeaderChange::backing(&cluster, backing, format).map_err(ImageError::format)?;
         active.switch_backing(&change).await.map_err(explain)
     }
 
-    fn changing(&self) -> Result<Active<'_, F>, ImageError> {
+    pub(crate) fn changing(&self) -> Result<Active<'_, F>, ImageError> {
         if self.image.read_only {
             let text = "the image is open read-only";
             return Err(ImageError::new(ErrorKind::ReadOnly, text));
@@ -215,7 +216,7 @@ impl<F: File> Queue<F> {
 
     /// The pieces of the disk that `choose` wants: it says that of an extent and where that begins, and for how many
     /// bytes it is true. A run of zeros is no longer than `zeroes_max`.
-    fn pieces(
+    pub(crate) fn pieces(
         &self,
         job: &Job,
         zeroes_max: u64,
@@ -286,7 +287,7 @@ impl<F: File> Queue<F> {
 
 impl<F: File> Active<'_, F> {
     /// The name, a flush, and the sector that leads to it. The structure lock is held.
-    async fn switch_backing(&self, change: &BackingChange) -> Result<(), Errno> {
+    async fn switch_backing(&self, change: &HeaderChange) -> Result<(), Errno> {
         #[cfg(feature = "broken-order")]
         if self.image.breaks(crate::options::BrokenRule::O5) {
             self.switch_header(0, &change.sector).await?;

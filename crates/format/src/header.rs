@@ -8,7 +8,7 @@
 //! [`field`] says where they are. All of them lie in the first 104 bytes, so any set of them may
 //! also be changed by one write of the first sector.
 
-mod backing;
+mod change;
 mod parse;
 #[cfg(test)]
 mod tests;
@@ -26,7 +26,7 @@ use crate::feature::{self, Autoclear, Compatible, FeatureSet, Incompatible};
 use crate::geometry::{Geometry, Version};
 use crate::limit;
 
-pub use backing::BackingChange;
+pub use change::HeaderChange;
 
 /// Offsets of header fields in bytes; [`field::SIZE`] and others may be rewritten alone.
 pub mod field {

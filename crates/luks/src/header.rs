@@ -152,6 +152,15 @@ impl Header {
         stripes_bytes(self.cipher)
     }
 
+    /// Bytes of the mark that says whether a slot is active, the first of its fields.
+    pub const MARK_BYTES: usize = 4;
+
+    /// Where the fields of slot `index` are, from the start of the header.
+    pub fn slot_place(index: usize) -> Range<usize> {
+        let start = slot_at(index);
+        start..start.saturating_add(SLOT_BYTES)
+    }
+
     /// Where the stripes of a slot are, from the start of the header. Inside the payload offset.
     pub fn stripes_of(&self, slot: &KeySlot) -> Range<u64> {
         let start = slot.offset_bytes;

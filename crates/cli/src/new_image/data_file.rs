@@ -12,7 +12,7 @@ use crate::failure::Failure;
 
 /// The name that goes into the image: from the root, because QEMU looks for a relative one in the working directory,
 /// whichever that is, and this engine beside the image.
-pub(super) fn stored_name(name: Vec<u8>) -> Vec<u8> {
+pub fn stored_name(name: Vec<u8>) -> Vec<u8> {
     let path = gaur_engine::resolve_backing(Path::new(""), &name);
     match path.ok().and_then(|path| std::path::absolute(path).ok()) {
         Some(path) => path.into_os_string().into_encoded_bytes(),

@@ -1,11 +1,12 @@
-//! A change of the backing file that an image names: after a power cut the header names the old one or the
-//! new one, with its format.
+//! A change of the header's fields, its extensions and the backing file that it names: after a power cut the header is
+//! the old one or the new one.
 //!
-//! The name goes to free space behind the header; then one sector, the first, switches to it. The extension with
-//! the format lies in that sector too. Where the list of extensions is too long for that, the names of the features go,
+//! The name goes to free space behind the header; then one sector, the first, switches to it. The extensions that
+//! change lie in that sector too. Where the list of extensions is too long for that, the names of the features go,
 //! which say nothing to a reader that knows them.
 
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use crate::bytes;
 use crate::error::{Error, ErrorKind};
@@ -18,38 +19,59 @@ const SECTOR: usize = 512;
 
 /// The two writes of a change; a flush goes between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BackingChange {
+pub struct HeaderChange {
     /// Offset and bytes of the name, where nothing lies that the old header uses; `None` if the sector has it.
     pub name: Option<(u64, Vec<u8>)>,
     /// The new first sector of the image.
     pub sector: Vec<u8>,
 }
 
-impl BackingChange {
-    /// Plans it for the image whose first cluster is `cluster`. `backing` is the name; without one the image stands alone,
-    /// and the format is of no interest.
+impl HeaderChange {
+    /// Plans a change of the backing file. `backing` is the name; without one the image stands alone, and the format is
+    /// of no interest.
+    ///
+    /// # Errors
+    /// Those of [`HeaderChange::plan`].
+    pub fn backing(
+        cluster: &[u8],
+        backing: Option<&[u8]>,
+        format: Option<&str>,
+    ) -> Result<HeaderChange, Error> {
+        let mut new = Header::parse(cluster)?;
+        new.backing_file_name = backing.map(<[u8]>::to_vec);
+        let at = new.extensions.iter().position(is_format);
+        new.extensions.retain(|extension| !is_format(extension));
+        if let Some(format) = format.filter(|_| backing.is_some()) {
+            let extension = Extension {
+                kind: BACKING_FORMAT,
+                data: format.as_bytes().to_vec(),
+            };
+            new.extensions.insert(at.unwrap_or(0), extension);
+        }
+        HeaderChange::plan(cluster, &new)
+    }
+
+    /// Plans the change to the header `new` of the image whose first cluster is `cluster`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] for a bad name, [`ErrorKind::TooLarge`] where there is no room for it, and
     /// [`ErrorKind::Unsupported`] where extensions of other programs leave none in the first sector.
-    pub fn plan(
-        cluster: &[u8],
-        backing: Option<&[u8]>,
-        format: Option<&str>,
-    ) -> Result<BackingChange, Error> {
+    pub fn plan(cluster: &[u8], new: &Header) -> Result<HeaderChange, Error> {
         let old = Header::parse(cluster)?;
-        let format = format.filter(|_| backing.is_some());
-        let start = plan_start(cluster, &old, format)?;
-        let mut sector = cluster.get(..SECTOR).unwrap_or_default().to_vec();
-        sector.resize(SECTOR, 0);
-        sector.fill(0);
+        let start = plan_start(cluster, new)?;
+        let mut sector = alloc::vec![0; SECTOR];
         let shared = start.len().min(SECTOR);
         bytes::put(&mut sector, 0, start.get(..shared).unwrap_or_default());
-        let Some(name) = backing else {
-            return Ok(BackingChange { name: None, sector });
+        let Some(name) = new.backing_file() else {
+            return Ok(HeaderChange { name: None, sector });
         };
         check_name(name)?;
-        let offset = place(cluster, &old, start.len(), name.len())?;
+        let kept = name_place(cluster, &old)
+            .filter(|place| old.backing_file() == Some(name) && place.start >= start.len());
+        let offset = match &kept {
+            Some(place) => place.start,
+            None => place(cluster, &old, start.len(), name.len())?,
+        };
         bytes::put(
             &mut sector,
             field::BACKING_FILE_OFFSET as usize,
@@ -60,14 +82,11 @@ impl BackingChange {
             field::BACKING_FILE_SIZE as usize,
             &(name.len() as u32).to_be_bytes(),
         );
-        if offset.saturating_add(name.len()) <= SECTOR {
-            bytes::put(&mut sector, offset, name);
-            return Ok(BackingChange { name: None, sector });
-        }
-        Ok(BackingChange {
-            name: Some((offset as u64, name.to_vec())),
-            sector,
-        })
+        let inside = name.len().min(SECTOR.saturating_sub(offset));
+        bytes::put(&mut sector, offset, name.get(..inside).unwrap_or_default());
+        let is_there = kept.is_some() || inside == name.len();
+        let name = (!is_there).then(|| (offset as u64, name.to_vec()));
+        Ok(HeaderChange { name, sector })
     }
 }
 
@@ -85,18 +104,9 @@ fn check_name(name: &[u8]) -> Result<(), Error> {
 const STRUCTURE: &str = "header";
 
 /// The new header and its extensions, without a name. Behind the first sector it is what is there already.
-fn plan_start(cluster: &[u8], old: &Header, format: Option<&str>) -> Result<Vec<u8>, Error> {
-    let mut new = old.clone();
+fn plan_start(cluster: &[u8], new: &Header) -> Result<Vec<u8>, Error> {
+    let mut new = new.clone();
     new.backing_file_name = None;
-    let at = new.extensions.iter().position(is_format);
-    new.extensions.retain(|extension| !is_format(extension));
-    if let Some(format) = format {
-        let extension = Extension {
-            kind: BACKING_FORMAT,
-            data: format.as_bytes().to_vec(),
-        };
-        new.extensions.insert(at.unwrap_or(0), extension);
-    }
     let in_one_sector = |start: &Vec<u8>| {
         let rest = start.get(SECTOR..).unwrap_or_default();
         rest.is_empty() || cluster.get(SECTOR..start.len()) == Some(rest)
@@ -122,16 +132,20 @@ fn is_format(extension: &Extension) -> bool {
     extension.kind == BACKING_FORMAT
 }
 
+/// Where the old name lies.
+fn name_place(cluster: &[u8], old: &Header) -> Option<Range<usize>> {
+    let name = old.backing_file()?;
+    let at = bytes::u64_at(cluster, field::BACKING_FILE_OFFSET as usize)? as usize;
+    Some(at..at.saturating_add(name.len()))
+}
+
 /// Where a name of `len` bytes can lie behind `start` bytes of header: in the first sector, or else where the old
 /// header has nothing.
 fn place(cluster: &[u8], old: &Header, start: usize, len: usize) -> Result<usize, Error> {
     if start.saturating_add(len) <= SECTOR {
         return Ok(start);
     }
-    let old_name = old.backing_file().map_or(0..0, |name| {
-        let at = bytes::u64_at(cluster, field::BACKING_FILE_OFFSET as usize).unwrap_or(0) as usize;
-        at..at.saturating_add(name.len())
-    });
+    let old_name = name_place(cluster, old).unwrap_or_default();
     let mut without = old.clone();
     without.backing_file_name = None;
     let used = without.encode()?.len().max(start).max(SECTOR);
@@ -183,7 +197,7 @@ mod tests {
     }
 
     /// The cluster after the first write, and after both.
-    fn apply(cluster: &[u8], change: &BackingChange) -> [Vec<u8>; 2] {
+    fn apply(cluster: &[u8], change: &HeaderChange) -> [Vec<u8>; 2] {
         let mut first = cluster.to_vec();
         if let Some((at, name)) = &change.name {
             first[*at as usize..*at as usize + name.len()].copy_from_slice(name);
@@ -222,7 +236,7 @@ mod tests {
                 let before = cluster(bits, old, extra);
                 for format in [Some("raw"), Some("qcow2"), None] {
                     let change =
-                        BackingChange::plan(&before, new.map(str::as_bytes), format).unwrap();
+                        HeaderChange::backing(&before, new.map(str::as_bytes), format).unwrap();
                     let [first, second] = apply(&before, &change);
                     assert_eq!(named(&first), named(&before), "{bits} {old:?} {new:?}");
                     let format = format.filter(|_| new.is_some()).map(String::from);
@@ -251,16 +265,16 @@ mod tests {
             data: vec![9; 600],
         };
         let before = cluster(16, None, &[large]);
-        let refused = BackingChange::plan(&before, Some(b"base"), Some("raw")).unwrap_err();
+        let refused = HeaderChange::backing(&before, Some(b"base"), Some("raw")).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Unsupported);
         // Without a format nothing moves.
-        assert!(BackingChange::plan(&before, Some(b"base"), None).is_ok());
+        assert!(HeaderChange::backing(&before, Some(b"base"), None).is_ok());
         for bad in [&b""[..], b"a\0b", &[b'a'; 1024]] {
-            let refused = BackingChange::plan(&before, Some(bad), None).unwrap_err();
+            let refused = HeaderChange::backing(&before, Some(bad), None).unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::InvalidInput);
         }
         let small = cluster(10, Some(&"n".repeat(600)), &[]);
-        let refused = BackingChange::plan(&small, Some(&[b'm'; 450]), Some("raw")).unwrap_err();
+        let refused = HeaderChange::backing(&small, Some(&[b'm'; 450]), Some("raw")).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::TooLarge);
     }
 }

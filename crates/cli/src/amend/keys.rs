@@ -1,0 +1,172 @@
+//! Options about the keys of an encrypted image.
+
+use std::time::Duration;
+
+use gaur_engine::{KeySlots, Keys, NewKey, Passphrase};
+use gaur_reactor::{BlockingFile, block_on};
+
+use crate::failure::Failure;
+use crate::image_file::ImageFile;
+use crate::new_luks::{self, Chance};
+use crate::options::{OptionList, wrong_value};
+
+/// A key that is to be added or erased.
+pub(super) enum KeyChange {
+    /// Another key opens the image.
+    Add {
+        opener: Passphrase,
+        new: Passphrase,
+        slot: Option<usize>,
+        iter_time: Duration,
+    },
+    /// A key opens the image no more.
+    Erase {
+        old: Option<Passphrase>,
+        slot: Option<usize>,
+        force: bool,
+    },
+}
+
+impl KeyChange {
+    /// Takes the `encrypt.` options out of the list. `keys` has the secrets, and what opens the image.
+    pub(super) fn take(
+        options: &mut OptionList,
+        keys: &Keys,
+        force: bool,
+    ) -> Result<Option<KeyChange>, Failure> {
+        let states = [("active", true), ("inactive", false)];
+        let state = options.take_choice("encrypt.state", &states, None)?;
+        let Some((_, active)) = state else {
+            return match options.rest().find(|key| key.starts_with("encrypt.")) {
+                None => Ok(None),
+                Some(key) => {
+                    let message = format!("option '{key}' without 'encrypt.state'");
+                    Err(Failure::new(message)
+                        .hint("encrypt.state=active adds a key, inactive erases"))
+                }
+            };
+        };
+        let mut secret = |key: &str| match options.take(key) {
+            None => Ok(None),
+            Some(id) => match keys.named(&id) {
+                Some(secret) => Ok(Some(secret.clone())),
+                None => {
+                    let failure =
+                        Failure::new(format!("option '{key}': there is no secret '{id}'"));
+                    Err(failure.hint(format!("--object secret,id={id},file=PATH makes it")))
+                }
+            },
+        };
+        let (old, new) = (secret("encrypt.old-secret")?, secret("encrypt.new-secret")?);
+        let slot = take_slot(options)?;
+        let refused = |message: &str| Err(Failure::new(message));
+        if active {
+            if old.is_some() {
+                return refused("option 'encrypt.old-secret' is for encrypt.state=inactive");
+            }
+            let Some(new) = new else {
+                return refused("encrypt.state=active needs 'encrypt.new-secret'");
+            };
+            let Some(opener) = keys.of_layer(0).cloned() else {
+                let failure = Failure::new("to add a key, one that opens the image is needed");
+                return Err(failure.hint(
+                    "--key-file PATH gives it, or encrypt.key-secret=ID among the image's options",
+                ));
+            };
+            let iter_time = new_luks::take_iter_time(options)?;
+            return Ok(Some(KeyChange::Add {
+                opener,
+                new,
+                slot,
+                iter_time,
+            }));
+        }
+        if new.is_some() || options.has("encrypt.iter-time") {
+            return refused(
+                "'encrypt.new-secret' and 'encrypt.iter-time' are for encrypt.state=active",
+            );
+        }
+        if old.is_none() && slot.is_none() {
+            return refused(
+                "encrypt.state=inactive needs 'encrypt.keyslot' or 'encrypt.old-secret'",
+            );
+        }
+        Ok(Some(KeyChange::Erase { old, slot, force }))
+    }
+
+    /// Changes the keys of the image in the file.
+    pub(super) fn carry_out(&self, file: &ImageFile) -> Result<(), Failure> {
+        let failed = |error| Failure::image(file.name(), &error);
+        let mut slots = block_on(KeySlots::open(file.file())).map_err(failed)?;
+        let mut chance = Chance::default();
+        match self {
+            KeyChange::Add {
+                opener,
+                new,
+                slot,
+                iter_time,
+            } => {
+                // Before anything is written: the key must not be made of zeros.
+                chance.fill(&mut [0]);
+                chance.check()?;
+                let iterations = new_luks::iterations(slots.cipher(), slots.hash(), *iter_time)?;
+                let new = NewKey {
+                    passphrase: new,
+                    iterations,
+                    slot: *slot,
+                };
+                let random = &mut |bytes: &mut [u8]| chance.fill(bytes);
+                let added = slots.add(opener, new, random);
+                block_on(added).map_err(failed)?;
+            }
+            KeyChange::Erase { old, slot, force } => {
+                let erased = which(&slots, old.as_ref(), *slot)
+                    .map_err(|failure| failure.with_subject(file.name()))?;
+                let random = &mut |bytes: &mut [u8]| chance.fill(bytes);
+                let erasing = slots.erase(&erased, *force, random);
+                block_on(erasing).map_err(|error| {
+                    let hint = "--force erases it all the same";
+                    match error.kind() {
+                        gaur_engine::ErrorKind::InvalidInput => failed(error).hint(hint),
+                        _ => failed(error),
+                    }
+                })?;
+            }
+        }
+        chance.check()
+    }
+}
+
+/// The slots to erase.
+fn which(
+    slots: &KeySlots<'_, BlockingFile>,
+    old: Option<&Passphrase>,
+    slot: Option<usize>,
+) -> Result<Vec<usize>, Failure> {
+    let Some(old) = old else {
+        return Ok(slot.into_iter().collect());
+    };
+    let opened = block_on(slots.opened_by(old));
+    let mut found = opened.map_err(|error| Failure::new(format!("{error:#}")))?;
+    if let Some(slot) = slot {
+        found.retain(|index| *index == slot);
+    }
+    match found.is_empty() {
+        false => Ok(found),
+        true => Err(Failure::new(match slot {
+            Some(slot) => format!("key slot {slot} does not open with 'encrypt.old-secret'"),
+            None => "no key slot opens with 'encrypt.old-secret'".to_owned(),
+        })),
+    }
+}
+
+fn take_slot(options: &mut OptionList) -> Result<Option<usize>, Failure> {
+    const KEY: &str = "encrypt.keyslot";
+    let Some(text) = options.take(KEY) else {
+        return Ok(None);
+    };
+    match text.parse() {
+        Ok(slot @ 0..=7) => Ok(Some(slot)),
+        _ => Err(wrong_value(KEY, &text, "0 to 7")),
+    }
+}
