@@ -167,13 +167,9 @@ pub async fn open<H: Host>(
             stop = None;
             break;
         }
-        let is_top = layers.is_empty();
-        if let Some(data) = data_file::open(host, &mut parts, is_top, options, &mut seen).await? {
-            data_files.push(data);
-        }
-        let access = access(options, is_top);
-        let extents = foreign::open_extents(host, &mut parts, access, &mut seen, &mut table_budget);
-        data_files.append(&mut extents.await?);
+        let (is_top, budget) = (layers.is_empty(), &mut table_budget);
+        let more = more_files(host, &mut parts, is_top, options, &mut seen, budget);
+        data_files.append(&mut more.await?);
         if options.backing {
             next = backing_of(&parts, layer.depth)?;
         }
@@ -228,6 +224,21 @@ async fn open_layer<H: Host>(
         .await?;
     drop(reader);
     Ok((file, parts))
+}
+
+/// Opens what a layer names besides its backing file: its data file, or the files of a VMDK.
+async fn more_files<H: Host>(
+    host: &H,
+    parts: &mut LayerParts,
+    is_top: bool,
+    options: &OpenOptions,
+    seen: &mut Seen,
+    table_budget: &mut u64,
+) -> Result<Vec<H::File>, ImageError> {
+    if let Some(data) = data_file::open(host, parts, is_top, options, seen).await? {
+        return Ok(vec![data]);
+    }
+    foreign::open_extents(host, parts, access(options, is_top), seen, table_budget).await
 }
 
 /// How the files of a layer are opened.

@@ -272,6 +272,11 @@ fn verbs_that_write_refuse_foreign_images_and_leave_them_alone() {
             let run = gaur(line).refused();
             assert!(run.stderr.contains("qcow2, raw"), "{run}");
         }
+        let amend = gaur(&["amend", "-o", "compat=1.1", &image]).refused();
+        assert!(
+            amend.stderr.contains("no options that could be amended"),
+            "{amend}"
+        );
         let unsaid = gaur(&["create", "-b", &image, &new]).refused();
         assert!(
             unsaid.stderr.contains(&format!("say -F {format}")),
