@@ -7,15 +7,14 @@
 //! out again. Nothing puts such an entry back: requests that may have seen the old mapping are over by
 //! then (O3, `metadata/epochs.rs`), and no other mapping leads there.
 //!
-//! Bounded in bytes and in entries; second chance (CLOCK) chooses what goes. A hit allocates nothing, and copies
+//! Bounded in bytes and in entries. A hit allocates nothing, and copies
 //! outside of the lock; a miss takes the memory of what it replaces, unless a reader has that still.
 
 use std::sync::Arc;
 
 use gaur_format::CompressedDescriptor;
-use hashbrown::HashMap;
-use rustc_hash::FxBuildHasher;
 
+use crate::clock::Clock;
 use crate::range::HostRange;
 use crate::sync::Mutex;
 use crate::waiters::KeyLocks;
@@ -37,57 +36,33 @@ pub(crate) struct ClusterKey {
 #[derive(Debug)]
 pub(crate) struct DecompressedClusters {
     budget_bytes: u64,
-    state: Mutex<State>,
+    clusters: Mutex<Clock<ClusterKey, Arc<Vec<u8>>>>,
     /// Clusters being decompressed, by the host offset of their bytes.
     pub(crate) loads: KeyLocks,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    entries: Vec<Entry>,
-    /// Where in `entries` each is.
-    index: HashMap<ClusterKey, usize, FxBuildHasher>,
-    bytes: u64,
-    /// Where the search for an entry to replace goes on.
-    hand: usize,
-}
-
-#[derive(Debug)]
-struct Entry {
-    key: ClusterKey,
-    bytes: Arc<Vec<u8>>,
-    /// Read since the hand passed.
-    used: bool,
-    /// Read or added since the last [`DecompressedClusters::clean`].
-    recent: bool,
 }
 
 impl DecompressedClusters {
     pub(crate) fn new(budget_bytes: u64) -> DecompressedClusters {
         DecompressedClusters {
             budget_bytes,
-            state: Mutex::default(),
+            clusters: Mutex::default(),
             loads: KeyLocks::default(),
         }
     }
 
     /// The bytes of a cluster, if they are here.
     pub(crate) fn get(&self, key: ClusterKey) -> Option<Arc<Vec<u8>>> {
-        let mut state = self.state.lock();
-        let at = *state.index.get(&key)?;
-        let entry = state.entries.get_mut(at)?;
-        (entry.used, entry.recent) = (true, true);
-        Some(Arc::clone(&entry.bytes))
+        self.clusters.lock().get(key).map(Arc::clone)
     }
 
     pub(crate) fn contains(&self, key: ClusterKey) -> bool {
-        self.state.lock().index.contains_key(&key)
+        self.clusters.lock().contains(key)
     }
 
     /// Memory of `len_bytes` for a cluster about to be decompressed: that of an entry whose turn it is to go, if
     /// the cache is full. It holds whatever was there.
     pub(crate) fn memory(&self, len_bytes: usize) -> Vec<u8> {
-        let evicted = self.state.lock().make_room(len_bytes, self.budget_bytes);
+        let evicted = self.make_room(&mut self.clusters.lock(), len_bytes);
         let mut bytes = evicted.unwrap_or_default();
         bytes.resize(len_bytes, 0);
         bytes
@@ -96,102 +71,51 @@ impl DecompressedClusters {
     /// Adds a cluster, which may be here already.
     pub(crate) fn insert(&self, key: ClusterKey, bytes: Vec<u8>) -> Arc<Vec<u8>> {
         let bytes = Arc::new(bytes);
-        let mut state = self.state.lock();
-        let state = &mut *state;
-        let known = state.index.get(&key);
-        if let Some(entry) = known.and_then(|at| state.entries.get(*at)) {
-            return Arc::clone(&entry.bytes);
+        let mut clusters = self.clusters.lock();
+        if let Some(known) = clusters.get(key) {
+            return Arc::clone(known);
         }
-        state.make_room(bytes.len(), self.budget_bytes);
-        state.bytes += bytes.len() as u64;
-        state.index.insert(key, state.entries.len());
-        state.entries.push(Entry {
-            key,
-            bytes: Arc::clone(&bytes),
-            used: false,
-            recent: true,
-        });
+        self.make_room(&mut clusters, bytes.len());
+        clusters.insert(key, Arc::clone(&bytes), bytes.len() as u64);
         bytes
     }
 
     /// Drops every cluster of `layer` whose compressed bytes lie in a host range.
     pub(crate) fn forget(&self, layer: usize, range: HostRange) {
-        let mut state = self.state.lock();
-        let mut at = 0;
-        while let Some(entry) = state.entries.get(at) {
-            let (key, descriptor) = (entry.key, entry.key.descriptor);
-            let packed = HostRange::new(descriptor.offset, descriptor.byte_len());
-            if key.layer == layer && packed.overlaps(range) {
-                // What was the last is here now.
-                state.remove(at);
-            } else {
-                at += 1;
-            }
-        }
+        self.clusters.lock().remove_if(|key| {
+            let packed = HostRange::new(key.descriptor.offset, key.descriptor.byte_len());
+            key.layer == layer && packed.overlaps(range)
+        });
     }
 
     /// Drops what was not read since the last call.
     pub(crate) fn clean(&self) {
-        let mut state = self.state.lock();
-        let mut at = 0;
-        while let Some(entry) = state.entries.get_mut(at) {
-            if std::mem::take(&mut entry.recent) {
-                at += 1;
-            } else {
-                state.remove(at);
-            }
-        }
+        self.clusters.lock().clean();
     }
 
     /// Bytes of the clusters it has.
     #[cfg(test)]
     pub(crate) fn held_bytes(&self) -> u64 {
-        self.state.lock().bytes
+        self.clusters.lock().held_bytes()
     }
-}
 
-impl State {
     /// Drops entries until one of `len_bytes` fits; the memory of one of them, if no reader has it.
-    fn make_room(&mut self, len_bytes: usize, budget_bytes: u64) -> Option<Vec<u8>> {
+    fn make_room(
+        &self,
+        clusters: &mut Clock<ClusterKey, Arc<Vec<u8>>>,
+        len_bytes: usize,
+    ) -> Option<Vec<u8>> {
         let mut memory = None;
-        while self.entries.len() >= ENTRIES_MIN
-            && (self.entries.len() >= ENTRIES_MAX
-                || self.bytes.saturating_add(len_bytes as u64) > budget_bytes)
+        while clusters.len() >= ENTRIES_MIN
+            && (clusters.len() >= ENTRIES_MAX
+                || clusters.held_bytes().saturating_add(len_bytes as u64) > self.budget_bytes)
         {
-            let at = self.next_to_go();
-            let Some(entry) = self.remove(at) else { break };
+            let Some(bytes) = clusters.evict() else { break };
             // That of a layer with larger clusters would be more than it is counted for.
-            let own = Arc::try_unwrap(entry.bytes).ok();
+            let own = Arc::try_unwrap(bytes).ok();
             memory = own.filter(|bytes| bytes.capacity() == len_bytes).or(memory);
         }
         memory
-    }
-
-    /// The first from the hand on that was not read since the hand passed it last.
-    fn next_to_go(&mut self) -> usize {
-        loop {
-            if self.hand >= self.entries.len() {
-                self.hand = 0;
-            }
-            match self.entries.get_mut(self.hand) {
-                Some(entry) if entry.used => entry.used = false,
-                _ => return self.hand,
-            }
-            self.hand += 1;
-        }
-    }
-
-    fn remove(&mut self, at: usize) -> Option<Entry> {
-        if at >= self.entries.len() {
-            return None;
-        }
-        let entry = self.entries.swap_remove(at);
-        self.index.remove(&entry.key);
-        self.bytes = self.bytes.saturating_sub(entry.bytes.len() as u64);
-        if let Some(moved) = self.entries.get(at) {
-            self.index.insert(moved.key, at);
-        }
-        Some(entry)
     }
 }
 

@@ -22,6 +22,7 @@ use crate::error::{ErrorKind, ImageError};
 use crate::events::RequestEvents;
 use crate::flush::FlushGroup;
 use crate::foreign::Foreign;
+use crate::merged::MergedIndex;
 use crate::metadata::alloc::Alloc;
 use crate::metadata::claims::Claims;
 use crate::metadata::cluster_set::ClusterSet;
@@ -55,6 +56,8 @@ pub struct Image {
     pub(crate) size_bytes: AtomicU64,
     pub(crate) poison: Poison,
     pub(crate) events: RequestEvents,
+    /// Of the layers below the top, where there are several.
+    pub(crate) merged: Option<MergedIndex>,
     /// Of all layers.
     pub(crate) decompressed: DecompressedClusters,
     /// The host failed to flush the top file: it may have lost what was written since the flush before.
@@ -262,6 +265,8 @@ impl Image {
             }
             layers.push(part.layer);
         }
+        let mapped_below = |layer: &&Layer| layer.qcow2.is_some() || layer.foreign.is_some();
+        let merged = layers.iter().skip(1).filter(mapped_below).count() > 1;
         let name = layers.first().map(|top: &Layer| top.name().into_owned());
         let name = name.unwrap_or_default();
         Ok(Image {
@@ -275,6 +280,7 @@ impl Image {
             size_bytes: AtomicU64::new(size_bytes),
             poison: Poison::new(name),
             events: RequestEvents::default(),
+            merged: merged.then(|| MergedIndex::new(options.cache.l2_bytes)),
             decompressed: DecompressedClusters::new(options.cache.decompressed()),
             flush_failed: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
@@ -335,6 +341,9 @@ impl Image {
             writer.alloc.lock().blocks.clean();
         }
         self.decompressed.clean();
+        if let Some(merged) = &self.merged {
+            merged.clean();
+        }
     }
 
     /// The persistent bitmaps that the first change to the image removes; `None` if it has none.

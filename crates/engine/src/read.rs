@@ -1,5 +1,6 @@
 //! Reading: find what a run of guest bytes is, layer by layer in a loop, and fetch it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use gaur_block::{Errno, File, SegmentsMut, Target};
@@ -8,6 +9,7 @@ use gaur_format::CompressedDescriptor;
 use crate::align;
 use crate::decompressed::ClusterKey;
 use crate::image::Qcow2;
+use crate::merged::MergedIndex;
 use crate::metadata::maps::{Extent, Kind, Lookup};
 use crate::queue::Queue;
 use crate::range::GuestRange;
@@ -30,7 +32,15 @@ const AHEAD_CLUSTER_BYTES_MAX: u64 = 256 << 10;
 
 enum Step {
     Found(Extent),
-    Miss { layer: usize, slice: u64 },
+    /// A slice of a layer has to be loaded first.
+    Miss {
+        layer: usize,
+        slice: u64,
+    },
+    /// A region of the merged index has to be looked up first.
+    Unmerged {
+        region: u64,
+    },
 }
 
 impl<F: File> Queue<F> {
@@ -98,15 +108,36 @@ impl<F: File> Queue<F> {
         self.find_from(0, range).await
     }
 
-    /// The same as layer `top` and those below it see it.
+    /// The same as layer `top` (0 or 1) and those below it see it.
     async fn find_from(&self, top: usize, range: GuestRange) -> Result<Extent, Errno> {
         loop {
-            match self.find_cached(top, range)? {
+            match (self.find_cached(top, range)?, &self.image.merged) {
+                (Step::Found(found), _) => return Ok(found),
+                (Step::Miss { layer, slice }, _) => self.load(layer, slice).await?,
+                // On the heap, so that other requests do not carry its state.
+                (Step::Unmerged { region }, Some(merged)) => {
+                    Box::pin(self.merge_region(merged, region)).await?;
+                }
+                (Step::Unmerged { .. }, None) => return Err(Errno::EIO),
+            }
+        }
+    }
+
+    /// Brings a part of a layer's mapping into its cache.
+    async fn load(&self, layer: usize, start: u64) -> Result<(), Errno> {
+        match self.mapped(layer) {
+            Ok(mapped) => mapped.load_slice(start).await,
+            Err(_) => self.load_page(layer, start).await,
+        }
+    }
+
+    /// The same as the layers below the top say, one after the other.
+    pub(crate) async fn find_below(&self, range: GuestRange) -> Result<Extent, Errno> {
+        loop {
+            match self.find_in(1..self.image.layers.len(), range)? {
                 Step::Found(found) => return Ok(found),
-                Step::Miss { layer, slice } => match self.mapped(layer) {
-                    Ok(mapped) => mapped.load_slice(slice).await?,
-                    Err(_) => self.load_page(layer, slice).await?,
-                },
+                Step::Miss { layer, slice } => self.load(layer, slice).await?,
+                Step::Unmerged { .. } => return Err(Errno::EIO),
             }
         }
     }
@@ -115,18 +146,44 @@ impl<F: File> Queue<F> {
     pub(crate) fn find_now(&self, range: GuestRange) -> Result<Option<Extent>, Errno> {
         match self.find_cached(0, range)? {
             Step::Found(found) => Ok(Some(found)),
-            Step::Miss { .. } => Ok(None),
+            Step::Miss { .. } | Step::Unmerged { .. } => Ok(None),
         }
     }
 
     fn find_cached(&self, top: usize, range: GuestRange) -> Result<Step, Errno> {
+        let Some(merged) = &self.image.merged else {
+            return self.find_in(top..self.image.layers.len(), range);
+        };
+        let mut below = range;
+        if top == 0 {
+            let step = self.find_in(0..1, range)?;
+            let Step::Found(found) = step else {
+                return Ok(step);
+            };
+            let open = matches!(found.kind, Kind::Unallocated { .. });
+            if !open || range.start >= self.image.size_bytes() {
+                return Ok(step);
+            }
+            below = range.first(found.len);
+        }
+        Ok(match merged.extent(below) {
+            Some(found) => Step::Found(found),
+            None => Step::Unmerged {
+                region: MergedIndex::region_of(below.start),
+            },
+        })
+    }
+
+    /// The run at the start of a range as some of the layers see it, which follow each other.
+    fn find_in(&self, layers: Range<usize>, range: GuestRange) -> Result<Step, Errno> {
         let at = range.start;
         let mut extent = Extent {
-            layer: top.saturating_sub(1),
+            layer: layers.start.saturating_sub(1),
             len: range.len,
             kind: Kind::Unallocated { host: None },
         };
-        for (depth, layer) in self.image.layers.iter().enumerate().skip(top) {
+        for depth in layers {
+            let layer = self.image.layers.get(depth).ok_or(Errno::EIO)?;
             let size = if depth == 0 {
                 self.image.size_bytes()
             } else {

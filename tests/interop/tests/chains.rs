@@ -80,6 +80,68 @@ fn a_chain_of_300_is_read_and_written() {
     gaur_bounded(&["map", "--output=json", &top]).ok();
 }
 
+/// Layers of several layouts and lengths, each written at random: data, zeros and holes.
+#[test]
+fn deep_chain_of_unlike_images_shows_what_qemu_shows() {
+    let scratch = Scratch::new("unlike");
+    let noise = noise(&scratch);
+    let layouts = [
+        Layout::v3(65536),
+        Layout::extended(16384),
+        Layout::v3(4096),
+        Layout::extended(65536),
+        Layout::v3(512),
+        Layout::v3(65536),
+    ];
+    let lengths = [100_u64, 70, 90, 40, 120, 110];
+    let mut below: Option<String> = None;
+    for (number, (layout, percent)) in layouts.iter().zip(lengths).enumerate() {
+        let path = scratch.path(&format!("{number}.qcow2"));
+        create(&path, layout);
+        let size = layout.size_bytes() * percent / 100 & !511;
+        if let Some(below) = &below {
+            link(&path, below, "qcow2");
+        }
+        op::apply(
+            "qcow2",
+            &path,
+            &op::random(layout, number as u64, 40, true, &noise),
+        );
+        qemu_img(&[
+            "resize",
+            "-q",
+            "--shrink",
+            "-f",
+            "qcow2",
+            &path,
+            &size.to_string(),
+        ])
+        .ok();
+        below = Some(path);
+    }
+    let top = below.expect("there are layers");
+    let expected = scratch.path("expected.raw");
+    qemu_view(&top, &expected);
+    gaur(&["compare", "-F", "raw", &top, &expected]).ok();
+    assert_eq!(
+        gaur(&["map", "--output=json", &top]).ok().stdout,
+        qemu_img(&["map", "--output=json", &top]).ok().stdout
+    );
+    let server = serve(&top, &scratch.path("s"));
+    let size = std::fs::metadata(&expected).expect("it is there").len();
+    let ops: Vec<Op> = (0..50)
+        .map(|number| Op::Write {
+            offset: number * 7919 * 13 % (size - 3000),
+            len: 2500,
+            pattern: number as u8 + 1,
+        })
+        .collect();
+    op::apply("raw", &server.uri(), &ops);
+    server.stop();
+    op::apply("raw", &expected, &ops);
+    assert_same_view(("qcow2", &top), ("raw", &expected));
+}
+
 /// What layer `number` holds and no other: a sector at a place of its own.
 fn mark(number: u64) -> (u64, u8) {
     ((1 << 20) + number * 8192, (number % 250) as u8 + 1)

@@ -343,7 +343,7 @@ impl Maps {
 
 impl Kind {
     /// The kind of this run of `len` bytes joined with `next` right after it, if they are one run.
-    fn joined(self, next: Kind, len: u64) -> Option<Kind> {
+    pub(crate) fn joined(self, next: Kind, len: u64) -> Option<Kind> {
         let continues = |first: Option<u64>, second: Option<u64>| match (first, second) {
             (None, None) => true,
             (Some(first), Some(second)) => first + len == second,
