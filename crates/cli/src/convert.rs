@@ -7,7 +7,7 @@ use gaur_block::{File, FileId};
 use gaur_engine::{AllocationPolicy, Format, ImageFormat, Job, OpenOptions};
 use gaur_reactor::block_on;
 
-use self::copied_bitmaps::CopiedBitmaps;
+use crate::copied_bitmaps::CopiedBitmaps;
 use crate::copy::{Compression, Copy};
 use crate::failure::Failure;
 use crate::guest::Guest;
@@ -142,8 +142,6 @@ impl UnsupportedOptions {
     }
 }
 
-mod copied_bitmaps;
-
 /// Most workers that are started without being asked for.
 const WORKERS_MAX: usize = 8;
 
@@ -169,7 +167,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         let failure = Failure::about(target.path(), "-c: a raw image has no compressed clusters");
         return Err(failure.hint("-O qcow2 makes an image that has"));
     }
-    let bitmaps = CopiedBitmaps::read(args, &sources, &target)?;
+    let bitmaps = read_bitmaps(args, &sources, &target)?;
     let new = plan_target(args, &target, &sources)?;
     if let Some(new) = &new {
         if args.compress {
@@ -193,6 +191,26 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         tell_lookalike(&target, &copy);
     }
     Ok(0)
+}
+
+/// The bitmaps to copy, read before anything is written.
+fn read_bitmaps(
+    args: &Args,
+    sources: &[SharedImage],
+    target: &ImageSpec,
+) -> Result<CopiedBitmaps, Failure> {
+    if !args.bitmaps {
+        return Ok(CopiedBitmaps::default());
+    }
+    let [source] = sources else {
+        let message = "--bitmaps takes one source, but several are given";
+        return Err(Failure::new(message));
+    };
+    if target.format() == Some(Format::Raw) {
+        let failure = Failure::about(target.path(), "--bitmaps: a raw image has no bitmaps");
+        return Err(failure.hint("-O qcow2 makes an image that has"));
+    }
+    CopiedBitmaps::read(source, args.skip_broken_bitmaps)
 }
 
 /// Warns that the raw target would be probed as another format, because the guest's disk holds an image.

@@ -441,6 +441,33 @@ fn convert_copies_bitmaps_as_qemu_does() {
     assert_eq!(bitmaps(&target), 1);
 }
 
+/// An overlay goes on with the bitmaps of its base, whose own stay as they are.
+#[test]
+fn bitmaps_go_on_in_an_overlay() {
+    let scratch = Scratch::new("overlay");
+    let base = image_with_bitmaps(&scratch, false);
+    qemu_img(&["bitmap", "--disable", &base, "hourly"]).ok();
+    let before = std::fs::read(&base).expect("it is there");
+    let overlay = scratch.path("overlay.qcow2");
+    let create = ["create", "-q", "-b", &base, "-F", "qcow2", "--bitmaps"];
+    gaur(&[&create[..], &[&overlay]].concat()).ok();
+    assert_eq!(listed(&overlay), listed(&base));
+    let server = serve_with(&overlay, &scratch.path("socket"), &[]);
+    op::apply("raw", &server.uri(), &[write(40 * MIB, 65536)]);
+    server.stop();
+    assert_eq!(
+        marked(&overlay, "daily", &scratch),
+        [(0, 4 * MIB), (40 * MIB, 65536)]
+    );
+    assert_eq!(marked(&overlay, "hourly", &scratch), [(0, 4 * MIB)]);
+    assert!(before == std::fs::read(&base).expect("it is there"));
+    assert_clean(&overlay);
+    let other = scratch.path("other.qcow2");
+    let said = gaur(&[&create[..], &[&other, "65M"]].concat()).code(1);
+    assert!(said.stderr.contains("same size"), "{}", said.stderr);
+    gaur(&["create", "-q", "--bitmaps", &other, "1M"]).code(1);
+}
+
 /// Kills a server under load again and again: blocks that have changed since the bitmap was made are in it, always.
 /// `GAUR_KILLS` has more rounds than ten.
 #[test]

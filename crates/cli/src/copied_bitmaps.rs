@@ -1,43 +1,23 @@
-//! `convert --bitmaps`: the persistent bitmaps of the source, made in the target.
+//! `--bitmaps` of `convert` and `create`: the persistent bitmaps of one image, made in another.
 
 use std::sync::Arc;
 
-use gaur_engine::{BitmapAction, BitmapBits, BitmapFacts, BitmapSource, Format, Job};
+use gaur_engine::{BitmapAction, BitmapBits, BitmapFacts, BitmapSource, Job};
 use gaur_format::Version;
 use gaur_reactor::{BlockingFile, block_on};
 
-use super::Args;
 use crate::failure::Failure;
-use crate::image_spec::ImageSpec;
 use crate::notice::say;
 use crate::shared_image::SharedImage;
 
 /// The bitmaps of a source that are to be made in the target.
-pub(super) struct CopiedBitmaps(Vec<(BitmapFacts, Arc<BitmapBits>)>);
+#[derive(Default)]
+pub struct CopiedBitmaps(Vec<(BitmapFacts, Arc<BitmapBits>)>);
 
 impl CopiedBitmaps {
-    /// Reads them if they are asked for, before anything is written. Those that are inconsistent are refused, or
-    /// left out.
-    pub(super) fn read(
-        args: &Args,
-        sources: &[SharedImage],
-        target: &ImageSpec,
-    ) -> Result<CopiedBitmaps, Failure> {
+    /// Reads them. Those that are inconsistent are refused, or left out.
+    pub fn read(source: &SharedImage, skip_broken: bool) -> Result<CopiedBitmaps, Failure> {
         let mut copied = Vec::new();
-        if !args.bitmaps {
-            return Ok(CopiedBitmaps(copied));
-        }
-        let [source] = sources else {
-            return Err(Failure::new(
-                "--bitmaps takes one source, but several are given",
-            ));
-        };
-        if target.format() == Some(Format::Raw) {
-            let message = "--bitmaps: a raw image has no bitmaps";
-            return Err(
-                Failure::about(target.path(), message).hint("-O qcow2 makes an image that has")
-            );
-        }
         let fail = |error| Failure::image(source.name(), &error);
         let queue = source.queue(BlockingFile::new);
         for facts in block_on(queue.bitmaps()).map_err(fail)? {
@@ -47,7 +27,7 @@ impl CopiedBitmaps {
                 continue;
             }
             let what = format!("bitmap {:?} is inconsistent", facts.name);
-            if !args.skip_broken_bitmaps {
+            if !skip_broken {
                 let failure = Failure::about(source.name(), what);
                 return Err(failure.hint("--skip-broken-bitmaps leaves it out"));
             }
@@ -57,7 +37,7 @@ impl CopiedBitmaps {
     }
 
     /// Refuses a target that cannot have them.
-    pub(super) fn check(&self, target: &SharedImage, source_bytes: u64) -> Result<(), Failure> {
+    pub fn check(&self, target: &SharedImage, source_bytes: u64) -> Result<(), Failure> {
         if self.0.is_empty() {
             return Ok(());
         }
@@ -77,7 +57,7 @@ impl CopiedBitmaps {
     }
 
     /// Makes them, when all data is there.
-    pub(super) fn store(self, target: &SharedImage, job: &Job) -> Result<(), Failure> {
+    pub fn store(self, target: &SharedImage, job: &Job) -> Result<(), Failure> {
         let queue = target.queue(BlockingFile::new);
         for (facts, bits) in self.0 {
             let mut actions = vec![
