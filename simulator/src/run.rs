@@ -9,7 +9,7 @@ use gaur_sim::{
     FaultKind, Faults, FileImage, Random, Scheduler, SimFile, SimHost, Stop, Survivors, Trace,
 };
 
-use crate::config::{Config, FaultPlan};
+use crate::config::{Bitmaps, Config, FaultPlan};
 use crate::content::{Value, ValueEncoding};
 use crate::data_file::{self, DATA, DataFile};
 use crate::encryption::Encryption;
@@ -38,6 +38,8 @@ pub enum Rule {
     O5,
     O7,
     O8,
+    /// A region changes before its mark in the write-intent map is durable.
+    O9,
     Data,
     Log,
 }
@@ -57,10 +59,34 @@ pub struct Options {
     pub encrypted: Option<bool>,
     /// The image has an external data file.
     pub data_file: bool,
+    /// The image has bitmaps that are kept.
+    pub bitmaps: bool,
     /// Print the trace.
     pub print_trace: bool,
     /// Where the files of a failure go: as they were when its epoch began, and what was judged.
     pub dump: Option<PathBuf>,
+}
+
+impl Options {
+    /// What the seed draws, as far as it is not asked for.
+    fn configure(&self, seed: u64) -> Config {
+        let mut config = Config::draw(seed);
+        if self.by_qemu {
+            config.unit_bytes = 512;
+        }
+        match self.encrypted.unwrap_or(config.image.encryption.is_some()) {
+            true if !self.by_qemu && !self.data_file => config = config.with_encryption(),
+            _ => config.image.encryption = None,
+        }
+        if self.bitmaps && config.image.shape.version == 3 {
+            config.image.bitmaps = Some(Bitmaps::Valid);
+            config.keeps_bitmaps = true;
+        }
+        if self.packed {
+            config.packed_per_mille = 1000;
+        }
+        config
+    }
 }
 
 /// A seed that found something.
@@ -128,25 +154,14 @@ pub(crate) struct Run<'a> {
     opened_with: Marks,
     /// Bitmaps that were good then.
     bitmaps_opened: usize,
+    /// Faults that had struck then.
+    faults_before: u64,
     pub(crate) stats: Stats,
 }
 
 impl<'a> Run<'a> {
     fn new(seed: u64, options: &'a Options) -> Result<Run<'a>, String> {
-        let mut config = Config::draw(seed);
-        if options.by_qemu {
-            config.unit_bytes = 512;
-        }
-        match options
-            .encrypted
-            .unwrap_or(config.image.encryption.is_some())
-        {
-            true if !options.by_qemu && !options.data_file => config = config.with_encryption(),
-            _ => config.image.encryption = None,
-        }
-        if options.packed {
-            config.packed_per_mille = 1000;
-        }
+        let mut config = options.configure(seed);
         let data_file = options.data_file.then(|| data_file::configure(&mut config));
         let mut random = Random::new(seed ^ 0x9d1e_6f04_77a3_15cb);
         let trace = match options.print_trace {
@@ -201,6 +216,7 @@ impl<'a> Run<'a> {
             torn: Random::new(seed ^ 0x61d3_0a7e_c852_f49b),
             opened_with: Marks::default(),
             bitmaps_opened: 0,
+            faults_before: 0,
             stats,
         })
     }
@@ -285,6 +301,7 @@ impl<'a> Run<'a> {
                 Rule::O5 => Some(gaur_engine::BrokenRule::O5),
                 Rule::O7 => Some(gaur_engine::BrokenRule::O7),
                 Rule::O8 => Some(gaur_engine::BrokenRule::O8),
+                Rule::O9 => Some(gaur_engine::BrokenRule::O9),
                 Rule::Data => Some(gaur_engine::BrokenRule::DataFlush),
                 Rule::Log => None,
             }),
@@ -296,6 +313,7 @@ impl<'a> Run<'a> {
     fn epoch(&mut self, mishaps: bool) -> Result<(), String> {
         self.stats.epochs += 1;
         let struck_before = self.host.faults_struck();
+        self.faults_before = struck_before;
         let mut scheduler = self.scheduler();
         self.host = self.host.restarted(&scheduler.handle());
         if mishaps {
@@ -438,7 +456,9 @@ impl<'a> Run<'a> {
         self.stats.holes += image.holes().holes;
         match end? {
             EpochEnd::Close => {
-                until_killed(|| close(scheduler, queues, mishaps)).unwrap_or(Ok(EpochEnd::Kill))
+                let is_fixed = self.config.profile.device.is_some();
+                let may_fail = (mishaps, is_fixed);
+                until_killed(|| close(scheduler, queues, may_fail)).unwrap_or(Ok(EpochEnd::Kill))
             }
             end => Ok(end),
         }
@@ -510,6 +530,8 @@ impl<'a> Run<'a> {
         self.judge_leaks(&files, &verdict)
             .map_err(|what| format!("power cut at step {steps}: {what}"))?;
         self.stats.crash_points += 1;
+        self.judge_bitmaps(&files)
+            .map_err(|what| format!("power cut at step {steps}: {what}"))?;
         if self.random.chance(250) {
             self.reopen(&files, &verdict)
                 .map_err(|what| format!("power cut at step {steps}, reopened: {what}"))?;
@@ -561,6 +583,7 @@ impl<'a> Run<'a> {
             self.stats.bitmaps += good as u64;
         } else {
             self.judge_leaks(&files, &verdict)?;
+            self.judge_bitmaps(&files)?;
         }
         self.reopen(&files, &verdict)
             .map_err(|what| format!("after {end:?}, reopened: {what}"))?;
@@ -610,6 +633,25 @@ impl<'a> Run<'a> {
         self.model.survived_kill(&verdict.values);
         self.model.snapshots_survived_kill(verdict.snapshots);
         Ok(())
+    }
+
+    /// No bitmap is lost in a crash, unless the write-intent map could not be made.
+    fn judge_bitmaps(&mut self, files: &Files) -> Result<(), String> {
+        let file = files.get(TOP).ok_or("the image is gone")?;
+        let good = crate::bitmaps::valid(file)?;
+        let recovered = good.iter().filter(|one| one.is_recovered());
+        self.stats.recovered += recovered.count() as u64;
+        let is_lost = self.config.keeps_bitmaps && good.len() < self.bitmaps_opened;
+        let is_full = self.config.mishaps == FaultPlan::Full;
+        let is_struck = is_full || self.host.faults_struck() > self.faults_before;
+        match is_lost && !is_struck && self.config.profile.device.is_none() {
+            false => Ok(()),
+            true => Err(format!(
+                "of {} good bitmaps {} are left",
+                self.bitmaps_opened,
+                good.len()
+            )),
+        }
     }
 
     /// How many bitmaps would be believed.
@@ -701,7 +743,7 @@ impl<'a> Run<'a> {
 fn close(
     scheduler: &mut Scheduler,
     mut queues: Vec<Rc<Queue<SimFile>>>,
-    mishaps: bool,
+    (mishaps, is_fixed): (bool, bool),
 ) -> Result<EpochEnd, String> {
     let last = queues.pop().and_then(Rc::into_inner);
     drop(queues);
@@ -709,6 +751,8 @@ fn close(
     match to_end(scheduler, "close", async move { queue.close().await })? {
         Ok(()) => Ok(EpochEnd::Close),
         Err(_) if mishaps => Ok(EpochEnd::Kill),
+        // A device may have no space for what bitmaps were in use with; then they stay so.
+        Err(error) if is_fixed && error.errno() == gaur_block::Errno::ENOSPC => Ok(EpochEnd::Kill),
         Err(error) => Err(format!("close fails on a healthy disk: {error:#}")),
     }
 }

@@ -46,6 +46,8 @@ counters! {
     closes,
     /// Good bitmaps that a close left.
     bitmaps,
+    /// Good bitmaps in use that a crash left.
+    recovered,
     /// Faults that struck.
     faults,
     /// Times an epoch moved the L1 table.
@@ -71,7 +73,7 @@ impl fmt::Display for Stats {
         write!(
             out,
             "{} seeds, {} crash points ({} reopened by the engine, {} judged by qemu-img), \
-             {} kills ({} commits adopted, {} logs left alone), {} closes ({} bitmaps stored), {} epochs, {} requests ({} compressed), {} faults, {} failed requests, \
+             {} kills ({} commits adopted, {} logs left alone), {} closes ({} bitmaps stored, {} recovered), {} epochs, {} requests ({} compressed), {} faults, {} failed requests, \
              {} L1 tables moved, {} refcount tables moved, {} holes, \
              {} changes of snapshots ({} with a state, {} refused, {} crash points inside), {} steps",
             self.seeds,
@@ -83,6 +85,7 @@ impl fmt::Display for Stats {
             self.stale_logs,
             self.closes,
             self.bitmaps,
+            self.recovered,
             self.epochs,
             self.requests,
             self.packed,

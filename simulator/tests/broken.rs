@@ -53,6 +53,11 @@ fn broken_o8_is_noticed() {
 }
 
 #[test]
+fn broken_o9_is_noticed() {
+    is_noticed(Rule::O9);
+}
+
+#[test]
 fn a_log_whose_marks_are_stored_first_is_noticed() {
     is_noticed(Rule::Log);
 }

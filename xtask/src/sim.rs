@@ -45,6 +45,9 @@ pub struct Arguments {
     /// Encrypt every image
     #[arg(long, conflicts_with = "by_qemu")]
     encrypted: bool,
+    /// Give every image persistent bitmaps
+    #[arg(long, conflicts_with = "by_qemu")]
+    bitmaps: bool,
     /// Keep guest data in an external data file
     #[arg(long, conflicts_with_all = ["by_qemu", "packed"])]
     data_file: bool,
@@ -73,6 +76,7 @@ impl Arguments {
             packed: self.packed,
             encrypted: self.encrypted.then_some(true),
             data_file: self.data_file,
+            bitmaps: self.bitmaps,
             dump: self.dump.clone(),
             broken: self.broken,
             ..Options::default()
@@ -115,7 +119,8 @@ fn replay_line(seed: u64, options: &Options) -> String {
     } else {
         ""
     };
-    format!("cargo xtask sim --seed {seed}{by_qemu}{packed}{data_file}{encrypted}{broken}")
+    let bitmaps = if options.bitmaps { " --bitmaps" } else { "" };
+    format!("cargo xtask sim --seed {seed}{by_qemu}{packed}{data_file}{bitmaps}{encrypted}{broken}")
 }
 
 fn replay(seed: u64, options: &Options) -> Result<(), String> {

@@ -7,6 +7,7 @@ use gaur_block::{File, FileId};
 use gaur_engine::{AllocationPolicy, Format, ImageFormat, Job, OpenOptions};
 use gaur_reactor::block_on;
 
+use crate::copied_bitmaps::CopiedBitmaps;
 use crate::copy::{Compression, Copy};
 use crate::failure::Failure;
 use crate::guest::Guest;
@@ -97,6 +98,12 @@ pub struct Args {
     /// Copy this internal snapshot of the source: an id, a name, or snapshot.id=ID,snapshot.name=NAME
     #[arg(short = 'l', long = "source-snapshot", value_name = "SNAPSHOT")]
     snapshot: Option<String>,
+    /// Copy the persistent bitmaps of the source
+    #[arg(long, conflicts_with = "snapshot")]
+    bitmaps: bool,
+    /// Leave inconsistent bitmaps out
+    #[arg(long, requires = "bitmaps")]
+    skip_broken_bitmaps: bool,
     /// Open the sources even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
@@ -114,8 +121,6 @@ pub struct Args {
 #[derive(Debug, clap::Args)]
 struct UnsupportedOptions {
     #[arg(long, hide = true)]
-    bitmaps: bool,
-    #[arg(long, hide = true)]
     salvage: bool,
     #[arg(short = 'r', long, hide = true)]
     rate: Option<String>,
@@ -127,7 +132,6 @@ struct UnsupportedOptions {
 impl UnsupportedOptions {
     fn check(&self) -> Result<(), Failure> {
         let asked = [
-            (self.bitmaps, "--bitmaps: copying bitmaps"),
             (self.salvage, "--salvage: going on after read errors"),
             (self.rate.is_some(), "-r: limiting the rate"),
         ];
@@ -163,6 +167,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         let failure = Failure::about(target.path(), "-c: a raw image has no compressed clusters");
         return Err(failure.hint("-O qcow2 makes an image that has"));
     }
+    let bitmaps = read_bitmaps(args, &sources, &target)?;
     let new = plan_target(args, &target, &sources)?;
     if let Some(new) = &new {
         if args.compress {
@@ -177,7 +182,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     }
     let copy = open_target(args, &target, sources, new.as_ref())?;
     let flush = args.target_cache != CacheMode::Unsafe && !target.ignores_flushes();
-    copy_all(args, &copy, flush, &job).map_err(|failure| {
+    bitmaps.check(&copy.target, copy.total_bytes())?;
+    copy_all(args, &copy, (flush, bitmaps), &job).map_err(|failure| {
         let path = target.path();
         failure.hint(format!("{path} is incomplete and not to be used"))
     })?;
@@ -185,6 +191,26 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         tell_lookalike(&target, &copy);
     }
     Ok(0)
+}
+
+/// The bitmaps to copy, read before anything is written.
+fn read_bitmaps(
+    args: &Args,
+    sources: &[SharedImage],
+    target: &ImageSpec,
+) -> Result<CopiedBitmaps, Failure> {
+    if !args.bitmaps {
+        return Ok(CopiedBitmaps::default());
+    }
+    let [source] = sources else {
+        let message = "--bitmaps takes one source, but several are given";
+        return Err(Failure::new(message));
+    };
+    if target.format() == Some(Format::Raw) {
+        let failure = Failure::about(target.path(), "--bitmaps: a raw image has no bitmaps");
+        return Err(failure.hint("-O qcow2 makes an image that has"));
+    }
+    CopiedBitmaps::read(source, args.skip_broken_bitmaps)
 }
 
 /// Warns that the raw target would be probed as another format, because the guest's disk holds an image.
@@ -386,9 +412,15 @@ fn workers(args: &Args) -> usize {
         .map_or(processors.min(WORKERS_MAX), usize::from)
 }
 
-fn copy_all(args: &Args, copy: &Copy, flush: bool, job: &Job) -> Result<(), Failure> {
+fn copy_all(
+    args: &Args,
+    copy: &Copy,
+    (flush, bitmaps): (bool, CopiedBitmaps),
+    job: &Job,
+) -> Result<(), Failure> {
     let mut progress = args.show.start(Some(copy.total_bytes()));
     let copied = copy.run(job, &mut |done| progress.set(done));
+    let copied = copied.and_then(|()| bitmaps.store(&copy.target, job));
     let guest: Guest = copy.target.guest();
     let flushed = match &copied {
         Ok(()) if flush => guest

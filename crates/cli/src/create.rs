@@ -3,13 +3,16 @@
 use std::ffi::OsString;
 use std::io::Write;
 
-use gaur_engine::Format;
+use gaur_engine::{Format, Job, OpenOptions};
 
+use crate::copied_bitmaps::CopiedBitmaps;
 use crate::failure::Failure;
+use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::new_image::{self, NewImage};
-use crate::open::{KeyOptions, ReferenceOptions, target_format_parser};
+use crate::open::{self, KeyOptions, ReferenceOptions, target_format_parser};
 use crate::options::OptionList;
+use crate::shared_image::SharedImage;
 use crate::size::parse_size;
 
 /// Make a new image
@@ -32,6 +35,9 @@ pub struct Args {
     /// Do not look whether the backing file is there
     #[arg(short = 'u', long)]
     backing_unsafe: bool,
+    /// The new image goes on with the backing file's persistent bitmaps: those that can be used are copied
+    #[arg(long, requires = "backing", conflicts_with = "backing_unsafe")]
+    bitmaps: bool,
     #[command(flatten)]
     references: ReferenceOptions,
     #[command(flatten)]
@@ -84,10 +90,37 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if !args.quiet {
         writeln!(out, "{}", image.describe())?;
     }
-    image.make(false, &*interrupt::job()?)?;
+    let job = interrupt::job()?;
+    image.make(false, &job)?;
+    if args.bitmaps {
+        copy_bitmaps(args, ImageSpec::plain(file, Some(format)), &job)?;
+    }
     if !args.quiet {
         out.flush()?;
         image.tell_distant_backing();
     }
     Ok(0)
+}
+
+/// Gives the new image the bitmaps of its backing file.
+fn copy_bitmaps(args: &Args, spec: ImageSpec, job: &Job) -> Result<(), Failure> {
+    let references = args.references.references();
+    let options = OpenOptions {
+        keys: args.keys.keys()?,
+        ..OpenOptions::new(references.clone())
+    };
+    let image = SharedImage::open(&spec, &options)?;
+    let copied = image.image().layers().get(1).map_or(Ok(()), |base| {
+        let base = ImageSpec::plain(base.path().as_os_str(), Some(base.format()));
+        let options = OpenOptions {
+            keys: args.keys.keys()?,
+            ..open::reading(None, false, references)
+        };
+        let base = SharedImage::open(&base, &options)?;
+        let bitmaps = CopiedBitmaps::read(&base, true)?;
+        bitmaps.check(&image, base.size_bytes())?;
+        bitmaps.store(&image, job)
+    });
+    let done = copied.and(image.close());
+    done.map_err(|failure| failure.hint("the image was made, without bitmaps"))
 }

@@ -18,6 +18,7 @@ mod compare;
 mod completions;
 mod control;
 mod convert;
+mod copied_bitmaps;
 mod copy;
 mod create;
 mod dd;

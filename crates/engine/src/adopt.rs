@@ -68,11 +68,13 @@ impl<F: File> Queue<F> {
 impl<F: File> Active<'_, F> {
     async fn adopt_entries(&self, last: &BTreeMap<u64, L2Entry>) -> Result<u64, Errno> {
         // Also when there is nothing to adopt: the close has to take the number of the log back.
-        self.announce_change().await?;
+        self.announce().await?;
         for entry in last.values() {
             self.count_adopted(*entry).await?;
             self.relieve().await;
         }
+        // Bitmaps take clusters.
+        self.announce_change().await?;
         let mut changed = 0;
         for (&cluster, &entry) in last {
             let guest = cluster << self.geometry().cluster_bits();

@@ -98,8 +98,10 @@ pub enum BrokenRule {
     DataFlush,
     /// Space is given back although the guest has data there again.
     O7,
-    /// The disk changes before its bitmaps are durably marked in use.
+    /// The disk changes although its bitmaps are not marked in use.
     O8,
+    /// A region of the disk changes before its mark in the write-intent map is durable.
+    O9,
 }
 
 /// How an image is opened. Made by [`OpenOptions::new`] and changed field by field.

@@ -227,7 +227,7 @@ impl<F: File> Queue<F> {
             match active {
                 Some(active) => {
                     active.announce_change().await?;
-                    active.writer.bitmaps.mark(range);
+                    active.mark_change(range).await?;
                     active.change(range, change).await?;
                 }
                 None => self.change_raw(range, change).await?,

@@ -56,7 +56,8 @@ impl<F: File> Queue<F> {
             if new_size_bytes == old {
                 return active.announce().await;
             }
-            active.announce_new_disk().await?;
+            let changes = GuestRange::between(old.min(new_size_bytes), old.max(new_size_bytes));
+            active.announce_new_disk(new_size_bytes, changes).await?;
             if new_size_bytes > old {
                 active.grow_data_file(new_size_bytes).await?;
                 active.grow(new_size_bytes, job).await?;
@@ -64,11 +65,12 @@ impl<F: File> Queue<F> {
                 let shrunk = active.shrink(old, new_size_bytes, job).await;
                 // What is beyond the new end may be gone all the same.
                 let lost = GuestRange::between(new_size_bytes, old);
-                shrunk.inspect_err(|_| active.writer.bitmaps.mark(lost))?;
+                shrunk.inspect_err(|_| active.writer.bitmaps.mark_known(lost))?;
             }
             let epochs = &active.writer.epochs;
             let _closed = epochs.gate.close(|| epochs.is_empty()).await;
             active.resize_bitmaps(old, new_size_bytes);
+            active.renew_intent_map().await;
             Ok(())
         };
         resized.await.map_err(fail)

@@ -24,6 +24,17 @@ pub const AUTO: u32 = 1 << 1;
 /// Flag: the bitmap may be used although its extra data is not understood.
 pub const EXTRA_DATA_COMPATIBLE: u32 = 1 << 2;
 
+/// Name of the bitmap that is Gaur's own: the write-intent map, whose bits say which regions of the disk have
+/// changed since the bitmaps that are in use were stored. It is in the directory while there are such bitmaps, and not in
+/// use itself. It vouches for those behind it.
+pub const WRITE_INTENT_MAP: &[u8] = b"gaur-write-intent-map";
+
+/// A region of a write-intent map as a power of two, 64 MiB. Disks too large for a map of one cluster have larger
+/// ones, and disks with less than [`REGIONS_WANTED`] of them smaller ones.
+const REGION_BITS: u32 = 26;
+const REGIONS_WANTED: u64 = 16;
+const REGION_BITS_MIN: u32 = 16;
+
 /// Where the flags are in an entry of the directory.
 pub const FLAGS_AT: u64 = 12;
 
@@ -97,6 +108,31 @@ impl BitmapShape {
     /// The granularity of a new bitmap, as QEMU chooses it: a cluster, but 4 to 64 KiB.
     pub fn default_granularity_bits(geometry: &Geometry) -> u8 {
         geometry.cluster_bits().clamp(12, 16) as u8
+    }
+
+    /// Of the write-intent map of a disk of `size_bytes`.
+    pub fn of_write_intent_map(size_bytes: u64, geometry: &Geometry) -> Result<BitmapShape, Error> {
+        let bits_per_cluster = 8u64.wrapping_shl(geometry.cluster_bits());
+        let regions = |bits: u32| size_bytes.div_ceil(1u64.wrapping_shl(bits));
+        let mut bits = REGION_BITS;
+        while regions(bits) < REGIONS_WANTED && bits > REGION_BITS_MIN {
+            bits = bits.saturating_sub(1);
+        }
+        let largest = u32::from(limit::BITMAP_GRANULARITY_BITS_MAX);
+        while regions(bits) > bits_per_cluster && bits < largest {
+            bits = bits.saturating_add(1);
+        }
+        BitmapShape::new(size_bytes, bits as u8, geometry)
+    }
+
+    /// The shape of the same table, for the largest disk that it has room for.
+    pub fn with_all_bits(&self) -> BitmapShape {
+        let bits = u64::from(self.table_entries()).saturating_mul(self.bits_per_cluster());
+        let granularity = 1u64.wrapping_shl(u32::from(self.granularity_bits));
+        BitmapShape {
+            size_bytes: bits.saturating_mul(granularity),
+            ..*self
+        }
     }
 
     /// Size of the disk.
@@ -238,6 +274,16 @@ impl Bitmap {
         self.flags & flag != 0
     }
 
+    /// Whether it is a write-intent map.
+    pub fn is_write_intent_map(&self) -> bool {
+        self.name == WRITE_INTENT_MAP
+    }
+
+    /// Whether a program that changed the disk would have marked it in use, or kept it up to date.
+    pub fn is_kept(&self) -> bool {
+        self.flags == AUTO && self.extra.is_empty()
+    }
+
     /// Length of its entry in the directory in bytes.
     pub fn entry_bytes(&self) -> u64 {
         let len = FIXED_BYTES
@@ -280,6 +326,13 @@ pub fn encode_directory(bitmaps: &[Bitmap], geometry: &Geometry) -> Result<Vec<u
     Ok(out)
 }
 
+/// Takes the write-intent map out of a directory. The bitmaps from the number that is returned with it on, which are in use,
+/// lack changes of its regions at most.
+pub fn take_write_intent_map(directory: &mut Vec<Bitmap>) -> Option<(usize, Bitmap)> {
+    let at = directory.iter().position(Bitmap::is_write_intent_map)?;
+    Some((at, directory.remove(at)))
+}
+
 /// What a table entry says.
 pub fn decode_table_entry(raw: u64, geometry: &Geometry) -> Result<BitmapCluster, Corruption> {
     let offset = HostOffset(raw & OFFSET_MASK);
@@ -310,6 +363,7 @@ pub fn encode_table_entry(cluster: BitmapCluster) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::geometry::Version;
     use std::vec;
 
     fn bitmap() -> Bitmap {
@@ -386,6 +440,34 @@ mod tests {
         }
         let entry = encode_directory(&[bitmap()], &geometry).unwrap();
         assert_eq!(entry.len() as u64, bitmap().entry_bytes());
+    }
+
+    #[test]
+    fn a_write_intent_map_is_small_for_every_disk() {
+        let shape = |size: u64, cluster_bits| {
+            let geometry = Geometry::new(Version::V3, cluster_bits, false, 4).unwrap();
+            let shape = BitmapShape::of_write_intent_map(size, &geometry).unwrap();
+            assert!(shape.with_all_bits().size_bytes() >= size);
+            (shape.granularity_bits(), shape.table_entries())
+        };
+        assert_eq!(shape(0, 16), (16, 1));
+        assert_eq!(shape(3 << 20, 16), (17, 1));
+        assert_eq!(shape(1 << 30, 16), (26, 1));
+        assert_eq!(shape(32 << 40, 16), (26, 1));
+        assert_eq!(shape((32 << 40) + 1, 16), (27, 1));
+        assert_eq!(shape(1 << 50, 16), (31, 1));
+        assert_eq!(shape(1 << 51, 16), (31, 2));
+        assert_eq!(shape(128 << 30, 9), (26, 1));
+        let mut list = vec![bitmap(), bitmap()];
+        assert_eq!(take_write_intent_map(&mut list), None);
+        let map = Bitmap {
+            name: WRITE_INTENT_MAP.to_vec(),
+            ..bitmap()
+        };
+        list.insert(1, map.clone());
+        assert!(map.is_kept());
+        assert_eq!(take_write_intent_map(&mut list), Some((1, map)));
+        assert_eq!(list.len(), 2);
     }
 
     #[test]

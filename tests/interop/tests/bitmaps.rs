@@ -213,29 +213,82 @@ fn bitmaps_follow_the_disk() {
     assert_clean(&image);
 }
 
-/// A server that was killed leaves bitmaps that nobody takes for good, and that can be removed.
+/// The kernel may give back the locks of a killed server a little later.
+fn wait_for_locks(image: &str) {
+    while qemu_img(&["info", image]).code != 0 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+/// A server that was killed leaves bitmaps that QEMU cannot use and we can: they have the regions that were written to,
+/// a sixteenth of the disk each, also by QEMU since.
 #[test]
-fn a_killed_server_leaves_its_bitmaps_in_use() {
-    let scratch = Scratch::new("killed");
+fn bitmaps_of_a_killed_server_survive() {
+    for snapshots in [true, false] {
+        let scratch = Scratch::new("killed");
+        let image = image_with_bitmaps(&scratch, false);
+        if !snapshots {
+            for name in ["before", "after"] {
+                gaur(&["snapshot", "-d", name, &image]).ok();
+            }
+        }
+        qemu_img(&["bitmap", "--clear", &image, "daily"]).ok();
+        qemu_img(&["bitmap", "--disable", &image, "hourly"]).ok();
+        let server = serve_with(&image, &scratch.path("socket"), &[]);
+        op::apply("raw", &server.uri(), &[WRITE, write(32 * MIB, 4096)]);
+        server.kill();
+        wait_for_locks(&image);
+        let flags = |at: usize| listed(&image)[at]["flags"].clone();
+        assert_eq!(listed(&image)[0]["name"], "gaur-write-intent-map");
+        assert_eq!(flags(0), serde_json::json!(["auto"]));
+        assert_eq!(flags(1), serde_json::json!(["in-use", "auto"]));
+        assert_eq!(flags(2), serde_json::json!([]));
+        let report = qemu_img(&["check", "--output=json", &image]);
+        let report: serde_json::Value =
+            serde_json::from_str(&report.stdout).expect("a report of leaks at most");
+        assert!(report["corruptions"].is_null(), "{report}");
+        // QEMU keeps the map, and nothing else of what is in use.
+        qemu_img(&["bitmap", "--clear", &image, "daily"]).code(1);
+        op::apply("qcow2", &image, &[write(50 * MIB, 512)]);
+        gaur(&["bitmap", "--add", "--disable", &image, "other"]).ok();
+        let expected = [0, 32, 48].map(|at| (at * MIB, 4 * MIB));
+        assert_eq!(marked(&image, "daily", &scratch), expected);
+        assert!(!marked(&image, "hourly", &scratch).is_empty());
+        let names = listed(&image);
+        assert_eq!(names.as_array().map(Vec::len), Some(3), "{names}");
+        gaur(&["check", "-q", "-r", "leaks", &image]).ok();
+        op::apply("qcow2", &image, &[write(60 * MIB, 65536)]);
+        let more = [&expected[..], &[(60 * MIB, 65536)]].concat();
+        assert_eq!(marked(&image, "daily", &scratch), more);
+        assert_clean(&image);
+    }
+}
+
+/// QEMU marks the map in use while it writes. If it is killed, it has written more than the map says.
+#[test]
+fn bitmaps_that_a_killed_qemu_leaves_are_inconsistent() {
+    let scratch = Scratch::new("killed_qemu");
     let image = image_with_bitmaps(&scratch, false);
     qemu_img(&["bitmap", "--disable", &image, "hourly"]).ok();
     let server = serve_with(&image, &scratch.path("socket"), &[]);
     op::apply("raw", &server.uri(), &[WRITE]);
     server.kill();
-    // The kernel may give back its locks a little later.
-    while qemu_img(&["info", &image]).code != 0 {
-        std::thread::sleep(std::time::Duration::from_millis(20));
+    wait_for_locks(&image);
+    let socket = scratch.path("qemu");
+    let mut command = Command::new("qemu-nbd");
+    command.args(["-t", "-f", "qcow2", "-k", &socket, &image]);
+    let server = Server::start(command, &socket);
+    op::apply("raw", &server.uri(), &[write(50 * MIB, 512)]);
+    server.kill();
+    wait_for_locks(&image);
+    // QEMU marks those in use that do not record, too.
+    for name in ["daily", "hourly"] {
+        let said = gaur(&["bitmap", "--clear", &image, name]).code(1);
+        assert!(said.stderr.contains("inconsistent"), "{}", said.stderr);
+        gaur(&["bitmap", "--remove", &image, name]).ok();
     }
-    let flags = |at: usize| listed(&image)[at]["flags"].clone();
-    assert_eq!(flags(0), serde_json::json!(["in-use", "auto"]));
-    assert_eq!(flags(1), serde_json::json!([]));
-    qemu_img(&["bitmap", "--clear", &image, "daily"]).code(1);
-    let said = gaur(&["bitmap", "--clear", &image, "daily"]).code(1);
-    assert!(said.stderr.contains("inconsistent"), "{}", said.stderr);
-    gaur(&["bitmap", "--remove", &image, "daily"]).ok();
     gaur(&["check", "-q", "-r", "leaks", &image]).ok();
-    assert_eq!(bitmaps(&image), 1);
-    assert!(!marked(&image, "hourly", &scratch).is_empty());
+    assert_eq!(bitmaps(&image), 0);
     assert_clean(&image);
 }
 
@@ -317,4 +370,171 @@ fn damaged_bitmaps_are_not_dropped() {
     let said = gaur(&["resize", "-q", "--drop-bitmaps", &image, "65M"]).refused();
     assert!(said.stderr.contains("check the image"), "{}", said.stderr);
     assert!(bytes == std::fs::read(&image).expect("the image is there"));
+}
+
+/// Either tool copies the same bitmaps, but for those of a killed server, which QEMU cannot use.
+#[test]
+fn convert_copies_bitmaps_as_qemu_does() {
+    let scratch = Scratch::new("copied");
+    let image = image_with_bitmaps(&scratch, true);
+    qemu_img(&["bitmap", "--disable", &image, "daily"]).ok();
+    let convert = ["convert", "-O", "qcow2", "--bitmaps"];
+    let mut results = Vec::new();
+    for ours in [false, true] {
+        let target = scratch.path(if ours { "ours" } else { "theirs" });
+        let line = [&convert[..], &[&image, &target]].concat();
+        match ours {
+            true => gaur(&line).ok(),
+            false => qemu_img(&line).ok(),
+        };
+        assert_clean(&target);
+        let bits = ["daily", "hourly"].map(|name| marked(&target, name, &scratch));
+        results.push((listed(&target), bits));
+    }
+    assert_eq!(results[0], results[1]);
+    assert!(results[0].1.iter().all(|bits| !bits.is_empty()));
+    let refused = scratch.path("refused");
+    for line in [
+        &["convert", "-O", "raw", "--bitmaps", &image, &refused][..],
+        &[
+            "convert",
+            "-O",
+            "qcow2",
+            "--bitmaps",
+            &image,
+            &image,
+            &refused,
+        ],
+        &[
+            "convert",
+            "-O",
+            "qcow2",
+            "--bitmaps",
+            "-o",
+            "size=65M",
+            &image,
+            &refused,
+        ],
+    ] {
+        gaur(line).code(1);
+    }
+    let server = serve_with(&image, &scratch.path("socket"), &[]);
+    op::apply("raw", &server.uri(), &[write(40 * MIB, 4096)]);
+    server.kill();
+    wait_for_locks(&image);
+    let target = scratch.path("after");
+    qemu_img(&[&convert[..], &[&image, &target]].concat()).code(1);
+    gaur(&[&convert[..], &[&image, &target]].concat()).ok();
+    let hourly = marked(&target, "hourly", &scratch);
+    assert_eq!(hourly, [(0, 4 * MIB), (40 * MIB, 4 * MIB)]);
+    // Inconsistent ones are refused, or left out.
+    let mut bytes = std::fs::read(&image).expect("it is there");
+    let map = bytes
+        .windows(21)
+        .position(|name| name == b"gaur-write-intent-map");
+    bytes[map.expect("it is in the directory") - 9] |= 1;
+    std::fs::write(&image, bytes).expect("scratch is writable");
+    let said = gaur(&[&convert[..], &[&image, &target]].concat()).code(1);
+    assert!(said.stderr.contains("inconsistent"), "{}", said.stderr);
+    let skip = ["--skip-broken-bitmaps", &image, &target];
+    gaur(&[&convert[..], &skip].concat()).ok();
+    assert_eq!(bitmaps(&target), 1);
+}
+
+/// An overlay goes on with the bitmaps of its base, whose own stay as they are.
+#[test]
+fn bitmaps_go_on_in_an_overlay() {
+    let scratch = Scratch::new("overlay");
+    let base = image_with_bitmaps(&scratch, false);
+    qemu_img(&["bitmap", "--disable", &base, "hourly"]).ok();
+    let before = std::fs::read(&base).expect("it is there");
+    let overlay = scratch.path("overlay.qcow2");
+    let create = ["create", "-q", "-b", &base, "-F", "qcow2", "--bitmaps"];
+    gaur(&[&create[..], &[&overlay]].concat()).ok();
+    assert_eq!(listed(&overlay), listed(&base));
+    let server = serve_with(&overlay, &scratch.path("socket"), &[]);
+    op::apply("raw", &server.uri(), &[write(40 * MIB, 65536)]);
+    server.stop();
+    assert_eq!(
+        marked(&overlay, "daily", &scratch),
+        [(0, 4 * MIB), (40 * MIB, 65536)]
+    );
+    assert_eq!(marked(&overlay, "hourly", &scratch), [(0, 4 * MIB)]);
+    assert!(before == std::fs::read(&base).expect("it is there"));
+    assert_clean(&overlay);
+    let other = scratch.path("other.qcow2");
+    let said = gaur(&[&create[..], &[&other, "65M"]].concat()).code(1);
+    assert!(said.stderr.contains("same size"), "{}", said.stderr);
+    gaur(&["create", "-q", "--bitmaps", &other, "1M"]).code(1);
+}
+
+/// Kills a server under load again and again: blocks that have changed since the bitmap was made are in it, always.
+/// `GAUR_KILLS` has more rounds than ten.
+#[test]
+fn bitmaps_cover_all_changes_over_many_kills() {
+    const BLOCK: usize = 65536;
+    let rounds = std::env::var("GAUR_KILLS").ok();
+    let rounds = rounds.and_then(|rounds| rounds.parse().ok()).unwrap_or(10);
+    let scratch = Scratch::new("kills");
+    let image = scratch.path("d.qcow2");
+    let raw = |name: &str| {
+        let raw = scratch.path(name);
+        gaur(&["convert", "-O", "raw", &image, &raw]).ok();
+        std::fs::read(&raw).expect("it was made")
+    };
+    gaur(&["create", "-q", "-f", "qcow2", &image, "256M"]).ok();
+    gaur(&["bitmap", "--add", &image, "daily"]).ok();
+    let (mut before, mut changed) = (raw("before"), 0);
+    let mut random = 7_u64;
+    let mut draw = |bound: u64| {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (random >> 33) % bound
+    };
+    for round in 0..rounds {
+        let server = serve_with(&image, &scratch.path("socket"), &[]);
+        let mut load = Command::new("qemu-io");
+        load.args(["-f", "raw"]);
+        for _ in 0..200 {
+            let (at, pattern) = (draw(256 * 16) * 65536, 1 + draw(255));
+            load.args(["-c", &format!("aio_write -P {pattern} {at} 4096")]);
+        }
+        let load = load.arg(server.uri());
+        let quiet = || std::process::Stdio::null();
+        let mut load = load
+            .stdout(quiet())
+            .stderr(quiet())
+            .spawn()
+            .expect("qemu-io is there");
+        std::thread::sleep(std::time::Duration::from_millis(20 + draw(150)));
+        server.kill();
+        load.wait().expect("it ends with its server");
+        wait_for_locks(&image);
+        let now = raw("now");
+        let target = scratch.path("target");
+        gaur(&["convert", "-O", "qcow2", "--bitmaps", &image, &target]).ok();
+        let marks = marked(&target, "daily", &scratch);
+        let blocks = now.chunks(BLOCK).zip(before.chunks(BLOCK));
+        for (number, (now, before)) in (0..).zip(blocks) {
+            let at = number * BLOCK as u64;
+            let is_marked = marks
+                .iter()
+                .any(|(start, len)| (*start..start + len).contains(&at));
+            assert!(now == before || is_marked, "round {round}: block at {at}");
+            changed += usize::from(now != before);
+        }
+        if round % 4 == 3 {
+            // A backup is made: the next begins here.
+            gaur(&["bitmap", "--clear", &image, "daily"]).ok();
+            assert_eq!(marked(&image, "daily", &scratch), []);
+            before = now;
+        }
+    }
+    assert!(
+        changed > rounds,
+        "blocks changed by killed servers: {changed}"
+    );
+    let report = gaur(&["check", "--output=json", &image]);
+    assert!([0, 3].contains(&report.code), "{}", report.stdout);
 }

@@ -238,9 +238,7 @@ fn progress_is_told_in_the_form_of_qemu_img() {
 #[test]
 fn unsupported_convert_option_is_refused_by_name() {
     let dir = WorkDir::new();
-    for (switch, word) in [("--bitmaps", "bitmaps"), ("--salvage", "salvage")] {
-        dir.gaur(&["convert", switch, "a", "b"])
-            .fails(1, &[word, "not supported"]);
-    }
+    dir.gaur(&["convert", "--salvage", "a", "b"])
+        .fails(1, &["salvage", "not supported"]);
     dir.gaur(&["convert", "a"]).fails(1, &["target"]);
 }

@@ -52,6 +52,23 @@ impl BitmapBits {
         self.set(bits.start, bits.end, u64::MAX);
     }
 
+    /// Whether all bits of a range of the disk are set.
+    pub(crate) fn has(&self, range: GuestRange) -> bool {
+        let bits = self.shape.bits_of(range.start, range.len);
+        let mut at = bits.start;
+        while at < bits.end {
+            let upto = (at / 64 * 64 + 64).min(bits.end);
+            let mask = mask(at % 64, upto - at);
+            let word = self.piece(at / 64 / self.words_per_piece);
+            let word = word.and_then(|words| words.get((at / 64 % self.words_per_piece) as usize));
+            if word.is_none_or(|word| word.load(Ordering::Acquire) & mask != mask) {
+                return false;
+            }
+            at = upto;
+        }
+        true
+    }
+
     /// Sets those bits from `first` to `end` of which `pattern`, for each word alike, has one.
     fn set(&self, first: u64, end: u64, pattern: u64) {
         let mut at = first;
@@ -63,7 +80,7 @@ impl BitmapBits {
             };
             // Most writes go to a block that is marked; a look costs other threads nothing.
             if word.load(Ordering::Relaxed) & mask != mask {
-                word.fetch_or(mask, Ordering::Relaxed);
+                word.fetch_or(mask, Ordering::Release);
             }
             at = upto;
         }

@@ -7,6 +7,7 @@ use gaur_format::bitmap::{self, Bitmap, BitmapShape};
 use gaur_format::geometry::Version;
 use gaur_format::limit;
 
+use super::store::Loaded;
 use super::{BitmapBits, BitmapList, KeptBitmap, MEMORY_BYTES_MAX, NOWHERE};
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
@@ -94,7 +95,8 @@ impl<F: File> Active<'_, F> {
         for action in actions {
             self.apply(&mut list, name, action).await?;
         }
-        self.replace_bitmaps(list, self.is_recording(), job).await
+        let open = self.is_recording().then_some(Loaded::Enabled);
+        self.replace_bitmaps(list, open, job).await
     }
 
     async fn apply(
@@ -118,7 +120,7 @@ impl<F: File> Active<'_, F> {
         }
         let mut kept = list.usable(name)?.clone();
         // Later marks go to the bits that are loaded, so they are those of today.
-        let bits = self.queue.load_bits(&kept).await?;
+        let bits = self.queue.load_bits(list, &kept).await?;
         match action {
             BitmapAction::Clear => {
                 kept.set_bits(BitmapBits::new(bits.shape()));
@@ -129,11 +131,14 @@ impl<F: File> Active<'_, F> {
             }
             BitmapAction::Disable => {
                 kept.stored.flags &= !bitmap::AUTO;
+                kept.bits = Some(bits);
             }
             BitmapAction::Merge(source) => {
                 let other = match source {
                     BitmapSource::Bits(other) => Arc::clone(other),
-                    BitmapSource::Named(other) => self.queue.load_bits(list.usable(other)?).await?,
+                    BitmapSource::Named(other) => {
+                        self.queue.load_bits(list, list.usable(other)?).await?
+                    }
                 };
                 check_sizes(&bits, &other)?;
                 let merged = bits.copy_to(bits.shape());
@@ -157,14 +162,16 @@ impl<F: File> Active<'_, F> {
         if name.is_empty() || name.len() > usize::from(limit::BITMAP_NAME_BYTES_MAX) {
             return invalid("the name of a bitmap has 1 to 1023 bytes".to_owned());
         }
+        if name.as_bytes() == bitmap::WRITE_INTENT_MAP {
+            return invalid(format!("{name:?} is the name of Gaur's write-intent map"));
+        }
         if list.find(name).is_ok() {
             return invalid(format!("there is a bitmap named {name:?} already"));
         }
-        if list.all.len() as u64 >= u64::from(limit::BITMAPS_MAX) {
-            return invalid(format!(
-                "an image has at most {} bitmaps",
-                limit::BITMAPS_MAX
-            ));
+        // One more is the write-intent map.
+        let most = limit::BITMAPS_MAX - 1;
+        if list.all.len() as u64 >= u64::from(most) {
+            return invalid(format!("an image has at most {most} bitmaps"));
         }
         let geometry = self.geometry();
         let granularity_bits = match granularity_bytes {

@@ -53,8 +53,7 @@ impl<F: File> Queue<F> {
     /// The bits of the bitmap with this name as they are now.
     pub async fn bitmap_bits(&self, name: &str) -> Result<Arc<BitmapBits>, ImageError> {
         let list = self.bitmap_list().await?;
-        let kept = list.usable(name)?;
-        self.load_bits(kept).await
+        self.load_bits(&list, list.usable(name)?).await
     }
 
     async fn bitmap_list(&self) -> Result<BitmapList, ImageError> {
@@ -71,11 +70,27 @@ impl<F: File> Queue<F> {
         }
     }
 
-    /// The bits of a bitmap that can be used, from memory if they are there.
-    pub(super) async fn load_bits(&self, kept: &KeptBitmap) -> Result<Arc<BitmapBits>, ImageError> {
+    /// The bits of a bitmap of the list that can be used, from memory if they are there. One that a process has left
+    /// in use has the regions of the map besides, if it recorded.
+    pub(super) async fn load_bits(
+        &self,
+        list: &BitmapList,
+        kept: &KeptBitmap,
+    ) -> Result<Arc<BitmapBits>, ImageError> {
         if let Some(bits) = &kept.bits {
             return Ok(Arc::clone(bits));
         }
+        let bits = self.stored_bits(kept).await?;
+        if kept.stored.has(bitmap::IN_USE)
+            && kept.stored.has(bitmap::AUTO)
+            && let Some(map) = &list.map
+        {
+            bits.merge(&self.stored_bits(map).await?);
+        }
+        Ok(Arc::new(bits))
+    }
+
+    async fn stored_bits(&self, kept: &KeptBitmap) -> Result<BitmapBits, ImageError> {
         let header = self.image.layers.first().and_then(|layer| layer.header());
         let geometry = header.map(Header::geometry);
         let shape = geometry.and_then(|all| kept.shape(self.image.size_bytes(), &all));
@@ -96,7 +111,7 @@ impl<F: File> Queue<F> {
                 }
             }
         }
-        Ok(Arc::new(bits))
+        Ok(bits)
     }
 }
 
@@ -136,14 +151,25 @@ impl<F: File> LayerReader<'_, F> {
         let Some(pointer) = header.bitmaps() else {
             return Ok(BitmapList::default());
         };
-        let directory = self.bitmap_directory(header, pointer).await?;
+        let mut directory = self.bitmap_directory(header, pointer).await?;
         let mut list = BitmapList {
             all: Vec::with_capacity(directory.len()),
             place: HostRange::new(pointer.directory_offset.0, pointer.directory_len_bytes),
+            ..BitmapList::default()
         };
         let (mut entries, mut bytes) = (0_u64, 0_u64);
-        for stored in directory {
-            let kept = self.kept_bitmap(header, stored, entries).await?;
+        let mut vouched = usize::MAX;
+        if let Some((at, map)) = bitmap::take_write_intent_map(&mut directory) {
+            let is_kept = map.is_kept();
+            let mut map = self.kept_bitmap(header, map, (entries, false)).await?;
+            map.is_usable &= is_kept;
+            entries += map.table.len() as u64;
+            vouched = if map.is_usable { at } else { vouched };
+            (list.map, list.map_at) = (Some(map), at);
+        }
+        for (number, stored) in directory.into_iter().enumerate() {
+            let place = (entries, number >= vouched);
+            let kept = self.kept_bitmap(header, stored, place).await?;
             entries += kept.table.len() as u64;
             if kept.is_usable {
                 bytes += kept.table.len() as u64 * header.geometry().cluster_size();
@@ -160,24 +186,27 @@ impl<F: File> LayerReader<'_, F> {
         Ok(list)
     }
 
-    /// A bitmap, when the tables of those before it have so many entries.
+    /// A bitmap, when the tables of those before it have so many entries. A write-intent map may vouch for it.
     async fn kept_bitmap(
         &self,
         header: &Header,
         stored: Bitmap,
-        entries: u64,
+        (entries, is_vouched): (u64, bool),
     ) -> Result<KeptBitmap, ImageError> {
         let geometry = header.geometry();
         let is_known = stored.extra.is_empty() || stored.has(bitmap::EXTRA_DATA_COMPATIBLE);
         let mut kept = KeptBitmap {
-            is_usable: !stored.has(bitmap::IN_USE) && is_known,
+            is_usable: (!stored.has(bitmap::IN_USE) || is_vouched) && is_known,
             stored,
             table: Arc::default(),
             bits: None,
             is_changed: false,
         };
         let shape = kept.shape(header.size_bytes, &geometry);
-        let fits = shape.is_some_and(|shape| shape.table_entries() == kept.stored.table_entries);
+        // The size of the disk may have changed while it was in use: the map has what was added.
+        let any_size = is_vouched && kept.stored.has(bitmap::IN_USE);
+        let fits = shape
+            .is_some_and(|shape| any_size || shape.table_entries() == kept.stored.table_entries);
         kept.is_usable &= fits;
         let wanted = u64::from(kept.stored.table_entries);
         if entries + wanted > TABLE_ENTRIES_MAX {

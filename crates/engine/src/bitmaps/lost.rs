@@ -61,9 +61,9 @@ impl<F: File> LayerReader<'_, F> {
             return Ok(Some(LostBitmaps::default()));
         };
         let list = self.bitmap_directory(header, pointer).await?;
-        let names = list.iter().map(|bitmap| &bitmap.name[..]);
+        let names = list.iter().filter(|bitmap| !bitmap.is_write_intent_map());
         let names: Vec<String> = names
-            .map(|name| String::from_utf8_lossy(name).into_owned())
+            .map(|bitmap| String::from_utf8_lossy(&bitmap.name).into_owned())
             .collect();
         let damaged = |text: String| {
             let text = format!("cannot remove the bitmaps: {text}; check the image first");

@@ -22,7 +22,7 @@ use super::{list, references};
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
 use crate::job::Job;
-use crate::range::HostRange;
+use crate::range::{GuestRange, HostRange};
 
 impl<F: File> Active<'_, F> {
     /// See [`crate::Queue::apply_snapshot`].
@@ -37,9 +37,10 @@ impl<F: File> Active<'_, F> {
         let wanted = find_snapshot(&all, which)?;
         let size_bytes = self.size_to_apply(wanted)?;
         self.check_bitmaps_fit(size_bytes)?;
-        let announced = self.announce_new_disk().await;
-        announced.map_err(|errno| ImageError::io(errno, DOING))?;
         let old_size = self.image.size_bytes();
+        let changes = GuestRange::new(0, old_size.max(size_bytes));
+        let announced = self.announce_new_disk(size_bytes, changes).await;
+        announced.map_err(|errno| ImageError::io(errno, DOING))?;
         let apply = async || self.try_apply(wanted, (size_bytes, &all), job).await;
         self.switch_image(DOING, job, apply).await?;
         self.replace_disk_of_bitmaps(old_size, size_bytes).await;
