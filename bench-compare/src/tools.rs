@@ -1,8 +1,10 @@
-//! Verbs beside those of qemu-img: compression, the walk over the tables of a large image, commit and rebase.
+//! Verbs beside those of qemu-img: compression, the walk over the tables of a large image, commit and rebase, requests
+//! to images with a feature.
 //!
 //! Every figure is the time of a whole command, taken in turn. The files are in the host's cache.
 
 mod data;
+mod requests;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -23,7 +25,7 @@ use crate::snapshot::{create_mapped, row};
 pub struct ToolsArguments {
     #[command(flatten)]
     common: Common,
-    /// Tables to measure: compression, walk, chain [default: all]
+    /// Tables to measure: compression, walk, chain, encryption, bitmap, depth [default: all]
     #[arg(long, value_delimiter = ',')]
     tables: Vec<String>,
     /// Folder for images, with 12 GiB of space
@@ -100,13 +102,16 @@ const REPORT: Report<Bench> = Report {
         ("compression", compression),
         ("walk", walk),
         ("chain", chain),
+        ("encryption", requests::encryption),
+        ("bitmap", requests::bitmap),
+        ("depth", requests::depth),
     ],
 };
 
 /// Measures the tables asked for and writes the reports.
 pub fn run(arguments: &ToolsArguments) -> Result<()> {
     REPORT.check(&arguments.tables)?;
-    crate::prerequisites::check(&["qemu-img", "qemu-io"])?;
+    crate::prerequisites::check(&["qemu-img", "qemu-io", "qemu-nbd", "fio"])?;
     let bench = Bench {
         gaur: arguments.common.gaur()?,
         dir: arguments
@@ -191,7 +196,21 @@ fn walk(bench: &Bench, table: &mut Table) -> Result<()> {
             |_| Ok(()),
         )?;
     }
-    remove(&image)
+    let other = bench.path("other.qcow2");
+    create_mapped(&other, gib)?;
+    bench.compare(
+        table,
+        ("compare", 5.0),
+        |_| {
+            [
+                words("compare -q -f qcow2 -F qcow2"),
+                vec![image.clone(), other.clone()],
+            ]
+            .concat()
+        },
+        |_| Ok(()),
+    )?;
+    remove(&other).and(remove(&image))
 }
 
 /// Commit and rebase.

@@ -11,6 +11,7 @@ use std::rc::Rc;
 
 use gaur_block::{Device, Errno, Payload, Request, Segments, SegmentsMut, Source, Target};
 use gaur_engine::{ErrorKind, Job, Queue};
+use gaur_format::plan::Preallocation;
 use gaur_sim::{Handle, Random, SimBuffer, SimFile, SimHost};
 
 use crate::config::Config;
@@ -27,6 +28,9 @@ mod states;
 
 pub(crate) use snapshots::check_list;
 pub(crate) use states::compare_state;
+
+/// Largest disk that is preallocated when it grows.
+const PREALLOCATED_BYTES_MAX: u64 = 16 << 20;
 
 /// What the tasks of an epoch share.
 pub struct Load {
@@ -461,7 +465,15 @@ impl Load {
         let bytes = u64::from(new) * self.unit_bytes();
         let cancel = random.chance(self.config.cancelled_resizes_per_mille);
         let job = self.impatient_job(cancel, random);
-        let result = queue.resize(bytes, new < old, &job).await;
+        // Of the size, so that no draw changes the load of a seed.
+        let how = match new % 8 {
+            1 if bytes <= PREALLOCATED_BYTES_MAX => Preallocation::Metadata,
+            2 if bytes <= PREALLOCATED_BYTES_MAX => Preallocation::Falloc,
+            3 if bytes <= PREALLOCATED_BYTES_MAX => Preallocation::Full,
+            _ => Preallocation::Off,
+        };
+        let how = if new > old { how } else { Preallocation::Off };
+        let result = queue.resize_preallocated(bytes, new < old, how, &job).await;
         let cancelled =
             cancel && matches!(&result, Err(error) if error.kind() == ErrorKind::Cancelled);
         if let Err(error) = &result

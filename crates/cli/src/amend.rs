@@ -83,8 +83,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         ..OpenOptions::new(args.source.references())
     };
     let file = spec.open_file(&base)?;
-    if spec.format_of(&file)? == Format::Raw {
-        let message = "raw images have no options that could be amended";
+    let format = spec.format_of(&file)?;
+    if format != Format::Qcow2 {
+        let message = format!("{format} images have no options that could be amended");
         return Err(Failure::about(spec.path(), message));
     }
     let header = file.header()?;

@@ -6,6 +6,7 @@ use std::io::Write;
 use gaur_engine::{Format, MapExtent};
 
 use crate::failure::Failure;
+use crate::file_holes::FileHoles;
 use crate::guest::Guest;
 use crate::image_spec::ImageSpec;
 use crate::interrupt;
@@ -73,6 +74,7 @@ const SECTOR_BYTES: usize = 512;
 struct ComparedImage {
     name: String,
     guest: Guest,
+    holes: FileHoles,
     size: u64,
     buffer: Vec<u8>,
 }
@@ -93,7 +95,12 @@ impl ComparedImage {
         let opened = spec
             .open(&options)
             .map_err(|failure| failure.code(EXIT_OPEN))?;
+        let holes = FileHoles::new(&opened.files).map_err(|errno| {
+            let name = spec.path().to_string();
+            Failure::system(&name, "cannot tell its length", errno).code(EXIT_STATUS)
+        })?;
         Ok(ComparedImage {
+            holes,
             name: spec.path().to_owned(),
             size: opened.image.size_bytes(),
             guest: Guest::new(opened.image.queue(opened.files)),
@@ -102,7 +109,7 @@ impl ComparedImage {
     }
 
     /// What is at `offset`; beyond the end there are zeros.
-    fn map(&self, offset: u64, len_bytes: u64) -> Result<MapExtent, Failure> {
+    fn map(&mut self, offset: u64, len_bytes: u64) -> Result<MapExtent, Failure> {
         if offset >= self.size {
             return Ok(MapExtent {
                 len_bytes,
@@ -110,7 +117,12 @@ impl ComparedImage {
             });
         }
         let len = len_bytes.min(self.size - offset);
-        self.guest.map(offset, len).map_err(|errno| {
+        let image = self.guest.image();
+        let mapped = self.guest.map(offset, len).and_then(|mut extent| {
+            self.holes.refine(image, &mut extent)?;
+            Ok(extent)
+        });
+        mapped.map_err(|errno| {
             let what = format!("cannot read the allocation at offset {offset}");
             Failure::request(self.guest.image(), &self.name, &what, errno).code(EXIT_STATUS)
         })

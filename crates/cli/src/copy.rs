@@ -10,10 +10,12 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use gaur_block::Errno;
 use gaur_engine::{Job, MapExtent};
 
 use crate::compare::is_zero;
 use crate::failure::Failure;
+use crate::file_holes::FileHoles;
 use crate::guest::Guest;
 use crate::interrupt;
 use crate::shared_image::SharedImage;
@@ -83,6 +85,8 @@ struct Position {
     source: usize,
     source_offset: u64,
     target_offset: u64,
+    /// Of each source.
+    holes: Vec<FileHoles>,
 }
 
 /// What the threads share.
@@ -94,6 +98,23 @@ struct CopyState {
     error: Mutex<Option<Failure>>,
     turn: Mutex<u64>,
     turned: Condvar,
+}
+
+impl Position {
+    /// What a source has at an offset, holes of its files among it.
+    fn map(
+        &mut self,
+        guest: &Guest,
+        source: usize,
+        offset: u64,
+        len: u64,
+    ) -> Result<MapExtent, Errno> {
+        let mut extent = guest.map(offset, len)?;
+        if let Some(holes) = self.holes.get_mut(source) {
+            holes.refine(guest.image(), &mut extent)?;
+        }
+        Ok(extent)
+    }
 }
 
 /// A lock whose holder panicked holds nothing that could be half changed here.
@@ -142,6 +163,11 @@ impl Copy {
     /// are done. What was written is not flushed yet.
     pub fn run(&self, job: &Job, progress: &mut dyn FnMut(u64)) -> Result<(), Failure> {
         let state = &CopyState::default();
+        for source in &self.sources {
+            let holes = FileHoles::new(&source.blocking_files());
+            let holes = holes.map_err(|errno| source.failed("read the allocation", 0, errno))?;
+            hold(&state.position).holes.push(holes);
+        }
         let target = &Mutex::new(self.target.guest());
         // Closed when all workers are gone.
         let (end_send, end) = sync_channel::<()>(0);
@@ -190,8 +216,9 @@ impl Copy {
                 at.source_offset = 0;
                 continue;
             }
-            let extent = sources[at.source]
-                .map(offset, left)
+            let index = at.source;
+            let extent = at
+                .map(&sources[index], index, offset, left)
                 .map_err(|errno| source.failed("read the allocation", offset, errno))?;
             let (kind, len) = self.cut(&extent, at.target_offset);
             let piece = kind.map(|kind| CopyTask {

@@ -50,8 +50,8 @@ impl FileHoles {
         ) else {
             return Ok(());
         };
-        // The holes of a data file are in the extent already.
-        let known = extent.zero || layer.data_file().is_some();
+        // The holes of a data file are in the extent already, and those of an encrypted layer decrypt to noise.
+        let known = extent.zero || layer.data_file().is_some() || layer.is_encrypted();
         if !extent.data || known || !held.is_sparse(layer)? {
             return Ok(());
         }

@@ -165,6 +165,14 @@ impl Inspection {
         info.format = format.name().to_owned();
         info.virtual_size = found.size_bytes;
         info.cluster_size = found.block_bytes;
+        info.format_specific = found.descriptor.map(|descriptor| {
+            let facts = json!({
+                "cid": descriptor.cid,
+                "parent-cid": u32::MAX,
+                "create-type": descriptor.create_type,
+            });
+            json!({ "type": "vmdk", "data": facts })
+        });
         Ok(())
     }
 

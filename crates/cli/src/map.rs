@@ -62,8 +62,8 @@ impl MapEntry {
 struct Printer<'a> {
     out: &'a mut dyn Write,
     output: Output,
-    /// File of each layer, the top one first.
-    files: Vec<String>,
+    /// Files of each layer, the top one first, by the guest offsets from which each has the data.
+    files: Vec<Vec<(u64, String)>>,
 }
 
 impl Printer<'_> {
@@ -99,14 +99,15 @@ impl Printer<'_> {
         if run.zero {
             return Ok(());
         }
-        let file = self.files.get(run.depth as usize);
+        let files = self.files.get(run.depth as usize);
+        let file = files.and_then(|files| files.iter().rfind(|(from, _)| *from <= entry.start));
         writeln!(
             self.out,
             "{:<16}{:<16}{:<16}{}",
             hexadecimal(entry.start),
             hexadecimal(run.len_bytes),
             hexadecimal(offset),
-            file.map_or("", String::as_str)
+            file.map_or("", |(_, name)| name)
         )?;
         Ok(())
     }
@@ -195,7 +196,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let layers = image.layers();
     let files = layers
         .iter()
-        .map(|layer| layer.data_path().to_string_lossy().into_owned())
+        .map(|layer| {
+            let paths = layer.data_paths().into_iter();
+            let shown = paths.map(|(from, path)| (from, path.to_string_lossy().into_owned()));
+            shown.collect()
+        })
         .collect();
     let end = match args.max_length {
         Some(length) => args
@@ -246,7 +251,9 @@ mod tests {
         let mut printer = Printer {
             out: &mut text,
             output,
-            files: vec!["top".into(), "base".into()],
+            files: ["top", "base"]
+                .map(|name| vec![(0, name.to_owned())])
+                .into(),
         };
         let end = extents.iter().map(|extent| extent.len_bytes).sum();
         let mut rest = extents.iter();

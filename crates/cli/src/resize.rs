@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use gaur_engine::{AllocationPolicy, ErrorKind, Format, Job, OpenOptions};
+use gaur_format::plan::Preallocation;
 
 use crate::drive::{drive, watch};
 use crate::failure::Failure;
@@ -22,9 +23,9 @@ pub struct Args {
     /// Allow a smaller size; what lies beyond it is lost
     #[arg(long)]
     shrink: bool,
-    /// Allocation of new space; only off is supported
+    /// Allocation of the space that is added
     #[arg(long, value_name = "MODE", value_enum, default_value = "off")]
-    preallocation: Preallocation,
+    preallocation: PreallocationArg,
     /// What to do with the host's space, whatever the image says
     #[arg(long, value_name = "POLICY", value_parser = allocation_parser())]
     allocation: Option<AllocationPolicy>,
@@ -38,25 +39,33 @@ pub struct Args {
     size: NewSize,
 }
 
+/// What of the new space is taken at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Preallocation {
+enum PreallocationArg {
     /// Space is allocated when it is written
     Off,
-    #[value(hide = true)]
+    /// Clusters have their place, the file may have holes there
     Metadata,
-    #[value(hide = true)]
+    /// The same, and the host reserves the space
     Falloc,
-    #[value(hide = true)]
+    /// The same, and all of it is written
     Full,
+}
+
+impl From<PreallocationArg> for Preallocation {
+    fn from(arg: PreallocationArg) -> Preallocation {
+        match arg {
+            PreallocationArg::Off => Preallocation::Off,
+            PreallocationArg::Metadata => Preallocation::Metadata,
+            PreallocationArg::Falloc => Preallocation::Falloc,
+            PreallocationArg::Full => Preallocation::Full,
+        }
+    }
 }
 
 /// Resizes the image.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let spec = args.source.spec()?;
-    if args.preallocation != Preallocation::Off {
-        let message = "preallocation while resizing is not supported yet";
-        return Err(Failure::about(spec.path(), message));
-    }
     let options = OpenOptions {
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
@@ -86,7 +95,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         progress,
         watch(&job),
         async |queue| {
-            let resized = queue.resize(new, args.shrink, &job).await;
+            let how = args.preallocation.into();
+            let resized = queue.resize_preallocated(new, args.shrink, how, &job).await;
             resized.map_err(|error| {
                 match error.kind() {
             ErrorKind::Cancelled if new < old => Failure::cancelled(spec.path()).message(

@@ -14,6 +14,7 @@ use gaur_format::{extension, limit};
 
 use crate::backing_name;
 use crate::error::{ErrorKind, ImageError};
+use crate::foreign;
 use crate::image::Image;
 use crate::layer::{LayerReader, Use};
 use crate::options::{Format, OpenOptions};
@@ -24,7 +25,7 @@ pub(crate) use crate::layer::LayerParts;
 
 /// Most bytes of L1 and refcount tables over all layers. A single image has at most 40 MiB; a long
 /// chain of huge ones is more likely made to exhaust memory than to be used.
-const TABLE_BYTES: u64 = 1 << 30;
+pub(crate) const TABLE_BYTES: u64 = 1 << 30;
 
 /// An image and its files.
 #[derive(Debug)]
@@ -75,8 +76,8 @@ impl Next {
 }
 
 /// The files that are part of a chain already, and where further ones may be.
-struct Seen {
-    places: Places,
+pub(crate) struct Seen {
+    pub(crate) places: Places,
     paths: BTreeSet<PathBuf>,
     ids: BTreeMap<FileId, PathBuf>,
 }
@@ -91,7 +92,7 @@ fn bites_its_tail(text: String) -> ImageError {
 }
 
 impl Seen {
-    fn add_path(&mut self, path: &Path) -> Result<(), ImageError> {
+    pub(crate) fn add_path(&mut self, path: &Path) -> Result<(), ImageError> {
         if self.paths.insert(path.to_owned()) {
             return Ok(());
         }
@@ -109,7 +110,7 @@ impl Seen {
         }
     }
 
-    fn add_id(&mut self, id: Option<FileId>, path: &Path) -> Result<(), ImageError> {
+    pub(crate) fn add_id(&mut self, id: Option<FileId>, path: &Path) -> Result<(), ImageError> {
         self.check_id(id)?;
         if let Some(id) = id {
             self.ids.insert(id, path.to_owned());
@@ -166,10 +167,9 @@ pub async fn open<H: Host>(
             stop = None;
             break;
         }
-        let is_top = layers.is_empty();
-        if let Some(data) = data_file::open(host, &mut parts, is_top, options, &mut seen).await? {
-            data_files.push(data);
-        }
+        let (is_top, budget) = (layers.is_empty(), &mut table_budget);
+        let more = more_files(host, &mut parts, is_top, options, &mut seen, budget);
+        data_files.append(&mut more.await?);
         if options.backing {
             next = backing_of(&parts, layer.depth)?;
         }
@@ -226,14 +226,24 @@ async fn open_layer<H: Host>(
     Ok((file, parts))
 }
 
-async fn open_file<H: Host>(
+/// Opens what a layer names besides its backing file: its data file, or the files of a VMDK.
+async fn more_files<H: Host>(
     host: &H,
-    layer: &Next,
+    parts: &mut LayerParts,
+    is_top: bool,
     options: &OpenOptions,
-    seen: &Seen,
-) -> Result<H::File, ImageError> {
-    let top = layer.overlay.is_none();
-    let access = Access {
+    seen: &mut Seen,
+    table_budget: &mut u64,
+) -> Result<Vec<H::File>, ImageError> {
+    if let Some(data) = data_file::open(host, parts, is_top, options, seen).await? {
+        return Ok(vec![data]);
+    }
+    foreign::open_extents(host, parts, access(options, is_top), seen, table_budget).await
+}
+
+/// How the files of a layer are opened.
+fn access(options: &OpenOptions, top: bool) -> Access {
+    Access {
         write: top && !options.read_only,
         direct: match options.backing_direct {
             Some(direct) if !top => direct,
@@ -241,7 +251,17 @@ async fn open_file<H: Host>(
         },
         lock: options.lock,
         force_share: options.force_share,
-    };
+    }
+}
+
+async fn open_file<H: Host>(
+    host: &H,
+    layer: &Next,
+    options: &OpenOptions,
+    seen: &Seen,
+) -> Result<H::File, ImageError> {
+    let top = layer.overlay.is_none();
+    let access = access(options, top);
     let within = match top {
         true => Within::Anywhere,
         false => seen.places.within(),

@@ -53,6 +53,17 @@ impl Decompressor {
         (decoder.total_out() == wanted).then_some(())
     }
 
+    /// Fills `output` as far as a zlib stream (RFC 1950) goes; how many bytes that is.
+    pub(crate) fn inflate_zlib(&self, input: &[u8], output: &mut [u8]) -> Option<usize> {
+        let mut state = self.deflate.borrow_mut();
+        let decoder = state.get_or_insert_with(|| Decompress::new(true));
+        decoder.reset(true);
+        decoder
+            .decompress(input, output, FlushDecompress::Finish)
+            .ok()?;
+        usize::try_from(decoder.total_out()).ok()
+    }
+
     fn unpack_frames(&self, mut input: &[u8], mut output: &mut [u8]) -> Option<()> {
         let mut state = self.zstd.borrow_mut();
         if state.is_none() {

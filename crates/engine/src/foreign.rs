@@ -1,42 +1,67 @@
-//! Layers of other programs' formats, for reading: VDI, VHD and VHDX.
+//! Layers of other programs' formats, for reading: VDI, VHD, VHDX and VMDK.
 //!
 //! `gaur-foreign` reads their headers and looks offsets up; here is what does input and output for it. Such a layer is the
 //! last of its chain and never changes, so its table needs no order and no locks beyond that of the cache.
 //!
 //! Tables are read as requests need them, in pages that are kept up to [`PAGES_MAX`]: an image that claims a
-//! huge table costs no more memory than another.
+//! huge table costs no more memory than another. A VMDK may lie in several files, one part of the disk behind the other.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gaur_block::{Errno, File, Target};
-use gaur_foreign::{Disk, Error, Format, vdi, vhd, vhdx};
+use gaur_block::{Errno, File, SegmentsMut, Target};
+use gaur_foreign::{Damage, Disk, vmdk};
+use gaur_format::CompressedDescriptor;
 
 use crate::align;
 use crate::corruption::{Fault, Finding, Structure};
-use crate::error::{ErrorKind, ImageError};
-use crate::layer::{LayerParts, LayerReader, Use};
+use crate::decompressed::ClusterKey;
 use crate::metadata::maps::{Extent, Kind, Lookup};
 use crate::queue::Queue;
 use crate::range::GuestRange;
 use crate::sync::Mutex;
 use crate::waiters::KeyLocks;
 
+mod open;
+
+pub(crate) use open::open_extents;
+pub use open::{ForeignInfo, foreign_info};
+
 /// Bytes of a table that are read at once, at a multiple of that many.
 const PAGE_BYTES: u64 = 64 << 10;
 /// Pages that are kept: the table of 1 TiB in blocks of 1 MiB.
 const PAGES_MAX: usize = 64;
+/// Pages are numbered over all files of the layer, with so many for each.
+const PAGES_OF_FILE: u64 = 1 << 48;
 
 /// The mapping of a foreign layer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Foreign {
-    disk: Disk,
+    /// One behind the other; the guest finds them at their `start`.
+    parts: Vec<Part>,
+    /// Files besides that of the layer.
+    pub(crate) files: Vec<PathBuf>,
+    /// Which of the image's files is the first of those.
+    pub(crate) first_file: usize,
     pages: Mutex<Pages>,
-    /// Pages being read, by host offset.
+    /// Pages being read.
     loads: KeyLocks,
 }
 
-/// Parts of the table, by host offset.
+/// A part of the disk, in a file of its own, or the whole.
+#[derive(Debug)]
+struct Part {
+    /// Guest offset.
+    start: u64,
+    len: u64,
+    /// `None` where it is zeros.
+    disk: Option<Disk>,
+    /// 0 is the file of the layer, others come behind it.
+    file: usize,
+}
+
+/// Parts of the tables, by their number.
 #[derive(Debug, Default)]
 struct Pages {
     kept: BTreeMap<u64, Arc<[u8]>>,
@@ -44,55 +69,118 @@ struct Pages {
     hand: u64,
 }
 
+impl Part {
+    /// The number of the page that has this host offset.
+    fn page(&self, host: u64) -> u64 {
+        self.file as u64 * PAGES_OF_FILE + host / PAGE_BYTES
+    }
+}
+
 impl Foreign {
-    pub(crate) fn new(disk: Disk) -> Foreign {
-        Foreign {
+    /// A disk that lies in the file of the layer.
+    fn of(disk: Disk) -> Foreign {
+        let mut foreign = Foreign::default();
+        foreign.add(disk.size_bytes, Some(disk), 0);
+        foreign
+    }
+
+    /// Adds a part behind those that are there.
+    fn add(&mut self, len: u64, disk: Option<Disk>, file: usize) {
+        let last = self.parts.last();
+        let start = last.map_or(0, |last| last.start + last.len);
+        self.parts.push(Part {
+            start,
+            len,
             disk,
-            pages: Mutex::default(),
-            loads: KeyLocks::default(),
+            file,
+        });
+    }
+
+    /// The paths of the files that the parts are in, by the guest offsets where they begin; `own` is that of the layer.
+    pub(crate) fn paths<'a>(&'a self, own: &'a Path) -> Vec<(u64, &'a Path)> {
+        let path = |part: &Part| {
+            let more = part.file.checked_sub(1);
+            let path = more.and_then(|more| self.files.get(more));
+            (part.start, path.map_or(own, PathBuf::as_path))
+        };
+        self.parts.iter().map(path).collect()
+    }
+
+    /// The part that has a guest offset.
+    fn part(&self, at: u64) -> Option<&Part> {
+        let behind = self.parts.partition_point(|part| part.start <= at);
+        self.parts.get(behind.checked_sub(1)?)
+    }
+
+    /// Whether the disk lies in one piece where a guest offset is.
+    pub(crate) fn is_flat(&self, at: u64) -> bool {
+        let disk = self.part(at).and_then(|part| part.disk.as_ref());
+        disk.is_some_and(Disk::is_flat)
+    }
+
+    /// Which of the image's files has a guest offset; `own` is that of the layer.
+    pub(crate) fn file_index(&self, own: usize, at: u64) -> usize {
+        self.index(own, self.part(at).map_or(0, |part| part.file))
+    }
+
+    fn index(&self, own: usize, file: usize) -> usize {
+        match file.checked_sub(1) {
+            None => own,
+            Some(more) => self.first_file + more,
         }
     }
 
-    /// Whether its disk lies in one piece.
-    pub(crate) fn is_flat(&self) -> bool {
-        self.disk.is_flat()
-    }
-
-    /// Drops what it keeps of the table.
+    /// Drops what it keeps of the tables.
     pub(crate) fn clean(&self) {
         self.pages.lock().kept.clear();
     }
 
     /// The run at the start of a range inside the disk; a miss names the page that is needed.
     pub(crate) fn extent(&self, range: GuestRange) -> Result<Lookup, Fault> {
+        let found = |len, kind| {
+            let layer = 0;
+            Ok(Lookup::Extent(Extent { layer, len, kind }))
+        };
+        let Some(part) = self.part(range.start) else {
+            return found(range.len, Kind::Unallocated { host: None });
+        };
+        let at = range.start - part.start;
+        let len = range.len.min(part.len.saturating_sub(at)).max(1);
+        let Some(disk) = &part.disk else {
+            return found(len, Kind::Zero { host: None });
+        };
         let pages = self.pages.lock();
-        let found = self.disk.extent(range.start, range.len, |host, entry| {
-            let page = pages.kept.get(&(host - host % PAGE_BYTES));
+        let looked_up = disk.extent(at, len, |host, entry| {
+            let page = pages.kept.get(&part.page(host));
             let start = (host % PAGE_BYTES) as usize;
             let bytes = page.and_then(|page| page.get(start..start + entry.len()));
             bytes
                 .inspect(|bytes| entry.copy_from_slice(bytes))
                 .is_some()
         });
-        let found = found.map_err(|bad| Fault {
-            structure: Structure::BlockTable,
-            host: bad.at,
-            finding: Finding::Foreign(bad.damage),
-        })?;
-        Ok(match found {
-            gaur_foreign::Lookup::Need(host) => Lookup::Miss(host - host % PAGE_BYTES),
-            gaur_foreign::Lookup::Found(run) => Lookup::Extent(Extent {
-                layer: 0,
-                len: run.len,
-                kind: match run.kind {
-                    gaur_foreign::Kind::Zero => Kind::Zero { host: None },
-                    gaur_foreign::Kind::Data(host) => Kind::Data { host, copied: true },
-                },
-            }),
-        })
+        let run = match looked_up {
+            Ok(gaur_foreign::Lookup::Need(host)) => return Ok(Lookup::Miss(part.page(host))),
+            Ok(gaur_foreign::Lookup::Found(run)) => run,
+            Err(bad) => {
+                return Err(Fault {
+                    structure: Structure::BlockTable,
+                    host: bad.at,
+                    finding: Finding::Foreign(bad.damage),
+                });
+            }
+        };
+        let kind = match run.kind {
+            gaur_foreign::Kind::Absent => Kind::Unallocated { host: None },
+            gaur_foreign::Kind::Zero => Kind::Zero { host: None },
+            gaur_foreign::Kind::Data(host) => Kind::Data { host, copied: true },
+            gaur_foreign::Kind::Compressed(offset) => Kind::Compressed {
+                descriptor: CompressedDescriptor { offset, sectors: 0 },
+            },
+        };
+        found(run.len.min(len), kind)
     }
 
-    fn keep(&self, start: u64, page: Arc<[u8]>) {
+    fn keep(&self, number: u64, page: Arc<[u8]>) {
         let mut pages = self.pages.lock();
         let pages = &mut *pages;
         while pages.kept.len() >= PAGES_MAX {
@@ -105,139 +193,103 @@ impl Foreign {
             pages.kept.remove(&gone);
             pages.hand = gone + 1;
         }
-        pages.kept.insert(start, page);
+        pages.kept.insert(number, page);
     }
 }
 
 impl<F: File> Queue<F> {
-    /// Reads a page of the table of the foreign layer at `depth`.
-    pub(crate) async fn load_page(&self, depth: usize, start: u64) -> Result<(), Errno> {
+    /// Reads a page of the tables of the foreign layer at `depth`.
+    pub(crate) async fn load_page(&self, depth: usize, number: u64) -> Result<(), Errno> {
         let layer = self.image.layers.get(depth);
         let foreign = layer.and_then(|layer| layer.foreign.as_ref());
-        let (foreign, file) = foreign.zip(self.files.get(depth)).ok_or(Errno::EIO)?;
-        let Some(_loading) = foreign.loads.lock_or_wait(start).await else {
+        let foreign = foreign.ok_or(Errno::EIO)?;
+        let index = foreign.index(depth, (number / PAGES_OF_FILE) as usize);
+        let file = self.files.get(index).ok_or(Errno::EIO)?;
+        let Some(_loading) = foreign.loads.lock_or_wait(number).await else {
             return Ok(());
         };
-        if foreign.pages.lock().kept.contains_key(&start) {
+        if foreign.pages.lock().kept.contains_key(&number) {
             return Ok(());
         }
+        let start = number % PAGES_OF_FILE * PAGE_BYTES;
         let mut page = self.pool.take(file, PAGE_BYTES as usize);
         align::read(file, &self.pool, start, Target::memory(&mut page)).await?;
-        foreign.keep(start, Arc::from(&*page));
+        foreign.keep(number, Arc::from(&*page));
         Ok(())
     }
-}
 
-impl<F: File> LayerReader<'_, F> {
-    /// Reads what is needed to use the file as a layer of a foreign format.
-    pub(crate) async fn load_foreign(
+    /// Fills `out` with what is at guest offset `at`, in the compressed grain whose marker is at host offset `marker`.
+    pub(crate) async fn fetch_grain(
         &self,
-        parts: &mut LayerParts,
-        format: Format,
-        purpose: Use<'_>,
-    ) -> Result<(), ImageError> {
-        if purpose.writable {
-            let (kind, word) = match purpose.format {
-                Some(_) => (ErrorKind::Unsupported, "is"),
-                // A raw disk may look like it.
-                None => (ErrorKind::ForeignFormat, "looks like"),
-            };
-            let text = format!(
-                "{word} a {} image, which can only be read; 'gaur convert -O qcow2' makes one that \
-                 can be written",
-                format.shown()
-            );
-            return Err(ImageError::new(kind, text));
-        }
-        let disk = self.foreign_disk(format).await?;
-        parts.layer.size_bytes = disk.size_bytes;
-        parts.layer.foreign = Some(Foreign::new(disk));
-        Ok(())
-    }
-
-    /// The disk in a file of a foreign format.
-    async fn foreign_disk(&self, format: Format) -> Result<Disk, ImageError> {
-        let disk = match format {
-            Format::Vdi => vdi::parse(&self.head(vdi::HEADER_BYTES).await?, self.len_bytes),
-            Format::Vhd => return self.vhd_disk().await,
-            Format::Vhdx => return self.vhdx_disk().await,
-        };
-        disk.map_err(refused)
-    }
-
-    async fn vhd_disk(&self) -> Result<Disk, ImageError> {
-        let first = self.head(vhd::FOOTER_BYTES).await?;
-        let end = self.len_bytes.saturating_sub(vhd::FOOTER_BYTES);
-        let last = self.padded(end, vhd::FOOTER_BYTES).await?;
-        let footer = vhd::Footer::find(&first, &last).map_err(refused)?;
-        let header = match footer.dynamic_header() {
-            None => None,
-            Some(at) => Some(self.bytes("header", at, vhd::DYNAMIC_BYTES).await?),
-        };
-        footer
-            .disk(header.as_deref(), self.len_bytes)
-            .map_err(refused)
-    }
-
-    async fn vhdx_disk(&self) -> Result<Disk, ImageError> {
-        let headers = self
-            .pair("header", vhdx::HEADERS, vhdx::HEADER_BYTES)
+        depth: usize,
+        foreign: &Foreign,
+        marker: u64,
+        at: u64,
+        out: SegmentsMut<'_>,
+    ) -> Result<(), Errno> {
+        let part = foreign.part(at).ok_or(Errno::EIO)?;
+        let disk = part.disk.as_ref().ok_or(Errno::EIO)?;
+        let unit = disk.block_bytes.ok_or(Errno::EIO)?;
+        let start = (at - part.start) % unit;
+        let bytes = self
+            .grain(depth, marker, at - part.start - start, disk)
             .await?;
-        vhdx::check_headers(headers.each_ref().map(Vec::as_slice)).map_err(refused)?;
-        let len = vhdx::REGION_TABLE_BYTES;
-        let tables = self.pair("region table", vhdx::REGION_TABLES, len).await?;
-        let regions = vhdx::find_regions(tables.each_ref().map(Vec::as_slice)).map_err(refused)?;
-        let (at, len) = (regions.metadata.offset, regions.metadata_bytes());
-        let metadata = self.bytes("metadata", at, len).await?;
-        regions.disk(&metadata, self.len_bytes).map_err(refused)
+        let start = start as usize;
+        out.copy_from(bytes.get(start..start + out.len()).ok_or(Errno::EIO)?);
+        Ok(())
     }
 
-    /// A structure that is there twice.
-    async fn pair(
+    /// The bytes of the grain at `at` of `disk`. Of several tasks that want them one decompresses.
+    async fn grain(
         &self,
-        what: &str,
-        offsets: [u64; 2],
-        len_bytes: u64,
-    ) -> Result<[Vec<u8>; 2], ImageError> {
-        let [first, second] = offsets;
-        let first = self.bytes(what, first, len_bytes).await?;
-        Ok([first, self.bytes(what, second, len_bytes).await?])
+        depth: usize,
+        marker: u64,
+        at: u64,
+        disk: &Disk,
+    ) -> Result<Arc<Vec<u8>>, Errno> {
+        let key = ClusterKey {
+            layer: depth,
+            descriptor: CompressedDescriptor {
+                offset: marker,
+                sectors: 0,
+            },
+        };
+        let cache = &self.image.decompressed;
+        let unit = disk.block_bytes.unwrap_or_default();
+        loop {
+            if let Some(bytes) = cache.get(key) {
+                return Ok(bytes);
+            }
+            let Some(_loading) = cache.loads.lock_or_wait(marker).await else {
+                continue;
+            };
+            if let Some(bytes) = cache.get(key) {
+                return Ok(bytes);
+            }
+            let file = self.files.get(depth).ok_or(Errno::EIO)?;
+            let mut head = [0; vmdk::GRAIN_MARKER_BYTES as usize];
+            align::read(file, &self.pool, marker, Target::memory(&mut head)).await?;
+            let broken = || {
+                let fault = Fault {
+                    structure: Structure::BlockTable,
+                    host: marker,
+                    finding: Finding::Foreign(Damage::Grain),
+                };
+                self.image.corrupt(depth, fault)
+            };
+            let len = vmdk::grain_len(&head, at, unit).ok_or_else(broken)?;
+            let mut input = self.pool.take(file, len as usize);
+            let from = marker + vmdk::GRAIN_MARKER_BYTES;
+            align::read(file, &self.pool, from, Target::memory(&mut input)).await?;
+            let mut bytes = cache.memory(unit as usize);
+            let filled = self.decompressor.inflate_zlib(&input, &mut bytes);
+            // The last may end with the disk.
+            let filled = filled.filter(|filled| *filled as u64 >= unit.min(disk.size_bytes - at));
+            let rest = filled.and_then(|filled| bytes.get_mut(filled..));
+            rest.ok_or_else(broken)?.fill(0);
+            return Ok(cache.insert(key, bytes));
+        }
     }
-
-    /// The first bytes of the file; fewer if it is shorter.
-    async fn head(&self, len_bytes: u64) -> Result<Vec<u8>, ImageError> {
-        self.bytes("header", 0, len_bytes.min(self.len_bytes)).await
-    }
-}
-
-/// A header that was refused.
-fn refused(error: Error) -> ImageError {
-    let kind = match error {
-        Error::Damaged(_) => ErrorKind::Corrupt,
-        Error::Unsupported(_) => ErrorKind::Unsupported,
-    };
-    ImageError::new(kind, error.to_string())
-}
-
-/// What a foreign image says of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ForeignInfo {
-    /// Length for the guest, in bytes.
-    pub size_bytes: u64,
-    /// Bytes that are allocated together; `None` where the disk lies in one piece.
-    pub block_bytes: Option<u64>,
-}
-
-/// Reads what the image in `file` says of itself, and no other file.
-///
-/// # Errors
-/// When it cannot be read, is damaged, or has something that is not supported.
-pub async fn foreign_info<F: File>(file: &F, format: Format) -> Result<ForeignInfo, ImageError> {
-    let disk = LayerReader::new(file).await?.foreign_disk(format).await?;
-    Ok(ForeignInfo {
-        size_bytes: disk.size_bytes,
-        block_bytes: disk.block_bytes,
-    })
 }
 
 #[cfg(test)]

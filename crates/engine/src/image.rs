@@ -201,9 +201,13 @@ impl Layer {
         self.data_file.as_ref()
     }
 
-    /// The path of the file that holds the guest's bytes.
-    pub fn data_path(&self) -> &Path {
-        self.data_file.as_ref().map_or(&self.path, DataFile::path)
+    /// The paths of the files that hold the guest's bytes, by the guest offsets from which each does.
+    pub fn data_paths(&self) -> Vec<(u64, &Path)> {
+        match (&self.data_file, &self.foreign) {
+            (Some(data), _) => vec![(0, data.path())],
+            (None, Some(foreign)) => foreign.paths(&self.path),
+            (None, None) => vec![(0, &self.path)],
+        }
     }
 
     /// Which file it is, if the host can say.
@@ -295,11 +299,15 @@ impl Image {
     /// # Panics
     /// If `files` and the files of the image differ in number.
     pub fn queue<F: File>(self: &Arc<Self>, files: Vec<F>) -> Queue<F> {
-        let data_files = self.layers.iter().filter(|layer| layer.data_file.is_some());
+        let more = |layer: &Layer| {
+            let foreign = layer.foreign.as_ref();
+            let extents = foreign.map_or(0, |foreign| foreign.files.len());
+            usize::from(layer.data_file.is_some()) + extents
+        };
         assert_eq!(
             files.len(),
-            self.layers.len() + data_files.count(),
-            "a queue has one file handle per layer and data file"
+            self.layers.len() + self.layers.iter().map(more).sum::<usize>(),
+            "a queue has one file handle per layer, data file and extent of a VMDK"
         );
         let id = self.queues.fetch_add(1, Ordering::Relaxed);
         Queue::new(Arc::clone(self), files, id)

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gaur_block::{File, FileLimits, Target};
+use gaur_foreign::vmdk::descriptor::Part;
 use gaur_format::feature::{Autoclear, Incompatible};
 use gaur_format::header::{CryptMethod, Header};
 use gaur_format::probe::{self, ImageFormat};
@@ -59,6 +60,8 @@ pub(crate) struct LayerParts {
     pub(crate) lost_bitmaps: Option<LostBitmaps>,
     /// Of an encrypted layer.
     pub(crate) cipher: Option<Arc<SectorCipher>>,
+    /// Of a VMDK in files of its own, which are still to be opened.
+    pub(crate) extents: Vec<Part>,
 }
 
 /// What a file is to be used for.
@@ -129,12 +132,14 @@ impl<'a, F: File> LayerReader<'a, F> {
             bitmaps: BitmapList::default(),
             lost_bitmaps: None,
             cipher: None,
+            extents: Vec::new(),
         };
         match (format, purpose.snapshot) {
             (Format::Qcow2, _) => self.load_qcow2(&mut parts, purpose, table_budget).await?,
             (Format::Raw, None) => {}
             (Format::Foreign(format), None) => {
-                self.load_foreign(&mut parts, format, purpose).await?;
+                self.load_foreign(&mut parts, format, purpose, table_budget)
+                    .await?;
             }
             (other, Some(which)) => {
                 let text =

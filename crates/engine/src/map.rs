@@ -2,7 +2,6 @@
 
 use gaur_block::{Errno, File, Status};
 
-use crate::foreign::Foreign;
 use crate::metadata::maps::{Extent, Kind};
 use crate::options::Format;
 use crate::queue::Queue;
@@ -72,7 +71,8 @@ impl<F: File> Queue<F> {
         let found = self.find(GuestRange::new(offset_bytes, max)).await?;
         let mut extent = MapExtent::from(found);
         if let Kind::Data { host, .. } = found.kind {
-            self.look_for_hole(found.layer, host, &mut extent).await?;
+            self.look_for_hole(found.layer, offset_bytes, host, &mut extent)
+                .await?;
         }
         Ok(extent)
     }
@@ -82,16 +82,20 @@ impl<F: File> Queue<F> {
     async fn look_for_hole(
         &self,
         layer: usize,
+        at: u64,
         host: u64,
         extent: &mut MapExtent,
     ) -> Result<(), Errno> {
         let Some(found) = self.image.layers.get(layer) else {
             return Ok(());
         };
-        let flat = found.foreign.as_ref().is_some_and(Foreign::is_flat);
+        let flat = found
+            .foreign
+            .as_ref()
+            .is_some_and(|foreign| foreign.is_flat(at));
         let raw = found.format() == Format::Raw || flat;
         let mapped = found.data_file.is_some();
-        if let Some(file) = self.data_file_of(layer).filter(|_| raw || mapped) {
+        if let Some(file) = self.file_at(layer, at).filter(|_| raw || mapped) {
             let file_len = file.len().await?;
             if host >= file_len {
                 // The disk ends with a whole sector, the file before it does.

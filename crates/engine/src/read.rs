@@ -223,11 +223,19 @@ impl<F: File> Queue<F> {
         Ok(Step::Found(extent))
     }
 
-    /// The file that holds the guest's bytes of a layer.
+    /// The file that holds the guest's bytes of a layer in one or two files.
     pub(crate) fn data_file_of(&self, depth: usize) -> Option<&F> {
         let layer = self.image.layers.get(depth)?;
         let index = layer.data_file.as_ref().map_or(depth, |data| data.index);
         self.files.get(index)
+    }
+
+    /// The file that holds the byte of a layer at guest offset `at`.
+    pub(crate) fn file_at(&self, depth: usize, at: u64) -> Option<&F> {
+        match &self.image.layers.get(depth)?.foreign {
+            Some(foreign) => self.files.get(foreign.file_index(depth, at)),
+            None => self.data_file_of(depth),
+        }
     }
 
     /// A qcow2 layer as this queue reads it.
@@ -262,7 +270,7 @@ impl<F: File> Queue<F> {
                 if layer.is_some_and(|layer| layer.is_encrypted()) {
                     return self.mapped(found.layer)?.read_data(host, target).await;
                 }
-                let file = self.data_file_of(found.layer).ok_or(Errno::EIO)?;
+                let file = self.file_at(found.layer, at).ok_or(Errno::EIO)?;
                 align::read(file, &self.pool, host, target).await
             }
             Kind::Compressed { descriptor } => {
@@ -279,8 +287,13 @@ impl<F: File> Queue<F> {
         at: u64,
         target: Target<'_>,
     ) -> Result<(), Errno> {
-        let layer = self.mapped(layer)?;
         let out = memory_of(target)?;
+        let foreign = self.image.layers.get(layer);
+        if let Some(foreign) = foreign.and_then(|layer| layer.foreign.as_ref()) {
+            let marker = descriptor.offset;
+            return self.fetch_grain(layer, foreign, marker, at, out).await;
+        }
+        let layer = self.mapped(layer)?;
         let Some(ahead) = self.ahead_of(&layer, descriptor, at) else {
             return layer.decompress(descriptor, at, out).await;
         };

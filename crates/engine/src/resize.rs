@@ -11,14 +11,19 @@ use gaur_format::geometry::Version;
 use gaur_format::header::field;
 use gaur_format::l2::L2Entry;
 use gaur_format::limit;
+use gaur_format::plan::Preallocation;
 
 use crate::active::Active;
+use crate::align;
 use crate::error::{ErrorKind, ImageError};
 use crate::job::Job;
 use crate::metadata::maps::Located;
 use crate::queue::{Queue, Unmap};
 use crate::range::GuestRange;
 use crate::sync::atomic::Ordering;
+
+/// Raw space that is taken between two looks at whether it is still wanted.
+const FILL_BYTES: u64 = 8 << 20;
 
 impl<F: File> Queue<F> {
     /// Changes the guest size, also while other queues have requests. Shrinking gives up the data beyond
@@ -33,6 +38,22 @@ impl<F: File> Queue<F> {
         shrink: bool,
         job: &Job,
     ) -> Result<(), ImageError> {
+        let none = Preallocation::Off;
+        self.resize_preallocated(new_size_bytes, shrink, none, job)
+            .await
+    }
+
+    /// As [`Queue::resize`]; what the disk gains has its space at once. A disk that becomes smaller has nothing to gain.
+    ///
+    /// # Errors
+    /// Those of [`Queue::resize`]. Raw images have no metadata that could be preallocated.
+    pub async fn resize_preallocated(
+        &self,
+        new_size_bytes: u64,
+        shrink: bool,
+        preallocation: Preallocation,
+        job: &Job,
+    ) -> Result<(), ImageError> {
         if self.image.read_only {
             return Err(ImageError::new(
                 ErrorKind::ReadOnly,
@@ -44,9 +65,18 @@ impl<F: File> Queue<F> {
             let text = "shrinking would lose the data beyond the new end; ask for it with --shrink";
             return Err(ImageError::new(ErrorKind::InvalidInput, text));
         }
+        if new_size_bytes < old && preallocation != Preallocation::Off {
+            let text = "preallocation is for a disk that grows";
+            return Err(ImageError::new(ErrorKind::InvalidInput, text));
+        }
         let fail = |errno| self.image.explain(errno, "cannot resize");
         let Some(active) = self.active() else {
-            return self.resize_raw(new_size_bytes).await.map_err(fail);
+            if preallocation == Preallocation::Metadata {
+                let text = "a raw image has no metadata to preallocate (falloc and full are)";
+                return Err(ImageError::new(ErrorKind::InvalidInput, text));
+            }
+            let resized = self.resize_raw(new_size_bytes, preallocation, job).await;
+            return resized.map_err(fail);
         };
         let _held = active.writer.resizing.lock().await;
         let old = self.image.size_bytes();
@@ -60,7 +90,7 @@ impl<F: File> Queue<F> {
             active.announce_new_disk(new_size_bytes, changes).await?;
             if new_size_bytes > old {
                 active.grow_data_file(new_size_bytes).await?;
-                active.grow(new_size_bytes, job).await?;
+                active.grow(new_size_bytes, preallocation, job).await?;
             } else {
                 let shrunk = active.shrink(old, new_size_bytes, job).await;
                 // What is beyond the new end may be gone all the same.
@@ -76,10 +106,42 @@ impl<F: File> Queue<F> {
         resized.await.map_err(fail)
     }
 
-    async fn resize_raw(&self, new: u64) -> Result<(), Errno> {
-        self.top_file().set_len(new).await?;
+    async fn resize_raw(&self, new: u64, how: Preallocation, job: &Job) -> Result<(), Errno> {
+        let (file, old) = (self.top_file(), self.top_file().len().await?);
+        file.set_len(new).await?;
+        let filled = self.fill_raw(old..new, how, job).await;
+        if filled.is_err() {
+            let _ = file.set_len(old).await;
+            return filled;
+        }
         self.image.size_bytes.store(new, Ordering::Release);
         self.flush_all().await
+    }
+}
+
+impl<F: File> Queue<F> {
+    /// Takes the space of what a raw disk has gained.
+    async fn fill_raw(
+        &self,
+        gained: Range<u64>,
+        how: Preallocation,
+        job: &Job,
+    ) -> Result<(), Errno> {
+        let (file, pool) = (self.top_file(), &self.pool);
+        let locks = self.image.data_locks();
+        let mut start = gained.start;
+        while how != Preallocation::Off && start < gained.end {
+            let end = gained.end.min(start.saturating_add(FILL_BYTES));
+            match how {
+                Preallocation::Full => {
+                    align::write_zero_bytes(file, pool, locks, start..end).await?;
+                }
+                _ => align::write_zeroes(file, pool, locks, start..end, false).await?,
+            }
+            job.step(end - start)?;
+            start = end;
+        }
+        Ok(())
     }
 }
 
@@ -102,7 +164,7 @@ impl<F: File> Active<'_, F> {
         Ok(())
     }
 
-    async fn grow(&self, new: u64, job: &Job) -> Result<(), Errno> {
+    async fn grow(&self, new: u64, how: Preallocation, job: &Job) -> Result<(), Errno> {
         let entries = self.geometry().l1_entries_for(new);
         if entries > self.qcow2.maps.l1.len() {
             self.move_l1(entries, job).await?;
@@ -112,8 +174,20 @@ impl<F: File> Active<'_, F> {
         // applied, or what another program has left.
         let reached = new.next_multiple_of(self.geometry().cluster_size());
         if reached > end {
-            self.zero_beyond(GuestRange::between(end, reached), job)
-                .await?;
+            let gained = GuestRange::between(end, reached);
+            self.zero_beyond(gained, job).await?;
+            // A data file ends where the disk does.
+            let mapped = match self.geometry().data_file() {
+                true => GuestRange::between(end, new),
+                false => gained,
+            };
+            if how != Preallocation::Off
+                && let Err(errno) = self.preallocate(mapped, how, job).await
+            {
+                // Nothing of the disk refers to it yet.
+                let _ = self.forget(gained, &Job::default()).await;
+                return Err(errno);
+            }
         }
         self.flush_all().await?;
         self.switch_size(new).await

@@ -21,6 +21,7 @@ use crate::range::{ClusterRange, GuestRange, HostRange};
 use crate::waiters::Ticket;
 
 mod packed;
+mod preallocate;
 
 pub(crate) use packed::PackedTail;
 

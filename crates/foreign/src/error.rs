@@ -34,4 +34,7 @@ pub enum Damage {
     /// The entry is none that the format knows.
     #[error("it is {0:#x}, which the format does not know")]
     Entry(u64),
+    /// The compressed grain is not the one that belongs there, or cannot be decompressed.
+    #[error("the compressed grain there is damaged")]
+    Grain,
 }

@@ -9,11 +9,13 @@ pub enum Format {
     Vhd,
     /// Hyper-V.
     Vhdx,
+    /// VMware.
+    Vmdk,
 }
 
 impl Format {
     /// Every format.
-    pub const ALL: [Format; 3] = [Format::Vdi, Format::Vhd, Format::Vhdx];
+    pub const ALL: [Format; 4] = [Format::Vdi, Format::Vhd, Format::Vhdx, Format::Vmdk];
 
     /// Its name on QEMU's command lines and in the headers of overlays.
     pub const fn name(self) -> &'static str {
@@ -21,6 +23,7 @@ impl Format {
             Format::Vdi => "vdi",
             Format::Vhd => "vpc",
             Format::Vhdx => "vhdx",
+            Format::Vmdk => "vmdk",
         }
     }
 
@@ -30,6 +33,7 @@ impl Format {
             Format::Vdi => "VDI",
             Format::Vhd => "VHD",
             Format::Vhdx => "VHDX",
+            Format::Vmdk => "VMDK",
         }
     }
 

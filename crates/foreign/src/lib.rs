@@ -37,6 +37,7 @@ pub mod map;
 pub mod vdi;
 pub mod vhd;
 pub mod vhdx;
+pub mod vmdk;
 
 pub use error::{Damage, Error};
 pub use format::Format;

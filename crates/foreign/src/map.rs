@@ -4,6 +4,8 @@
 //! its bytes. Blocks that follow each other in the file, or have nothing, are answered as one run, as far as the
 //! caller has their entries at hand.
 
+use alloc::vec::Vec;
+
 use crate::error::Damage;
 use crate::limit;
 
@@ -45,15 +47,33 @@ pub(crate) enum Entries {
     Vhd { skip: u64 },
     /// The place and state of the block in 64 bits. So many are followed by one of something else.
     Vhdx { chunk: u64 },
+    /// The sector in which the grain begins, in one of several tables.
+    Vmdk(Grains),
+}
+
+/// The tables of a VMDK.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Grains {
+    /// The sector in which each begins; 0 where nothing was written.
+    pub(crate) tables: Vec<u32>,
+    /// Entries of each, 1 or more.
+    pub(crate) table_entries: u64,
+    /// The entry 1 is a grain of zeros.
+    pub(crate) has_zero_grains: bool,
+    pub(crate) compressed: bool,
 }
 
 /// What a run of guest bytes is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// Nothing was ever written; it reads as zeros.
+    Absent,
     /// Zeros that take no space.
     Zero,
     /// Data, from this host offset on.
     Data(u64),
+    /// Part of a compressed grain, whose marker is at this host offset.
+    Compressed(u64),
 }
 
 /// A run of guest bytes of one kind.
@@ -84,6 +104,22 @@ pub struct BadEntry {
 }
 
 impl Disk {
+    /// A disk of `size_bytes` that lies in one piece from host offset `start` on; shorter if the file ends before.
+    pub fn flat(start: u64, size_bytes: u64, file_bytes: u64) -> Disk {
+        let there = file_bytes.next_multiple_of(512).saturating_sub(start);
+        Disk {
+            size_bytes: size_bytes.min(there),
+            block_bytes: None,
+            map: Map::Flat(start),
+            file_bytes,
+        }
+    }
+
+    /// Whether its blocks are compressed.
+    pub fn is_compressed(&self) -> bool {
+        matches!(&self.map, Map::Table(Table { entries: Entries::Vmdk(grains), .. }) if grains.compressed)
+    }
+
     /// Whether the disk lies in one piece, so that holes of the file are holes of the disk.
     pub fn is_flat(&self) -> bool {
         matches!(self.map, Map::Flat(_))
@@ -111,7 +147,9 @@ impl Disk {
         let first = at.checked_div(unit).unwrap_or_default();
         let width = table.entry_bytes();
         let mut entry = |block: u64| -> Result<Result<Kind, u64>, BadEntry> {
-            let place = table.entry_at(block);
+            let Some(place) = table.entry_at(block, self.file_bytes)? else {
+                return Ok(Ok(Kind::Absent));
+            };
             let mut raw = [0; 8];
             if !raw.get_mut(..width).is_some_and(|raw| read(place, raw)) {
                 return Ok(Err(place));
@@ -134,6 +172,7 @@ impl Disk {
             let next = match start {
                 // From the start of its first block on.
                 Kind::Data(host) => Kind::Data(host.saturating_add(run.saturating_add(inside))),
+                Kind::Compressed(_) => break,
                 other => other,
             };
             // What is wrong with a later block is for the request to find that begins there.
@@ -161,29 +200,47 @@ impl Table {
         }
     }
 
-    /// Host offset of a block's entry.
-    fn entry_at(&self, block: u64) -> u64 {
-        let index = match self.entries {
+    /// Host offset of a block's entry; `None` where there is no table because nothing was written.
+    fn entry_at(&self, block: u64, file_bytes: u64) -> Result<Option<u64>, BadEntry> {
+        let (start, index) = match &self.entries {
+            Entries::Vdi { .. } | Entries::Vhd { .. } => (self.offset, block),
             Entries::Vhdx { chunk } => {
-                block.saturating_add(block.checked_div(chunk).unwrap_or_default())
+                let others = block.checked_div(*chunk).unwrap_or_default();
+                (self.offset, block.saturating_add(others))
             }
-            _ => block,
+            Entries::Vmdk(grains) => {
+                let number = block.checked_div(grains.table_entries).unwrap_or_default();
+                let inside = block.checked_rem(grains.table_entries).unwrap_or_default();
+                let table = usize::try_from(number)
+                    .ok()
+                    .and_then(|number| grains.tables.get(number));
+                let start = match table {
+                    None | Some(0) => return Ok(None),
+                    Some(sector) => u64::from(*sector).saturating_mul(512),
+                };
+                if start >= file_bytes {
+                    let at = self.offset.saturating_add(number.saturating_mul(4));
+                    let damage = Damage::BehindEnd(start);
+                    return Err(BadEntry { at, damage });
+                }
+                (start, inside)
+            }
         };
         let bytes = index.saturating_mul(self.entry_bytes() as u64);
-        self.offset.saturating_add(bytes)
+        Ok(Some(start.saturating_add(bytes)))
     }
 
     /// What an entry says, with the host offset at which its block begins.
     fn decode(&self, raw: [u8; 8], unit: u64, file_bytes: u64) -> Result<Kind, Damage> {
         let [a, b, c, d, ..] = raw;
-        let host = match self.entries {
+        let host = match &self.entries {
             Entries::Vdi { data } => match u32::from_le_bytes([a, b, c, d]) {
                 u32::MAX | VDI_DISCARDED => return Ok(Kind::Zero),
-                number => u64::from(number).saturating_mul(unit).saturating_add(data),
+                number => u64::from(number).saturating_mul(unit).saturating_add(*data),
             },
             Entries::Vhd { skip } => match u32::from_be_bytes([a, b, c, d]) {
                 u32::MAX => return Ok(Kind::Zero),
-                sector => u64::from(sector).saturating_mul(512).saturating_add(skip),
+                sector => u64::from(sector).saturating_mul(512).saturating_add(*skip),
             },
             Entries::Vhdx { .. } => {
                 let entry = u64::from_le_bytes(raw);
@@ -194,12 +251,20 @@ impl Table {
                     _ => return Err(Damage::Entry(entry)),
                 }
             }
+            Entries::Vmdk(grains) => match u32::from_le_bytes([a, b, c, d]) {
+                0 => return Ok(Kind::Absent),
+                1 if grains.has_zero_grains => return Ok(Kind::Zero),
+                sector => u64::from(sector).saturating_mul(512),
+            },
         };
         // The last block may be short, what is missing are zeros; but one that is not there at all was lost.
         if host >= file_bytes {
             return Err(Damage::BehindEnd(host));
         }
-        Ok(Kind::Data(host))
+        match &self.entries {
+            Entries::Vmdk(grains) if grains.compressed => Ok(Kind::Compressed(host)),
+            _ => Ok(Kind::Data(host)),
+        }
     }
 }
 

@@ -190,6 +190,11 @@ impl SharedImage {
         self.files.iter().all(OpenFile::is_direct)
     }
 
+    /// The files of the layers and their data files, the top one first.
+    pub fn blocking_files(&self) -> Vec<BlockingFile> {
+        self.files.iter().cloned().map(BlockingFile::new).collect()
+    }
+
     /// The file of the top layer.
     pub fn top_file(&self) -> Option<BlockingFile> {
         self.files.first().cloned().map(BlockingFile::new)

@@ -311,8 +311,8 @@ fn a_backing_file_that_is_no_file_is_refused() {
 #[test]
 fn unknown_backing_format_is_refused() {
     let scratch = Scratch::new("format");
-    let base = scratch.zeros("base.vmdk", 1 << 20);
-    let overlay = overlay_on(&scratch, &base, "vmdk");
+    let base = scratch.zeros("base.qed", 1 << 20);
+    let overlay = overlay_on(&scratch, &base, "qed");
     gaur_bounded(&["convert", "-O", "raw", &overlay, &scratch.path("out.raw")]).refused();
 }
 

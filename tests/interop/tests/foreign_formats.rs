@@ -40,11 +40,7 @@ const LUKS_KEY: [&str; 4] = [
     "key-secret=key,iter-time=10",
 ];
 
-const CONTAINERS: [Container; 8] = [
-    container("vmdk", "VMDK", &[]),
-    container("vmdk", "VMDK", &["-o", "subformat=streamOptimized"]),
-    container("vmdk", "VMDK", &["-o", "subformat=monolithicFlat"]),
-    container("vmdk", "VMDK", &["-o", "subformat=twoGbMaxExtentSparse"]),
+const CONTAINERS: [Container; 4] = [
     container("qed", "QED", &[]),
     container("parallels", "Parallels", &[]),
     container("qcow", "qcow (version 1)", &[]),

@@ -535,6 +535,22 @@ fn images_are_converted_to_encrypted_ones_and_back() {
     .ok();
 }
 
+/// Holes of the file in mapped clusters decrypt to noise, which is copied, compared and shown as data.
+#[test]
+fn holes_of_an_encrypted_file_are_not_zeros() {
+    let Some(made) = Encrypted::by_qemu("preallocation=metadata") else {
+        panic!("QEMU has the usual cipher");
+    };
+    let file = std::fs::OpenOptions::new().write(true).open(&made.image);
+    let file = file.expect("it is there");
+    let len = file.metadata().expect("it is there").len();
+    file.set_len(len.max(8 << 20)).expect("it can grow");
+    made.assert_both_read_the_same();
+    let bytes = std::fs::read(made.scratch.path("ours.raw")).expect("it is there");
+    let zeros = bytes.iter().all(|byte| *byte == 0);
+    assert!(!zeros, "this tests nothing if holes read as zeros");
+}
+
 #[test]
 fn what_cannot_be_encrypted_is_refused_before_anything_is_overwritten() {
     let image = Encrypted::nothing();

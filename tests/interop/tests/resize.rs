@@ -328,3 +328,102 @@ fn shrunk_data_does_not_return_after_growth() {
         }
     }
 }
+
+/// Bytes that the host has given to a file.
+fn taken(path: &str) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).expect("a file").blocks() * 512
+}
+
+/// What a disk gains has its place, shows zeros, and is written on by QEMU.
+#[test]
+fn preallocated_space_reads_as_zeros_and_is_there() {
+    for made in [
+        "compat=0.10",
+        "cluster_size=4k",
+        "cluster_size=64k,extended_l2=on",
+        "cluster_size=2M",
+        "data_file=data,data_file_raw=on",
+        "data_file=data",
+    ] {
+        for mode in ["metadata", "falloc", "full"] {
+            let scratch = Scratch::new("preallocated");
+            let (image, data) = (scratch.path("a.qcow2"), scratch.path("data"));
+            let options = made.replace("data_file=data", &format!("data_file={data}"));
+            gaur(&["create", "-q", "-o", &options, &image, "3000k"]).ok();
+            let write = ["-f", "qcow2", &image, "-c", "write -P 7 0 3000k"];
+            run("qemu-io", &write).ok();
+            let how = format!("--preallocation={mode}");
+            gaur(&["resize", "-q", &how, &image, "20M"]).ok();
+            assert_clean(&image);
+            let map = qemu_img(&["map", "--output=json", &image]).ok().json();
+            let end = map.as_array().expect("a list").iter().map(|extent| {
+                let number = |key: &str| extent[key].as_u64().unwrap_or(0);
+                // Subclusters of preallocated clusters may be unallocated.
+                let has_place = extent["present"] == true || extent["offset"].is_u64();
+                assert!(has_place, "{made} {mode}: {extent}");
+                number("start") + number("length")
+            });
+            assert_eq!(end.max(), Some(20 << 20));
+            if mode != "metadata" {
+                let file = if made.starts_with("data") {
+                    &data
+                } else {
+                    &image
+                };
+                assert!(taken(file) >= 20 << 20, "{made} {mode}: {}", taken(file));
+            }
+            let read = ["-c", "read -P 7 0 3000k", "-c", "read -P 0 3000k 17480k"];
+            let write = ["-c", "write -P 8 10M 100k", "-c", "read -P 8 10M 100k"];
+            let read = run(
+                "qemu-io",
+                &[&["-f", "qcow2", &image], &read[..], &write].concat(),
+            )
+            .ok();
+            assert!(!read.stdout.contains("failed"), "{made} {mode}: {read}");
+            assert_clean(&image);
+        }
+    }
+}
+
+#[test]
+fn preallocated_space_hides_a_longer_backing_file_and_raw_disks_have_it_too() {
+    let scratch = Scratch::new("preallocated");
+    let (base, top, raw) = (
+        scratch.path("b.qcow2"),
+        scratch.path("t.qcow2"),
+        scratch.path("r.raw"),
+    );
+    gaur(&["create", "-q", &base, "8M"]).ok();
+    run("qemu-io", &["-f", "qcow2", &base, "-c", "write -P 1 0 8M"]).ok();
+    gaur(&["create", "-q", "-b", &base, "-F", "qcow2", &top, "2M"]).ok();
+    gaur(&["resize", "-q", "--preallocation=falloc", &top, "8M"]).ok();
+    let reads = ["-c", "read -P 1 0 2M", "-c", "read -P 0 2M 6M"];
+    let read = run("qemu-io", &[&["-f", "qcow2", &top], &reads[..]].concat()).ok();
+    assert!(!read.stdout.contains("failed"), "{read}");
+    assert_clean(&top);
+    run("truncate", &["-s", "1M", &raw]).ok();
+    for (mode, size) in [("falloc", "4M"), ("full", "8M")] {
+        let how = format!("--preallocation={mode}");
+        gaur(&["resize", "-q", "-f", "raw", &how, &raw, size]).ok();
+    }
+    assert_eq!(std::fs::metadata(&raw).expect("a file").len(), 8 << 20);
+    assert!(taken(&raw) >= 7 << 20);
+    let refused = gaur(&[
+        "resize",
+        "-f",
+        "raw",
+        "--preallocation=metadata",
+        &raw,
+        "9M",
+    ])
+    .refused();
+    assert!(refused.stderr.contains("no metadata"), "{refused}");
+    let shrink = ["resize", "--shrink", "--preallocation=full", &top, "1M"];
+    assert!(
+        gaur(&shrink)
+            .refused()
+            .stderr
+            .contains("for a disk that grows")
+    );
+}

@@ -61,7 +61,7 @@ impl Copy {
         let mut at = hold(&state.position);
         while at.target_offset < total && !state.has_failed() {
             let start = at.target_offset;
-            let (kind, len) = self.run_at(&worker.sources, start)?;
+            let (kind, len) = self.run_at(&mut at, &worker.sources, start)?;
             // Clusters that are zeros, or not to be copied, throughout.
             let mut end = (start + len).min(total);
             if kind != Some(TaskKind::Data) && end < total {
@@ -75,19 +75,19 @@ impl Copy {
                 state.done_bytes.fetch_add(end - start, Ordering::Relaxed);
                 continue;
             }
-            at.target_offset = self.data_end(worker, start)?;
+            at.target_offset = self.data_end(&mut at, worker, start)?;
             return Ok(Some(at.piece(TaskKind::Data, start)));
         }
         Ok(None)
     }
 
     /// Where the clusters end that have data, from the one at `start` on, within a piece.
-    fn data_end(&self, worker: &Worker, start: u64) -> Result<u64, Failure> {
+    fn data_end(&self, at: &mut Position, worker: &Worker, start: u64) -> Result<u64, Failure> {
         let cluster = worker.compressor.cluster_bytes() as u64;
         let limit = (start - start % PIECE_BYTES + PIECE_BYTES).min(self.total_bytes());
         let mut end = (start + cluster).min(limit);
         while end < limit {
-            let (kind, len) = self.run_at(&worker.sources, end)?;
+            let (kind, len) = self.run_at(at, &worker.sources, end)?;
             if kind != Some(TaskKind::Data) && len >= cluster {
                 break;
             }
@@ -97,12 +97,17 @@ impl Copy {
     }
 
     /// What is to be done at an offset of the target, and for how many bytes.
-    fn run_at(&self, sources: &[Guest], offset: u64) -> Result<(Option<TaskKind>, u64), Failure> {
+    fn run_at(
+        &self,
+        position: &mut Position,
+        sources: &[Guest],
+        offset: u64,
+    ) -> Result<(Option<TaskKind>, u64), Failure> {
         let (index, at) = self.source_at(offset);
         let source = &self.sources[index];
         let left = source.size_bytes() - at;
-        let extent = sources[index]
-            .map(at, left)
+        let extent = position
+            .map(&sources[index], index, at, left)
             .map_err(|errno| source.failed("read the allocation", at, errno))?;
         Ok(self.cut(&extent, offset))
     }

@@ -104,6 +104,6 @@ fn open_error_is_one_line() {
         .fails(1, &["missing: no such file or directory"]);
     dir.gaur(&["info", "directory"])
         .fails(1, &["directory: is a directory"]);
-    dir.gaur(&["info", "-f", "vmdk", "x"])
-        .fails(1, &["vmdk", "qcow2", "raw"]);
+    dir.gaur(&["info", "-f", "qed", "x"])
+        .fails(1, &["qed", "qcow2", "raw", "vmdk"]);
 }

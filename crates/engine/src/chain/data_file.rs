@@ -67,13 +67,18 @@ pub(super) async fn open<H: Host>(
     Ok(Some(file))
 }
 
-/// Says of each layer's data file which of the image's files it is: they come behind those of the layers.
+/// Says of each layer's data file, and of the first of the files of a VMDK, which of the image's files it is: they
+/// come behind those of the layers.
 pub(super) fn number(layers: &mut [LayerParts]) {
     let mut next = layers.len();
     for layer in layers {
         if let Some(data) = &mut layer.layer.data_file {
             data.index = next;
             next += 1;
+        }
+        if let Some(foreign) = &mut layer.layer.foreign {
+            foreign.first_file = next;
+            next += foreign.files.len();
         }
     }
 }

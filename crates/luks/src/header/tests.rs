@@ -148,3 +148,74 @@ fn secrets_are_not_shown() {
     let shown = format!("{:?} {:?}", created.key, passphrase("first"));
     assert_eq!(shown, "VolumeKey(..) Passphrase(..)");
 }
+
+/// Whatever a header says, it is refused or it is used within bounds; nothing panics.
+#[test]
+fn damaged_headers_are_refused_or_harmless() {
+    let good = created(Cipher::default(), Hash::Sha256);
+    let whole = good.header.encode();
+    let mut random = noise(9);
+    let mut number = |below: usize| {
+        let mut bytes = [0; 8];
+        random(&mut bytes);
+        (u64::from_le_bytes(bytes) % below as u64) as usize
+    };
+    let (mut refused, mut slow, mut tried) = (0, 0, 0);
+    for _ in 0..20_000 {
+        let mut bytes = whole.clone();
+        for _ in 0..=number(3) {
+            let at = match number(2) {
+                // The fields before the slots, and the first slot, are where most goes wrong.
+                0 => number(256),
+                _ => number(HEADER_BYTES),
+            };
+            bytes[at] = [0, 1, 0x7f, 0x80, 0xff, number(256) as u8][number(6)];
+        }
+        bytes.truncate(HEADER_BYTES - number(2) * number(HEADER_BYTES));
+        let Ok(header) = Header::parse(&bytes) else {
+            refused += 1;
+            continue;
+        };
+        assert_eq!(Header::parse(&header.encode()).as_ref(), Ok(&header));
+        for slot in &header.slots {
+            assert!(header.stripes_of(slot).end <= header.payload_offset_bytes);
+        }
+        if header.check_work().is_err() {
+            slow += 1;
+            continue;
+        }
+        // What is allowed may take half a minute; here only what takes no time.
+        let iterations = |slot: &&KeySlot| slot.iterations.is_some_and(|count| count < 100);
+        let cheap = header.digest_iterations < 100;
+        for slot in header
+            .active_slots()
+            .filter(iterations)
+            .filter(|_| cheap)
+            .take(1)
+        {
+            if tried < 50 {
+                let mut stripes = good.stripes.clone();
+                let _ = header.open_slot(slot, &mut stripes, &passphrase("first"));
+                tried += 1;
+            }
+        }
+    }
+    assert!(refused > 5000, "{refused} were refused");
+    assert!(slow > 20, "{slow} wanted too much work");
+    assert_eq!(tried, 50);
+}
+
+#[test]
+fn iterations_have_a_bound_that_all_slots_keep_within_the_work_allowed() {
+    for hash in [Hash::Sha1, Hash::Sha256, Hash::Sha512] {
+        let cipher = Cipher::default();
+        let most = Header::iterations_max(cipher, hash);
+        assert!(most > 1 << 20, "{most}");
+        let mut header = created(cipher, hash).header;
+        header.digest_iterations = most / 8;
+        for slot in &mut header.slots {
+            slot.iterations = Some(most);
+        }
+        assert_eq!(header.check_work(), Ok(()), "{hash:?}");
+    }
+}

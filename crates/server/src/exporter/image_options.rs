@@ -215,7 +215,7 @@ mod tests {
             assert_eq!(read, options);
         }
         for wrong in [
-            r#"{"format":"vmdk"}"#,
+            r#"{"format":"qed"}"#,
             r#"{"cache":"warm"}"#,
             r#"{"colour":1}"#,
             r#"{"references":{"allow":"/bases"}}"#,
