@@ -51,3 +51,14 @@ pub(crate) fn crc32c(parts: &[&[u8]]) -> u32 {
     }
     !crc
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The check value of the CRC catalogue.
+    #[test]
+    fn crc32c_of_the_digits() {
+        assert_eq!(crc32c(&[b"12345", b"", b"6789"]), 0xe306_9283);
+    }
+}

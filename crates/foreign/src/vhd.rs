@@ -169,3 +169,54 @@ fn dynamic(size_bytes: u64, header: &[u8], file_bytes: u64) -> Result<Disk, Erro
         file_bytes,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::vec::Vec;
+
+    use super::*;
+
+    /// A footer of a fixed disk, with its checksum.
+    fn footer(creator: &[u8; 4], current: u64, geometry: [u8; 4]) -> Vec<u8> {
+        let mut footer = [0; 512];
+        footer[..8].copy_from_slice(COOKIE);
+        footer[CREATOR].copy_from_slice(creator);
+        footer[CURRENT_SIZE..GEOMETRY].copy_from_slice(&current.to_be_bytes());
+        footer[GEOMETRY..TYPE].copy_from_slice(&geometry);
+        footer[TYPE..CHECKSUM].copy_from_slice(&FIXED.to_be_bytes());
+        let sum = !sum(&footer);
+        footer[CHECKSUM..CHECKSUM + 4].copy_from_slice(&sum.to_be_bytes());
+        footer.to_vec()
+    }
+
+    /// Disks of VirtualBox lost their last megabytes when their geometry was taken for their size, those of old
+    /// QEMU gained some when it was not.
+    #[test]
+    fn size_is_the_geometry_of_who_means_it_and_else_that_of_the_footer() {
+        let small = [0, 10, 4, 17];
+        let largest = [0xff, 0xff, 16, 255];
+        for (creator, geometry, size) in [
+            (b"vpc ", small, 10 * 4 * 17 * 512),
+            (b"qemu", small, 10 * 4 * 17 * 512),
+            (b"qemu", largest, 1 << 20),
+            (b"win ", small, 1 << 20),
+            (b"qem2", small, 1 << 20),
+            (b"vbox", small, 1 << 20),
+        ] {
+            let footer = Footer::find(&[], &footer(creator, 1 << 20, geometry)).expect("sound");
+            let disk = footer.disk(None, 4 << 20).expect("a disk");
+            assert_eq!(disk.size_bytes, size, "{creator:?}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_footer_is_replaced_by_its_copy() {
+        let sound = footer(b"win ", 1 << 20, [0; 4]);
+        let mut damaged = sound.clone();
+        damaged[50] ^= 1;
+        assert!(Footer::find(&sound, &damaged).is_ok());
+        assert!(Footer::find(&damaged, &sound).is_ok());
+        assert!(Footer::find(&damaged, &damaged).is_err());
+        assert!(Footer::find(&[], &[]).is_err());
+    }
+}

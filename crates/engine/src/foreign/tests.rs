@@ -563,7 +563,7 @@ fn requests_on_damaged_foreign_images_end_with_success_or_an_error() {
     for (index, sample) in samples().iter().enumerate() {
         let (mut openable, mut wrong) = (0, 0);
         // Its images are long.
-        let rounds = if sample.block > BLOCK { 120 } else { 1500 };
+        let rounds = if sample.block > BLOCK { 60 } else { 1500 };
         for seed in 0..rounds {
             let mut random = Random::new(index as u64 * 10_000 + seed);
             let image = damage(sample, &mut random);
@@ -585,11 +585,11 @@ fn requests_on_damaged_foreign_images_end_with_success_or_an_error() {
             let foreign = queue.image().layers()[0].foreign.as_ref().expect("foreign");
             assert!(foreign.pages.lock().kept.len() <= PAGES_MAX, "seed {seed}");
         }
-        assert!(openable > 20, "sample {index}: {openable} could be opened");
+        assert!(openable > 10, "sample {index}: {openable} could be opened");
         // A disk in one piece has no table that could be damaged.
         let is_flat = index == FIXED || !sample.more.is_empty();
         assert!(
-            wrong > 30 || is_flat,
+            wrong > 10 || is_flat,
             "sample {index}: {wrong} requests failed"
         );
     }

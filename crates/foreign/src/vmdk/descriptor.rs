@@ -149,3 +149,57 @@ fn extent(line: &[u8]) -> Result<Option<Part>, Error> {
     };
     Ok(Some(Part { size_bytes, layout }))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn descriptor_lists_its_extents_in_order() {
+        let text = b"# Disk DescriptorFile\r\nversion=1\r\nCID=0a1b2c3d\r\nparentCID=FFFFFFFF\r\n\
+            createType = \"custom\"\r\n\r\n# Extent description\r\nRW 2048 SPARSE \"a disk-s001.vmdk\"\r\n\
+            RDONLY 100 ZERO\r\nNOACCESS 8 FLAT \"b.bin\" 63\r\nRW 8 VMFS \"c-flat.vmdk\"\r\n\
+            ddb.geometry.sectors = \"63\"\r\n\0\0RW 8 ZERO\n";
+        let found = Descriptor::parse(text).expect("a descriptor");
+        assert_eq!((found.cid, &*found.create_type), (0x0a1b_2c3d, "custom"));
+        let layouts: Vec<Layout> = found
+            .extents
+            .iter()
+            .map(|part| part.layout.clone())
+            .collect();
+        assert_eq!(
+            layouts,
+            [
+                Layout::Sparse(b"a disk-s001.vmdk".to_vec()),
+                Layout::Zero,
+                Layout::Flat(b"b.bin".to_vec(), 63 * 512),
+                Layout::Flat(b"c-flat.vmdk".to_vec(), 0),
+            ]
+        );
+        assert_eq!(found.size_bytes(), (2048 + 100 + 8 + 8) * 512);
+    }
+
+    #[test]
+    fn parents_and_broken_extents_are_refused() {
+        for (text, word) in [
+            ("parentCID=12345678\n", "snapshot of another"),
+            ("parentCID=none\n", "snapshot of another"),
+            ("RW\n", "cannot be read"),
+            ("RW 8\n", "cannot be read"),
+            ("RW -8 ZERO\n", "cannot be read"),
+            ("RW 99999999999999999999 ZERO\n", "cannot be read"),
+            ("RW 9999999999999999999 ZERO\n", "cannot be read"),
+            ("RW 8 FLAT \"unclosed\n", "cannot be read"),
+            ("RW 8 FLAT \"\" 0\n", "cannot be read"),
+            ("RW 8 FLAT \"a\" x\n", "cannot be read"),
+            ("RW 8 SESPARSE \"a\"\n", "not supported"),
+        ] {
+            let error = Descriptor::parse(text.as_bytes())
+                .expect_err(text)
+                .to_string();
+            assert!(error.contains(word) && !error.contains('\n'), "{error}");
+        }
+    }
+}
