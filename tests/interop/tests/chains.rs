@@ -98,7 +98,7 @@ fn deep_chain_of_unlike_images_shows_what_qemu_shows() {
     for (number, (layout, percent)) in layouts.iter().zip(lengths).enumerate() {
         let path = scratch.path(&format!("{number}.qcow2"));
         create(&path, layout);
-        let size = layout.size_bytes() * percent / 100 & !511;
+        let size = (layout.size_bytes() * percent / 100) & !511;
         if let Some(below) = &below {
             link(&path, below, "qcow2");
         }
