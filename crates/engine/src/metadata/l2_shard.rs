@@ -83,6 +83,11 @@ impl View<'_> {
         self.shape.get(self.form, self.body, index)
     }
 
+    /// Up to which entry the slice is known to go on as entry `index`, and whether clusters follow each other there.
+    pub(crate) fn run(&self, index: usize) -> (usize, bool) {
+        self.shape.run(self.form, self.body, index)
+    }
+
     /// Number of entries.
     pub(crate) fn len(&self) -> usize {
         self.shape.entries

@@ -232,6 +232,13 @@ impl Maps {
             }
             len += next_len;
             index += 1;
+            // Whole clusters that go on so need no look at each.
+            let (end, steps) = view.run(index - 1);
+            if next_len == self.geometry.cluster_size() && steps == next_kind.has_host() {
+                let more = end.saturating_sub(index);
+                len += more as u64 * next_len;
+                index += more;
+            }
         }
         Ok((kind, len))
     }
@@ -342,6 +349,14 @@ impl Maps {
 }
 
 impl Kind {
+    /// Whether host space belongs to it, cluster by cluster.
+    fn has_host(self) -> bool {
+        match self {
+            Kind::Unallocated { host } | Kind::Zero { host } => host.is_some(),
+            Kind::Data { .. } | Kind::Compressed { .. } => true,
+        }
+    }
+
     /// The kind of this run of `len` bytes joined with `next` right after it, if they are one run.
     pub(crate) fn joined(self, next: Kind, len: u64) -> Option<Kind> {
         let continues = |first: Option<u64>, second: Option<u64>| match (first, second) {

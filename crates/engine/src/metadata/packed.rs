@@ -131,8 +131,21 @@ impl Shape {
         }
     }
 
+    /// Up to which entry a slice kept in `body` is known to go on as entry `index`: with clusters that follow each
+    /// other (`true`), or with equal entries.
+    pub(crate) fn run(&self, form: Form, body: &[u64], index: usize) -> (usize, bool) {
+        if form != Form::Runs {
+            return (index + 1, false);
+        }
+        let at = self.run_place(body, index);
+        let next = body.get(at + self.run_words());
+        let end = next.map_or(self.entries, |next| (next & !STEP) as usize);
+        (end, word(body, at) & STEP != 0)
+    }
+
+    /// Where the item is that has entry `index`.
     #[inline]
-    fn get_run(&self, body: &[u64], index: usize) -> Entry {
+    fn run_place(&self, body: &[u64], index: usize) -> usize {
         let words = self.run_words();
         let (mut low, mut high) = (0, body.len() / words);
         // The last run that starts at or before the index.
@@ -144,7 +157,12 @@ impl Shape {
                 high = middle;
             }
         }
-        let at = low * words;
+        low * words
+    }
+
+    #[inline]
+    fn get_run(&self, body: &[u64], index: usize) -> Entry {
+        let at = self.run_place(body, index);
         let start = word(body, at);
         let steps = if start & STEP != 0 {
             (index as u64).wrapping_sub(start & !STEP)
@@ -553,6 +571,13 @@ mod tests {
                 "entry {index} of {:?}",
                 plan.form
             );
+            let (end, steps) = shape.run(plan.form, &body, index);
+            assert!(index < end && end <= shape.entries);
+            for later in index..end {
+                let (first, bitmap) = entry(index);
+                let step = u64::from(steps) * (later - index) as u64;
+                assert_eq!(entry(later), (first + (step << shape.cluster_bits), bitmap));
+            }
         }
         let mut unpacked = vec![1; shape.raw_words()];
         shape.unpack(plan.form, &body, &mut unpacked);
