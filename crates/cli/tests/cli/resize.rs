@@ -67,8 +67,14 @@ fn shrinking_needs_the_shrink_option() {
     dir.gaur(&["create", "-q", "disk.qcow2", "4M"]).ok();
     dir.gaur(&["resize", "disk.qcow2", "1M"])
         .fails(1, &["--shrink"]);
-    dir.gaur(&["resize", "--preallocation=full", "disk.qcow2", "8M"])
-        .fails(1, &["preallocation"]);
+    dir.gaur(&[
+        "resize",
+        "--shrink",
+        "--preallocation=full",
+        "disk.qcow2",
+        "1M",
+    ])
+    .fails(1, &["preallocation"]);
     dir.gaur(&["resize", "disk.qcow2", "8E"]).fails(1, &["8E"]);
     dir.gaur(&["resize", "disk.qcow2", "+7E"])
         .fails(1, &["disk.qcow2"]);
