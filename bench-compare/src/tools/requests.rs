@@ -102,7 +102,7 @@ fn fio_over_nbd(socket: &Path, kind: &str, bytes: u64) -> Result<f64> {
 pub fn encryption(bench: &Bench, table: &mut Table) -> Result<()> {
     const MIB: u64 = 1024;
     table.notes.push(format!(
-        "LUKS, aes-256-xts, a mapped disk of {MIB} MiB in the host's cache. Beside qemu-nbd: fio over NBD, at random, 32          requests at a time, requests a second. Beside ourselves: 64 requests at a time, one after the other, seconds that \
+        "LUKS, aes-256-xts, a mapped disk of {MIB} MiB in the host's cache. Beside qemu-nbd: fio over NBD, at random, 32 requests at a time, requests a second. Beside ourselves: 64 requests at a time, one after the other, seconds that \
          `bench` reports."
     ));
     let (key, image, plain) = (
