@@ -80,7 +80,10 @@ pub(crate) async fn read<F: File>(
     offset_bytes.checked_add(len_bytes).ok_or(Errno::EFBIG)?;
     match target {
         _ if direct => read_split(file, offset_bytes, target).await,
-        Target::Memory(memory) => read_detour(file, pool, None, offset_bytes, memory).await,
+        // On the heap, so that requests that go straight through do not carry its state.
+        Target::Memory(memory) => {
+            Box::pin(read_detour(file, pool, None, offset_bytes, memory)).await
+        }
         Target::Registered(_) => Err(Errno::EOPNOTSUPP),
     }
 }
@@ -225,7 +228,10 @@ pub(crate) async fn write<F: File>(
     offset_bytes.checked_add(len_bytes).ok_or(Errno::EFBIG)?;
     match source {
         _ if direct => write_split(file, offset_bytes, source).await,
-        Source::Memory(memory) => write_detour(file, pool, None, offset_bytes, memory).await,
+        // As in `read`.
+        Source::Memory(memory) => {
+            Box::pin(write_detour(file, pool, None, offset_bytes, memory)).await
+        }
         Source::Registered(_) => Err(Errno::EOPNOTSUPP),
     }
 }

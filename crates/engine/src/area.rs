@@ -166,7 +166,8 @@ impl<'q, F: File> Active<'q, F> {
         // Old blocks may count the clusters of the new ones and of the table: those counts come first.
         let counted_before = self.writer.alloc.lock().counts_some_of(plan);
         match counted_before {
-            true => self.flush_all().await?,
+            // On the heap, so that writes do not carry its state.
+            true => Box::pin(self.flush_all()).await?,
             false => self.queue.barrier().await?,
         }
         let _held = self.writer.structure.lock().await;

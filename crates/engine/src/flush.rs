@@ -57,7 +57,7 @@ impl FlushGroup {
                 None => self.waiters.wait(ticket).await,
                 Some(leader) => {
                     // All who waited for it find its failure in the poison.
-                    let _ = leader.carry_out(pass()).await;
+                    let _ = leader.carry_out(&pass).await;
                 }
             }
         }
@@ -99,7 +99,7 @@ impl FlushGroup {
             let ticket = self.waiters.ticket();
             let leader = self.start(&mut self.state.lock(), poison);
             if let Some(leader) = leader {
-                return leader.carry_out(pass()).await;
+                return leader.carry_out(pass).await;
             }
             self.waiters.wait(ticket).await;
         }
@@ -174,8 +174,7 @@ impl<F: File> Queue<F> {
 impl<F: File> Active<'_, F> {
     /// Makes everything that completed before durable.
     pub(crate) async fn flush_all(&self) -> Result<(), Errno> {
-        // On the heap, so that requests do not carry the state of a pass: any may have to begin one.
-        let pass = async || Box::pin(self.write_back()).await;
+        let pass = async || self.write_back().await;
         self.writer.flush.flush(&self.image.poison, pass).await
     }
 
@@ -197,11 +196,11 @@ impl<F: File> Active<'_, F> {
 impl Leader<'_> {
     async fn carry_out(
         mut self,
-        pass: impl Future<Output = Result<(), Errno>>,
+        pass: impl AsyncFnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         let result = match self.poison.get() {
             Some(errno) => Err(errno),
-            None => pass.await,
+            None => pass().await,
         };
         if let Err(errno) = result {
             self.poison.set(errno);
