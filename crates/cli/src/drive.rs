@@ -39,7 +39,7 @@ pub fn drive<T>(
         .map_err(|errno| Failure::new(format!("cannot start a reactor: {errno}")))?;
     interrupt::on_signal(cancel)?;
     let outcome = reactor.block_on(async {
-        let queue = image.queue(ReactorFile::new);
+        let queue = image.queue::<ReactorFile>();
         let show = async {
             loop {
                 sleep(LOOK_INTERVAL).await;

@@ -154,7 +154,7 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
         watch(&job),
         async |queue| {
             if !args.name_only {
-                let over = base.map(|base| base.queue(ReactorFile::new));
+                let over = base.map(|base| base.queue::<ReactorFile>());
                 let copied = queue.rebase_onto(over.as_ref(), same_from, &job).await;
                 copied.map_err(failed)?;
             }

@@ -19,7 +19,7 @@ use crate::handover;
 use crate::image_file::ImageFile;
 use crate::key_values::{JSON_PREFIX, KeyValues, Value, shown};
 use crate::notice::say;
-use crate::open;
+use crate::open::{self, Bases};
 
 /// An image and how it is to be opened.
 #[derive(Clone, Debug, Default)]
@@ -292,10 +292,19 @@ impl ImageSpec {
 
     /// Opens the image and its chain.
     pub fn open(&self, base: &OpenOptions) -> Result<Opened<BlockingFile>, Failure> {
-        let opened = open::open(&self.path, &self.open_options(base)?);
+        self.open_sharing(base, &Bases::default())
+    }
+
+    /// The same; its backing chain may be shared with images that were opened with the same `bases`.
+    pub fn open_sharing(
+        &self,
+        base: &OpenOptions,
+        bases: &Bases,
+    ) -> Result<Opened<BlockingFile>, Failure> {
+        let opened = open::open_sharing(&self.path, &self.open_options(base)?, bases);
         let opened = opened.map_err(|failure| self.advise(failure))?;
-        let top = opened.image.layers().first().map(|layer| layer.format());
-        if let Some(other) = top.filter(|format| *format != Format::Qcow2) {
+        let other = opened.image.layers().top().format();
+        if other != Format::Qcow2 {
             let option = base.allocation.map(|_| "--allocation".to_owned());
             let key = self.changes.only_for_qcow2.as_ref();
             if let Some(option) = option.or(key.map(|key| format!("option '{key}'"))) {

@@ -93,9 +93,22 @@ pub fn reading(format: Option<Format>, force_share: bool, references: References
     }
 }
 
+/// The backing chains that the images of a process may share.
+pub type Bases = gaur_engine::Bases<BlockingFile>;
+
 /// Opens an image and its chain for calls that block.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened<BlockingFile>, Failure> {
-    block_on(gaur_engine::open(&BlockingHost, path, options)).map_err(|error| {
+    open_sharing(path, options, &Bases::default())
+}
+
+/// The same; its backing chain may be shared with images that were opened with the same `bases`.
+pub fn open_sharing(
+    path: &Path,
+    options: &OpenOptions,
+    bases: &Bases,
+) -> Result<Opened<BlockingFile>, Failure> {
+    let opening = gaur_engine::open_sharing(&BlockingHost, path, options, bases);
+    block_on(opening).map_err(|error| {
         let failure = Failure::image(&path.to_string_lossy(), &error);
         match error.kind() {
             ErrorKind::Locked if options.read_only => failure.hint(LOCKED_HINT),
