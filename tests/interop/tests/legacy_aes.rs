@@ -3,7 +3,7 @@
 use gaur_interop::compare::assert_same_bytes;
 use gaur_interop::gaur::gaur;
 use gaur_interop::scratch::Scratch;
-use gaur_interop::tool::{Run, run};
+use gaur_interop::tool::run;
 
 /// An encrypted image that QEMU has made, and its key.
 struct Old {
