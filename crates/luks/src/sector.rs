@@ -10,6 +10,7 @@ use aes::{Aes128, Aes192, Aes256, Block};
 use zeroize::Zeroizing;
 
 use crate::algorithm::{Cipher, Hash, Iv, KeyBits, Mode};
+use crate::secret::Passphrase;
 
 /// Bytes of a sector.
 pub const SECTOR_BYTES: usize = 512;
@@ -56,6 +57,22 @@ impl SectorCipher {
             tweak: xts.then(|| Box::new(Aes::new(cipher.bits, tweak))),
             salt,
         }
+    }
+
+    /// The encryption of old qcow2 images: AES-128 in mode CBC, its key being the first 16 bytes of the passphrase,
+    /// up to a byte of 0, with zeros behind them. Every passphrase fits; nothing says which is right.
+    pub fn legacy(passphrase: &Passphrase) -> SectorCipher {
+        let mut key = Zeroizing::new([0; 16]);
+        let bytes = passphrase.as_bytes().iter().take_while(|byte| **byte != 0);
+        for (to, from) in key.iter_mut().zip(bytes) {
+            *to = *from;
+        }
+        let cipher = Cipher {
+            bits: KeyBits::Aes128,
+            mode: Mode::Cbc,
+            iv: Iv::Plain64,
+        };
+        SectorCipher::new(cipher, &*key)
     }
 
     /// Encrypts `bytes` in place: sectors, of which the first has number `sector`. The last may be short by some
