@@ -1,7 +1,7 @@
 //! Encryption of sectors: AES in the modes XTS (IEEE 1619-2007) and CBC (NIST SP 800-38A).
 //!
-//! A sector's blocks go through the cipher together where the mode allows it, because the processor works on
-//! many at once: XTS both ways, CBC only to decrypt.
+//! The blocks of several sectors go through the cipher together where the mode allows it, because the processor
+//! works on many at once, and each call costs: XTS both ways, CBC only to decrypt.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ use crate::secret::Passphrase;
 pub const SECTOR_BYTES: usize = 512;
 const BLOCK_BYTES: usize = 16;
 const BLOCKS: usize = SECTOR_BYTES / BLOCK_BYTES;
-/// Sectors whose tweaks are encrypted together.
+/// Sectors that are encrypted together.
 const GROUP: usize = 8;
 
 /// Encrypts and decrypts sectors with one key. Shared by threads.
@@ -101,16 +101,10 @@ impl SectorCipher {
             for key in [&self.salt, &self.tweak].into_iter().flatten() {
                 key.encrypt(&mut ivs);
             }
-            if let (None, Way::Encrypt) = (&self.tweak, way) {
-                self.cbc_encrypt(ivs, group);
-                continue;
-            }
-            for (sector, iv) in group.chunks_mut(SECTOR_BYTES).zip(&ivs) {
-                let (blocks, _) = Block::slice_as_chunks_mut(sector);
-                match &self.tweak {
-                    Some(_) => self.xts(way, iv, blocks),
-                    None => self.cbc_decrypt(iv, blocks),
-                }
+            match (&self.tweak, way) {
+                (Some(_), way) => self.xts(way, &ivs, group),
+                (None, Way::Encrypt) => self.cbc_encrypt(ivs, group),
+                (None, Way::Decrypt) => self.cbc_decrypt(&ivs, group),
             }
         }
     }
@@ -123,21 +117,24 @@ impl SectorCipher {
         Block::from(number.to_le_bytes())
     }
 
-    fn xts(&self, way: Way, iv: &Block, blocks: &mut [Block]) {
-        let mut tweaks = [0_u128; BLOCKS];
-        let mut tweak = u128::from_le_bytes((*iv).into());
-        for slot in &mut tweaks {
-            *slot = tweak;
-            // Times x in the field of 2^128 elements.
-            let carry = (tweak >> 127).wrapping_mul(0x87);
-            tweak = (tweak << 1) ^ carry;
+    fn xts(&self, way: Way, ivs: &[Block; GROUP], group: &mut [u8]) {
+        let mut tweaks = [[0_u128; BLOCKS]; GROUP];
+        for (sector, iv) in tweaks.iter_mut().zip(ivs) {
+            let mut tweak = u128::from_le_bytes((*iv).into());
+            for slot in sector {
+                *slot = tweak;
+                // Times x in the field of 2^128 elements.
+                let carry = (tweak >> 127).wrapping_mul(0x87);
+                tweak = (tweak << 1) ^ carry;
+            }
         }
         let whiten = |blocks: &mut [Block]| {
-            for (block, tweak) in blocks.iter_mut().zip(&tweaks) {
+            for (block, tweak) in blocks.iter_mut().zip(tweaks.as_flattened()) {
                 let sum = u128::from_le_bytes((*block).into()) ^ tweak;
                 *block = Block::from(sum.to_le_bytes());
             }
         };
+        let (blocks, _) = Block::slice_as_chunks_mut(group);
         whiten(blocks);
         match way {
             Way::Encrypt => self.data.encrypt(blocks),
@@ -165,13 +162,18 @@ impl SectorCipher {
         }
     }
 
-    fn cbc_decrypt(&self, iv: &Block, blocks: &mut [Block]) {
-        let mut before = [*iv; BLOCKS];
-        for (to, from) in before.iter_mut().skip(1).zip(blocks.iter()) {
+    fn cbc_decrypt(&self, ivs: &[Block; GROUP], group: &mut [u8]) {
+        let (blocks, _) = Block::slice_as_chunks_mut(group);
+        let mut before = [[Block::default(); BLOCKS]; GROUP];
+        let shifted = before.as_flattened_mut();
+        for (to, from) in shifted.iter_mut().skip(1).zip(blocks.iter()) {
             *to = *from;
         }
+        for (sector, iv) in before.iter_mut().zip(ivs) {
+            sector[0] = *iv;
+        }
         self.data.decrypt(blocks);
-        for (block, before) in blocks.iter_mut().zip(&before) {
+        for (block, before) in blocks.iter_mut().zip(before.as_flattened()) {
             add(block, before);
         }
     }
