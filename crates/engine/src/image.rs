@@ -11,7 +11,6 @@ use gaur_format::feature::{Autoclear, Compatible};
 use gaur_format::geometry::{Geometry, Version};
 use gaur_format::header::{CompressionType, Header};
 use gaur_format::{AllocationPolicy, limit};
-use gaur_luks::SectorCipher;
 
 use crate::base::{Base, ImageFiles, Layers};
 use crate::bitmaps::{Bitmaps, LostBitmaps};
@@ -19,6 +18,7 @@ use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
 use crate::corruption::{CorruptionReport, Fault};
 use crate::decompressed::DecompressedClusters;
+use crate::encryption::LayerCipher;
 use crate::error::{ErrorKind, ImageError};
 use crate::events::RequestEvents;
 use crate::flush::FlushGroup;
@@ -107,7 +107,7 @@ pub(crate) struct Qcow2 {
     pub(crate) geometry: Geometry,
     pub(crate) compression: CompressionType,
     /// Of an encrypted layer.
-    pub(crate) cipher: Option<Arc<SectorCipher>>,
+    pub(crate) cipher: Option<LayerCipher>,
     pub(crate) maps: Maps,
     /// Slices being loaded, by host offset.
     pub(crate) loads: KeyLocks,
@@ -250,7 +250,7 @@ impl Qcow2 {
     pub(crate) fn new(
         maps: Maps,
         compression: CompressionType,
-        cipher: Option<Arc<SectorCipher>>,
+        cipher: Option<LayerCipher>,
     ) -> Qcow2 {
         Qcow2 {
             geometry: maps.geometry,
