@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gaur_engine::{
-    AllocationPolicy, CacheOptions, ErrorKind, Format, Keys, Layers, OpenOptions, Opened,
-    References,
+    AllocationPolicy, CacheOptions, ErrorKind, Format, Keys, OpenOptions, Opened, References,
 };
 use gaur_format::header::CryptMethod;
 use gaur_format::limit;
@@ -316,7 +315,7 @@ impl ImageSpec {
                 return Err(Failure::about(&self.shown, message));
             }
         }
-        self.check_encryption(opened.image.layers())?;
+        open::check_encryption(&self.shown, &self.changes.encryption, &opened.image)?;
         if let Some(lost) = opened.image.lost_bitmaps() {
             say(format!("{}: {}", self.shown, lost.describe()));
         }
@@ -325,26 +324,6 @@ impl ImageSpec {
             handover::tell(&self.shown, unclosed, false);
         }
         Ok(opened)
-    }
-
-    /// Refuses images that are encrypted in another way than the options say.
-    fn check_encryption(&self, layers: Layers<'_>) -> Result<(), Failure> {
-        for (depth, told) in &self.changes.encryption {
-            let header = layers.get(*depth).and_then(|layer| layer.header());
-            let found = header.map_or(CryptMethod::None, |header| header.crypt_method);
-            if found != *told {
-                let message = format!(
-                    "the options say encrypt.format={}, but the image {}",
-                    told.name(),
-                    match found {
-                        CryptMethod::None => "is not encrypted".to_owned(),
-                        found => format!("has {}", found.name()),
-                    }
-                );
-                return Err(Failure::about(&self.shown, message));
-            }
-        }
-        Ok(())
     }
 
     /// Opens the file alone, to read metadata.

@@ -5,7 +5,8 @@ use std::path::Path;
 #[cfg(feature = "clap")]
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gaur_block::{Errno, OpenError};
-use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions, Opened, References};
+use gaur_engine::{AllocationPolicy, ErrorKind, Format, Image, OpenOptions, Opened, References};
+use gaur_format::header::CryptMethod;
 use gaur_reactor::{BlockingFile, BlockingHost, block_on};
 use serde::{Deserialize, Serialize};
 
@@ -121,6 +122,28 @@ pub fn open_sharing(
             _ => failure,
         }
     })
+}
+
+/// Refuses images that are encrypted in another way than the options say, by depth in the chain.
+pub(crate) fn check_encryption(
+    name: &str,
+    told: &[(usize, CryptMethod)],
+    image: &Image,
+) -> Result<(), Failure> {
+    for (depth, told) in told {
+        let header = image.layers().get(*depth).and_then(|layer| layer.header());
+        let found = header.map_or(CryptMethod::None, |header| header.crypt_method);
+        if found != *told {
+            let what = match found {
+                CryptMethod::None => "is not encrypted".to_owned(),
+                found => format!("has {}", found.name()),
+            };
+            let told = told.name();
+            let message = format!("the options say encrypt.format={told}, but the image {what}");
+            return Err(Failure::about(name, message));
+        }
+    }
+    Ok(())
 }
 
 /// The failure to open a file, with advice where there is some.
