@@ -6,8 +6,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 
+use futures_util::future::join;
 use gaur_block::{Access, Device, Host, Payload, Request, Source, Target};
-use gaur_engine::{BrokenRule, Format, Job, OpenOptions, Opened, Queue, References, create, open};
+use gaur_engine::{
+    BrokenRule, Format, Job, OpenOptions, Opened, Queue, References, Shares, create, open,
+};
 use gaur_format::plan::CreateOptions;
 use gaur_format::{Header, Version};
 use gaur_sim::{
@@ -88,6 +91,11 @@ fn queue(opened: Opened<SimFile>) -> Queue<SimFile> {
     opened.image.queue(opened.files)
 }
 
+fn two_queues(opened: Opened<SimFile>) -> (Queue<SimFile>, Queue<SimFile>) {
+    let first = opened.image.queue(opened.files.clone());
+    (first, opened.image.queue(opened.files))
+}
+
 async fn change(queue: &Queue<SimFile>, random: &mut Random) {
     let size = queue.size_bytes();
     for _ in 0..25 {
@@ -141,6 +149,8 @@ async fn make(host: SimHost, seed: u64) {
 
 async fn work(host: SimHost, what: Work, broken: Option<BrokenRule>) {
     let job = Job::default();
+    // Small ones, so that two queues find some.
+    let shares = Shares::new(4096);
     if what == Work::Commit {
         let base = open(&host, BASE, &options(broken)).await.unwrap();
         let above = OpenOptions {
@@ -148,14 +158,22 @@ async fn work(host: SimHost, what: Work, broken: Option<BrokenRule>) {
             lock: false,
             ..options(broken)
         };
-        let top = queue(open(&host, TOP, &above).await.unwrap());
-        let base = queue(base);
-        top.commit_into(&base, &job).await.unwrap();
+        let top = open(&host, TOP, &above).await.unwrap();
+        let (top, second) = two_queues(top);
+        let (base, into) = two_queues(base);
+        let both = join(
+            top.commit_into(&base, &shares, &job),
+            second.commit_into(&into, &shares, &job),
+        );
+        let (one, two) = both.await;
+        one.and(two).unwrap();
+        drop((second, into));
         base.close().await.unwrap();
         top.make_empty(&job).await.unwrap();
         return top.close().await.unwrap();
     }
-    let top = queue(open(&host, TOP, &options(broken)).await.unwrap());
+    let top = open(&host, TOP, &options(broken)).await.unwrap();
+    let (top, second) = two_queues(top);
     let (new, name) = match what {
         Work::RebaseOn(name) => {
             let reading = OpenOptions {
@@ -163,11 +181,18 @@ async fn work(host: SimHost, what: Work, broken: Option<BrokenRule>) {
                 ..options(None)
             };
             let new = open(&host, name, &reading).await.unwrap();
-            (Some(queue(new)), Some(name.as_bytes()))
+            (Some(two_queues(new)), Some(name.as_bytes()))
         }
         _ => (None, None),
     };
-    top.rebase_onto(new.as_ref(), None, &job).await.unwrap();
+    let (over, under) = new.as_ref().map(|(one, two)| (one, two)).unzip();
+    let both = join(
+        top.rebase_onto(over, None, &shares, &job),
+        second.rebase_onto(under, None, &shares, &job),
+    );
+    let (one, two) = both.await;
+    one.and(two).unwrap();
+    drop(second);
     top.set_backing(name, name.map(|_| "qcow2")).await.unwrap();
     top.close().await.unwrap();
 }

@@ -7,12 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use gaur_block::FileId;
-use gaur_engine::{Format, Image, Job, OpenOptions};
+use gaur_engine::{Format, Image, Job, OpenOptions, Shares};
 use gaur_reactor::ReactorFile;
 
-use crate::drive::{drive, watch};
+use crate::drive::drive_together;
 use crate::failure::Failure;
-use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
 use crate::new_image::file_id;
 use crate::open::{self, CacheMode, SourceArgs};
@@ -129,18 +128,18 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let job = Arc::new(Job::default());
     let progress = args.show.start(None);
     let failed = |error| Failure::image(spec.path(), &error);
-    let work = drive(
+    let shares = Shares::default();
+    let work = drive_together(
         &overlay,
-        HostKind::Auto,
         progress,
-        watch(&job),
+        &job,
         async |queue| {
-            {
-                let into = base.queue(ReactorFile::new);
-                let committed = queue.commit_into(&into, &job).await;
-                committed.map_err(failed)?;
-                into.close().await.map_err(failed)?;
-            }
+            let into = base.queue(ReactorFile::new);
+            let committed = queue.commit_into(&into, &shares, &job).await;
+            committed.map_err(failed)
+        },
+        async |queue| {
+            base.close()?;
             match keeps {
                 true => Ok(()),
                 false => queue.make_empty(&job).await.map_err(failed),

@@ -5,12 +5,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use gaur_block::FileId;
-use gaur_engine::{Format, Job, OpenOptions};
+use gaur_engine::{Format, Job, OpenOptions, Shares};
 use gaur_reactor::ReactorFile;
 
-use crate::drive::{drive, watch};
+use crate::drive::drive_together;
 use crate::failure::Failure;
-use crate::host_kind::HostKind;
 use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
 use crate::new_image::file_id;
@@ -147,17 +146,20 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
     let job = Arc::new(Job::default());
     let progress = args.show.start(None);
     let failed = |error| Failure::image(spec.path(), &error);
-    let rebased = drive(
+    let shares = Shares::default();
+    let rebased = drive_together(
         &image,
-        HostKind::Auto,
         progress,
-        watch(&job),
+        &job,
         async |queue| {
-            if !args.name_only {
-                let over = base.map(|base| base.queue(ReactorFile::new));
-                let copied = queue.rebase_onto(over.as_ref(), same_from, &job).await;
-                copied.map_err(failed)?;
+            if args.name_only {
+                return Ok(());
             }
+            let over = base.map(|base| base.queue(ReactorFile::new));
+            let copied = queue.rebase_onto(over.as_ref(), same_from, &shares, &job);
+            copied.await.map_err(failed)
+        },
+        async |queue| {
             let name = new.as_ref().map(|new| &new.name[..]);
             let format = new.as_ref().map(|new| &new.format[..]);
             let changed = queue.set_backing(name, format.filter(|format| !format.is_empty()));

@@ -17,8 +17,9 @@
 use std::ops::Range;
 
 use gaur_block::{Errno, File, FileLimits, Segments, SegmentsMut, Source, Target};
-use gaur_luks::{SECTOR_BYTES, SectorCipher};
+use gaur_luks::SECTOR_BYTES;
 
+use crate::encryption::RunCipher;
 use crate::pool::Pool;
 use crate::sector_locks::{Fast, Held, SectorLocks};
 
@@ -100,7 +101,7 @@ fn sectors(file_limits: FileLimits) -> FileLimits {
 pub(crate) async fn read_encrypted<F: File>(
     file: &F,
     pool: &Pool<F>,
-    cipher: &SectorCipher,
+    cipher: RunCipher<'_>,
     offset_bytes: u64,
     target: Target<'_>,
 ) -> Result<(), Errno> {
@@ -131,7 +132,7 @@ async fn read_split<F: File>(
 async fn read_detour<F: File>(
     file: &F,
     pool: &Pool<F>,
-    cipher: Option<&SectorCipher>,
+    cipher: Option<RunCipher<'_>>,
     mut offset_bytes: u64,
     mut memory: SegmentsMut<'_>,
 ) -> Result<(), Errno> {
@@ -156,7 +157,7 @@ async fn read_detour<F: File>(
 }
 
 /// The limits that a detour keeps to.
-fn limits_for<F: File>(file: &F, cipher: Option<&SectorCipher>) -> FileLimits {
+fn limits_for<F: File>(file: &F, cipher: Option<RunCipher<'_>>) -> FileLimits {
     let limits = file.limits();
     cipher.map_or(limits, |_| sectors(limits))
 }
@@ -164,13 +165,13 @@ fn limits_for<F: File>(file: &F, cipher: Option<&SectorCipher>) -> FileLimits {
 /// Reads whole blocks, and decrypts them.
 async fn read_plain<F: File>(
     file: &F,
-    cipher: Option<&SectorCipher>,
+    cipher: Option<RunCipher<'_>>,
     start: u64,
     memory: &mut [u8],
 ) -> Result<(), Errno> {
     file.read_at(start, Target::memory(memory)).await?;
     if let Some(cipher) = cipher {
-        cipher.decrypt(start / SECTOR_BYTES as u64, memory);
+        cipher.decrypt(start, memory);
     }
     Ok(())
 }
@@ -241,7 +242,7 @@ pub(crate) async fn write_encrypted<F: File>(
     file: &F,
     pool: &Pool<F>,
     locks: &SectorLocks,
-    cipher: &SectorCipher,
+    cipher: RunCipher<'_>,
     offset_bytes: u64,
     source: Source<'_>,
 ) -> Result<(), Errno> {
@@ -275,7 +276,7 @@ async fn write_split<F: File>(
 async fn write_detour<F: File>(
     file: &F,
     pool: &Pool<F>,
-    cipher: Option<&SectorCipher>,
+    cipher: Option<RunCipher<'_>>,
     offset_bytes: u64,
     mut data: Segments<'_>,
 ) -> Result<(), Errno> {
@@ -296,7 +297,7 @@ async fn write_detour<F: File>(
         now.copy_to(&mut memory[inside]);
         data = later;
         if let Some(cipher) = cipher {
-            cipher.encrypt(piece.start / SECTOR_BYTES as u64, memory);
+            cipher.encrypt(piece.start, memory);
         }
         file.write_at(piece.start, Source::memory(memory)).await?;
         start = piece.end;
@@ -307,7 +308,7 @@ async fn write_detour<F: File>(
 /// Reads the first and the last block of `piece` into their places, if `wanted` leaves some of it.
 async fn read_edges<F: File>(
     file: &F,
-    cipher: Option<&SectorCipher>,
+    cipher: Option<RunCipher<'_>>,
     piece: &Range<u64>,
     wanted: &Range<u64>,
     memory: &mut [u8],

@@ -1,14 +1,16 @@
-//! Encryption of guest data: LUKS 1, whose header lies in clusters of the image.
+//! Encryption of guest data: LUKS 1, whose header lies in clusters of the image, and for reading the AES of old
+//! images, whose key is the passphrase itself.
 //!
 //! * Data clusters are encrypted, those of VM state too. Metadata is not.
-//! * The number of a sector is its place in the file: host offset / 512. So a cluster that is copied to
-//!   another place is encrypted anew.
+//! * The number of a sector is its place in the file that has it: host offset / 512. So a cluster that is
+//!   copied to another place is encrypted anew. In old images it is the place on the disk: guest offset / 512.
 //! * Guest memory is never encrypted in place: it may be changing, and it is the guest's. Bytes go through a
 //!   bounce buffer of the queue, which `align` reads and writes in whole sectors.
 //! * Bytes that no mapping shows are no zeros here: space that reads as zeros decrypts to noise. So a new
 //!   cluster is filled around the first write.
 //! * Compressed clusters are not encrypted, and the format has none in an encrypted image: they fail their
-//!   requests, because who has no key could have put them there.
+//!   requests, because who has no key could have put them there. Only old images show them: QEMU wrote some, and
+//!   a key that nothing checks protects from nobody.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +18,9 @@ use std::sync::Arc;
 use gaur_block::{Errno, File, Source, Target};
 use gaur_format::extension::LuksPointer;
 use gaur_format::header::{CryptMethod, Header};
-use gaur_luks::{HEADER_BYTES, Header as LuksHeader, KeySlot, Passphrase, SectorCipher, VolumeKey};
+use gaur_luks::{
+    HEADER_BYTES, Header as LuksHeader, KeySlot, Passphrase, SECTOR_BYTES, SectorCipher, VolumeKey,
+};
 
 use crate::active::Active;
 use crate::align;
@@ -24,25 +28,93 @@ use crate::error::{ErrorKind, ImageError};
 use crate::layer::LayerReader;
 use crate::read::MappedLayer;
 
+/// Encryption of a layer's data.
+#[derive(Clone)]
+pub(crate) struct LayerCipher {
+    sectors: Arc<SectorCipher>,
+    /// Sectors are counted along the disk, not along the file.
+    along_disk: bool,
+}
+
+impl LayerCipher {
+    /// For a run of data at host offset `host` that the guest has at `guest`.
+    pub(crate) fn of_run(&self, host: u64, guest: u64) -> RunCipher<'_> {
+        RunCipher {
+            sectors: &self.sectors,
+            shift: match self.along_disk {
+                true => guest.wrapping_sub(host),
+                false => 0,
+            },
+        }
+    }
+
+    /// For whatever is written: only what is counted along the file is.
+    pub(crate) fn of_file(&self) -> RunCipher<'_> {
+        self.of_run(0, 0)
+    }
+
+    /// Whether compressed clusters, which nobody encrypts, are shown.
+    pub(crate) fn allows_compressed(&self) -> bool {
+        self.along_disk
+    }
+}
+
+/// The cipher of data that lies in a row.
+#[derive(Clone, Copy)]
+pub(crate) struct RunCipher<'a> {
+    sectors: &'a SectorCipher,
+    /// With it an offset in the file becomes the one by which sectors are counted. Whole sectors.
+    shift: u64,
+}
+
+impl RunCipher<'_> {
+    /// Encrypts whole sectors that go to `host`.
+    pub(crate) fn encrypt(self, host: u64, bytes: &mut [u8]) {
+        self.sectors.encrypt(self.number(host), bytes);
+    }
+
+    /// Decrypts whole sectors that lie at `host`.
+    pub(crate) fn decrypt(self, host: u64, bytes: &mut [u8]) {
+        self.sectors.decrypt(self.number(host), bytes);
+    }
+
+    fn number(self, host: u64) -> u64 {
+        host.wrapping_add(self.shift) / SECTOR_BYTES as u64
+    }
+}
+
 impl<F: File> LayerReader<'_, F> {
     /// The cipher of the image, which `passphrase` opens; `None` for one that is not encrypted.
     pub(crate) async fn cipher(
         &self,
         header: &Header,
         passphrase: Option<&Passphrase>,
-    ) -> Result<Option<Arc<SectorCipher>>, ImageError> {
-        if header.crypt_method != CryptMethod::Luks {
+    ) -> Result<Option<LayerCipher>, ImageError> {
+        let method = header.crypt_method;
+        if method == CryptMethod::None {
             return Ok(None);
         }
         let passphrase = passphrase.ok_or_else(|| {
-            let text = "image is encrypted (luks), and no key was given for it";
+            let text = format!(
+                "image is encrypted ({}), and no key was given for it",
+                method.name()
+            );
             ImageError::new(ErrorKind::KeyMissing, text)
         })?;
+        if method == CryptMethod::Aes {
+            return Ok(Some(LayerCipher {
+                sectors: Arc::new(SectorCipher::legacy(passphrase)),
+                along_disk: true,
+            }));
+        }
         let (pointer, luks) = self.luks_header(header).await?;
         for slot in luks.active_slots() {
             let key = self.luks_key(&pointer, &luks, slot, passphrase).await?;
             if let Some(key) = key {
-                return Ok(Some(Arc::new(luks.data_cipher(&key))));
+                return Ok(Some(LayerCipher {
+                    sectors: Arc::new(luks.data_cipher(&key)),
+                    along_disk: false,
+                }));
             }
         }
         let text = "the key does not open the image: no key slot has it";
@@ -112,14 +184,22 @@ pub(crate) fn failed(error: gaur_luks::Error) -> ImageError {
 }
 
 impl<F: File> MappedLayer<'_, F> {
-    /// Fills `target` with guest data from host offset `host` on.
-    pub(crate) async fn read_data(&self, host: u64, target: Target<'_>) -> Result<(), Errno> {
+    /// Fills `target` with guest data from host offset `host` on, which the guest has at `guest`.
+    pub(crate) async fn read_data(
+        &self,
+        host: u64,
+        guest: u64,
+        target: Target<'_>,
+    ) -> Result<(), Errno> {
         let pool = &self.queue.pool;
         let file = self.queue.data_file_of(self.depth).ok_or(Errno::EIO)?;
         match &self.qcow2.cipher {
             None => align::read(file, pool, host, target).await,
             // On the heap, so that requests to plain images do not carry its state.
-            Some(cipher) => Box::pin(align::read_encrypted(file, pool, cipher, host, target)).await,
+            Some(cipher) => {
+                let cipher = cipher.of_run(host, guest);
+                Box::pin(align::read_encrypted(file, pool, cipher, host, target)).await
+            }
         }
     }
 }
@@ -132,6 +212,7 @@ impl<F: File> Active<'_, F> {
         match &self.qcow2.cipher {
             None => align::write(file, pool, locks, host, source).await,
             Some(cipher) => {
+                let cipher = cipher.of_file();
                 let written = align::write_encrypted(file, pool, locks, cipher, host, source);
                 Box::pin(written).await
             }

@@ -8,7 +8,7 @@ use gaur_block::{Errno, File};
 use crate::error::ImageError;
 use crate::job::Job;
 use crate::map::MapExtent;
-use crate::merge::{PIECE_BYTES, Piece, ZEROES_BYTES};
+use crate::merge::{PIECE_BYTES, Piece, Shares, ZEROES_BYTES};
 use crate::queue::Queue;
 use crate::range::GuestRange;
 
@@ -25,7 +25,8 @@ impl<F: File> Queue<F> {
         let through = self.image.layers.len() > 1;
         let most = if through { PIECE_BYTES } else { ZEROES_BYTES };
         let expanded = async {
-            let pieces = self.pieces(job, most, async |extent: &MapExtent, _| {
+            let shares = Shares::default();
+            let pieces = self.pieces(&shares, job, most, async |extent: &MapExtent, _| {
                 let marked = extent.depth == 0 && extent.present && extent.zero;
                 Ok((marked, extent.len_bytes))
             });

@@ -11,13 +11,13 @@ use gaur_format::feature::{Autoclear, Compatible};
 use gaur_format::geometry::{Geometry, Version};
 use gaur_format::header::{CompressionType, Header};
 use gaur_format::{AllocationPolicy, limit};
-use gaur_luks::SectorCipher;
 
 use crate::bitmaps::{Bitmaps, LostBitmaps};
 use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
 use crate::corruption::{CorruptionReport, Fault};
 use crate::decompressed::DecompressedClusters;
+use crate::encryption::LayerCipher;
 use crate::error::{ErrorKind, ImageError};
 use crate::events::RequestEvents;
 use crate::flush::FlushGroup;
@@ -107,7 +107,7 @@ pub(crate) struct Qcow2 {
     pub(crate) geometry: Geometry,
     pub(crate) compression: CompressionType,
     /// Of an encrypted layer.
-    pub(crate) cipher: Option<Arc<SectorCipher>>,
+    pub(crate) cipher: Option<LayerCipher>,
     pub(crate) maps: Maps,
     /// Slices being loaded, by host offset.
     pub(crate) loads: KeyLocks,
@@ -222,7 +222,7 @@ impl Qcow2 {
     pub(crate) fn new(
         maps: Maps,
         compression: CompressionType,
-        cipher: Option<Arc<SectorCipher>>,
+        cipher: Option<LayerCipher>,
     ) -> Qcow2 {
         Qcow2 {
             geometry: maps.geometry,

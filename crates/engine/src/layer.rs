@@ -7,7 +7,6 @@
 //! free. Reads are of at most [`PIECE_BYTES`], and memory grows as they arrive.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use gaur_block::{File, FileLimits, Target};
 use gaur_foreign::vmdk::descriptor::Part;
@@ -16,10 +15,11 @@ use gaur_format::header::{CryptMethod, Header};
 use gaur_format::probe::{self, ImageFormat};
 use gaur_format::snapshot::{self, Snapshot};
 use gaur_format::{Geometry, HostOffset, l1, limit, refcount};
-use gaur_luks::{Passphrase, SectorCipher};
+use gaur_luks::Passphrase;
 
 use crate::align;
 use crate::bitmaps::{BitmapList, LostBitmaps};
+use crate::encryption::LayerCipher;
 use crate::error::{ErrorKind, ImageError};
 use crate::image::Layer;
 use crate::options::Format;
@@ -59,7 +59,7 @@ pub(crate) struct LayerParts {
     /// Only when the layer is to be written, and they are not kept.
     pub(crate) lost_bitmaps: Option<LostBitmaps>,
     /// Of an encrypted layer.
-    pub(crate) cipher: Option<Arc<SectorCipher>>,
+    pub(crate) cipher: Option<LayerCipher>,
     /// Of a VMDK in files of its own, which are still to be opened.
     pub(crate) extents: Vec<Part>,
 }
@@ -448,16 +448,13 @@ fn kept_disk(header: &Header, snapshot: &Snapshot) -> Result<(u64, HostOffset, u
 pub(crate) fn check_supported(header: &Header, writable: bool) -> Result<(), ImageError> {
     header.check_features().map_err(ImageError::format)?;
     let unsupported = |text: &str| Err(ImageError::new(ErrorKind::Unsupported, text));
-    match header.crypt_method {
-        CryptMethod::None | CryptMethod::Luks => {}
-        CryptMethod::Aes => return unsupported("image is encrypted (aes), which is not supported"),
+    if writable && header.crypt_method == CryptMethod::Aes {
+        return unsupported(
+            "image is encrypted as old images are (aes), and can only be opened read-only; \
+             'gaur convert -o encrypt.format=luks' makes one that can be written",
+        );
     }
     if writable && header.incompatible.has(Incompatible::DATA_FILE) {
-        if header.crypt_method != CryptMethod::None {
-            return unsupported(
-                "image is encrypted and has an external data file; it can only be opened read-only",
-            );
-        }
         if header.nb_snapshots > 0 {
             return unsupported(
                 "image has an external data file and internal snapshots, which would share it; \

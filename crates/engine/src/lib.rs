@@ -106,6 +106,7 @@ pub use job::Job;
 pub use keys::Keys;
 pub use layer::probe;
 pub use map::MapExtent;
+pub use merge::Shares;
 #[cfg(feature = "broken-order")]
 pub use options::BrokenRule;
 pub use options::{Format, OpenOptions};

@@ -19,6 +19,7 @@ use crate::map::MapExtent;
 use crate::pool::PoolBuffer;
 use crate::queue::Queue;
 use crate::range::GuestRange;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Most bytes that are read and written at once.
 pub(crate) const PIECE_BYTES: u64 = 1 << 20;
@@ -26,6 +27,10 @@ pub(crate) const PIECE_BYTES: u64 = 1 << 20;
 pub(crate) const ZEROES_BYTES: u64 = 1 << 30;
 /// Pieces at a time.
 const IN_FLIGHT_MAX: usize = 16;
+/// A share of the disk: some times as much as is in flight.
+const SHARE_BYTES: u64 = 64 << 20;
+/// About how many shares a large disk has.
+const SHARES: u64 = 1024;
 /// Differences are told in blocks of so many bytes.
 const BLOCK_BYTES: usize = 4096;
 
@@ -37,24 +42,68 @@ pub(crate) struct Piece {
     zero: bool,
 }
 
+/// The parts of a disk that no queue has taken yet, of those that walk over it together.
+#[derive(Debug)]
+pub struct Shares {
+    next: AtomicU64,
+    least_bytes: u64,
+}
+
+impl Default for Shares {
+    fn default() -> Shares {
+        Shares::new(SHARE_BYTES)
+    }
+}
+
+impl Shares {
+    /// Of at least so many bytes, a power of two; of more, where a disk is so large that there were too many.
+    pub fn new(least_bytes: u64) -> Shares {
+        Shares {
+            next: AtomicU64::new(0),
+            least_bytes,
+        }
+    }
+
+    /// The next part of a disk of so many bytes. The first tells `job` how much there is to do.
+    fn take(&self, size_bytes: u64, job: &Job) -> Option<Range<u64>> {
+        let share = (size_bytes / SHARES).next_power_of_two();
+        let share = share.max(self.least_bytes);
+        let next = |at: u64| (at < size_bytes).then(|| size_bytes.min(at.saturating_add(share)));
+        let start = self
+            .next
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        let start = start.ok()?;
+        if start == 0 {
+            job.expect(size_bytes);
+        }
+        Some(start..next(start)?)
+    }
+}
+
 impl<F: File> Queue<F> {
     /// Writes to `base` what the layers of this image hold; it was opened without the chain from `base` on
     /// ([`crate::OpenOptions::stop_at`]). What they do not hold is left as it is there. A smaller
-    /// base grows first. Afterwards the base is durable; this image is unchanged.
+    /// base grows first. Afterwards the base is durable; this image is unchanged. Several pairs of queues may do it
+    /// together: each has done its own `shares` when it returns.
     ///
     /// No other request changes either image meanwhile. If it fails, or `job` is cancelled, both still show the disk
     /// they showed.
     ///
     /// # Errors
     /// Those of the host and of damage in either image.
-    pub async fn commit_into<B: File>(&self, base: &Queue<B>, job: &Job) -> Result<(), ImageError> {
+    pub async fn commit_into<B: File>(
+        &self,
+        base: &Queue<B>,
+        shares: &Shares,
+        job: &Job,
+    ) -> Result<(), ImageError> {
         let size = self.size_bytes();
         if base.size_bytes() < size {
             // A raw disk may end inside a sector, an image may not.
             base.resize(size, false, job).await?;
         }
         let lowest = self.image.layers.len().saturating_sub(1) as u32;
-        let pieces = self.pieces(job, ZEROES_BYTES, async |extent: &MapExtent, _| {
+        let pieces = self.pieces(shares, job, ZEROES_BYTES, async |extent: &MapExtent, _| {
             // A layer in between that ends before hides what the base has there: zeros.
             let hidden = extent.depth < lowest;
             Ok((extent.present || hidden, extent.len_bytes))
@@ -106,7 +155,8 @@ impl<F: File> Queue<F> {
 
     /// Copies into the top image what reads differently over `new`, its next backing file (`None` for none), so that
     /// [`Queue::set_backing`] changes nothing that the guest sees. Layers from number `same_from` on are part of
-    /// the new chain too.
+    /// the new chain too. Several queues may do it together, each with a queue of `new`: each has done its own
+    /// `shares` when it returns.
     ///
     /// No other request changes the image meanwhile. If it fails, or `job` is cancelled, it shows the disk it showed.
     ///
@@ -116,30 +166,36 @@ impl<F: File> Queue<F> {
         &self,
         new: Option<&Queue<B>>,
         same_from: Option<u32>,
+        shares: &Shares,
         job: &Job,
     ) -> Result<(), ImageError> {
         self.changing()?;
-        let pieces = self.pieces(job, PIECE_BYTES, async |extent: &MapExtent, at: u64| {
-            let own = extent.present && extent.depth == 0;
-            let same = extent.present && same_from.is_some_and(|from| extent.depth >= from);
-            if own || same {
-                return Ok((false, extent.len_bytes));
-            }
-            let beyond = MapExtent {
-                len_bytes: extent.len_bytes,
-                zero: true,
-                ..MapExtent::default()
-            };
-            let other = match new {
-                Some(new) if at < new.size_bytes() => {
-                    let left = new.size_bytes() - at;
-                    new.map(at, extent.len_bytes.min(left)).await?
+        let pieces = self.pieces(
+            shares,
+            job,
+            PIECE_BYTES,
+            async |extent: &MapExtent, at: u64| {
+                let own = extent.present && extent.depth == 0;
+                let same = extent.present && same_from.is_some_and(|from| extent.depth >= from);
+                if own || same {
+                    return Ok((false, extent.len_bytes));
                 }
-                _ => beyond,
-            };
-            let len = extent.len_bytes.min(other.len_bytes);
-            Ok((!(extent.zero && other.zero), len))
-        });
+                let beyond = MapExtent {
+                    len_bytes: extent.len_bytes,
+                    zero: true,
+                    ..MapExtent::default()
+                };
+                let other = match new {
+                    Some(new) if at < new.size_bytes() => {
+                        let left = new.size_bytes() - at;
+                        new.map(at, extent.len_bytes.min(left)).await?
+                    }
+                    _ => beyond,
+                };
+                let len = extent.len_bytes.min(other.len_bytes);
+                Ok((!(extent.zero && other.zero), len))
+            },
+        );
         let copied = pieces
             .map_ok(|piece| self.copy_difference(new, piece, job))
             .try_buffer_unordered(IN_FLIGHT_MAX)
@@ -218,27 +274,34 @@ impl<F: File> Queue<F> {
     /// bytes it is true. A run of zeros is no longer than `zeroes_max`.
     pub(crate) fn pieces(
         &self,
+        shares: &Shares,
         job: &Job,
         zeroes_max: u64,
         choose: impl AsyncFn(&MapExtent, u64) -> Result<(bool, u64), Errno>,
     ) -> impl stream::Stream<Item = Result<Piece, Errno>> {
-        let end = self.size_bytes();
-        job.expect(end);
-        stream::try_unfold((0, choose), move |(mut at, choose)| async move {
-            while at < end {
-                let extent = self.map(at, end - at).await?;
+        let size = self.size_bytes();
+        stream::try_unfold((0..0, choose), move |(mut share, choose)| async move {
+            loop {
+                if share.is_empty() {
+                    share = match shares.take(size, job) {
+                        Some(next) => next,
+                        None => return Ok(None),
+                    };
+                }
+                let at = share.start;
+                let extent = self.map(at, share.end - at).await?;
                 let (wanted, len) = choose(&extent, at).await?;
                 if !wanted {
-                    at += len;
+                    share.start += len;
                     job.step(len)?;
                     continue;
                 }
                 let zero = extent.zero;
                 let most = if zero { zeroes_max } else { PIECE_BYTES };
                 let range = GuestRange::new(at, len.min(most - at % most));
-                return Ok(Some((Piece { range, zero }, (range.end(), choose))));
+                share.start = range.end();
+                return Ok(Some((Piece { range, zero }, (share, choose))));
             }
-            Ok(None)
         })
     }
 

@@ -268,7 +268,7 @@ impl<F: File> Queue<F> {
             Kind::Data { host, .. } => {
                 let layer = self.image.layers.get(found.layer);
                 if layer.is_some_and(|layer| layer.is_encrypted()) {
-                    return self.mapped(found.layer)?.read_data(host, target).await;
+                    return self.mapped(found.layer)?.read_data(host, at, target).await;
                 }
                 let file = self.file_at(found.layer, at).ok_or(Errno::EIO)?;
                 align::read(file, &self.pool, host, target).await
@@ -395,7 +395,8 @@ impl<F: File> MappedLayer<'_, F> {
         at: u64,
         out: SegmentsMut<'_>,
     ) -> Result<(), Errno> {
-        if self.qcow2.cipher.is_some() {
+        let cipher = self.qcow2.cipher.as_ref();
+        if cipher.is_some_and(|cipher| !cipher.allows_compressed()) {
             return Err(Errno::EIO);
         }
         let start = at as usize & (self.qcow2.geometry.cluster_size() as usize - 1);

@@ -93,6 +93,17 @@ pub enum CryptMethod {
     Luks = 2,
 }
 
+impl CryptMethod {
+    /// The name in options and reports; `none` for no encryption.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CryptMethod::None => "none",
+            CryptMethod::Aes => "aes",
+            CryptMethod::Luks => "luks",
+        }
+    }
+}
+
 /// How compressed clusters are compressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CompressionType {

@@ -1,7 +1,7 @@
 //! Encryption of sectors: AES in the modes XTS (IEEE 1619-2007) and CBC (NIST SP 800-38A).
 //!
-//! A sector's blocks go through the cipher together where the mode allows it, because the processor works on
-//! many at once: XTS both ways, CBC only to decrypt.
+//! The blocks of several sectors go through the cipher together where the mode allows it, because the processor
+//! works on many at once, and each call costs: XTS both ways, CBC only to decrypt.
 
 use std::fmt;
 
@@ -10,12 +10,13 @@ use aes::{Aes128, Aes192, Aes256, Block};
 use zeroize::Zeroizing;
 
 use crate::algorithm::{Cipher, Hash, Iv, KeyBits, Mode};
+use crate::secret::Passphrase;
 
 /// Bytes of a sector.
 pub const SECTOR_BYTES: usize = 512;
 const BLOCK_BYTES: usize = 16;
 const BLOCKS: usize = SECTOR_BYTES / BLOCK_BYTES;
-/// Sectors whose tweaks are encrypted together.
+/// Sectors that are encrypted together.
 const GROUP: usize = 8;
 
 /// Encrypts and decrypts sectors with one key. Shared by threads.
@@ -58,6 +59,22 @@ impl SectorCipher {
         }
     }
 
+    /// The encryption of old qcow2 images: AES-128 in mode CBC, its key being the first 16 bytes of the passphrase,
+    /// up to a byte of 0, with zeros behind them. Every passphrase fits; nothing says which is right.
+    pub fn legacy(passphrase: &Passphrase) -> SectorCipher {
+        let mut key = Zeroizing::new([0; 16]);
+        let bytes = passphrase.as_bytes().iter().take_while(|byte| **byte != 0);
+        for (to, from) in key.iter_mut().zip(bytes) {
+            *to = *from;
+        }
+        let cipher = Cipher {
+            bits: KeyBits::Aes128,
+            mode: Mode::Cbc,
+            iv: Iv::Plain64,
+        };
+        SectorCipher::new(cipher, &*key)
+    }
+
     /// Encrypts `bytes` in place: sectors, of which the first has number `sector`. The last may be short by some
     /// blocks, as in the stripes of a key of 24 bytes.
     pub fn encrypt(&self, sector: u64, bytes: &mut [u8]) {
@@ -84,16 +101,10 @@ impl SectorCipher {
             for key in [&self.salt, &self.tweak].into_iter().flatten() {
                 key.encrypt(&mut ivs);
             }
-            if let (None, Way::Encrypt) = (&self.tweak, way) {
-                self.cbc_encrypt(ivs, group);
-                continue;
-            }
-            for (sector, iv) in group.chunks_mut(SECTOR_BYTES).zip(&ivs) {
-                let (blocks, _) = Block::slice_as_chunks_mut(sector);
-                match &self.tweak {
-                    Some(_) => self.xts(way, iv, blocks),
-                    None => self.cbc_decrypt(iv, blocks),
-                }
+            match (&self.tweak, way) {
+                (Some(_), way) => self.xts(way, &ivs, group),
+                (None, Way::Encrypt) => self.cbc_encrypt(ivs, group),
+                (None, Way::Decrypt) => self.cbc_decrypt(&ivs, group),
             }
         }
     }
@@ -106,21 +117,24 @@ impl SectorCipher {
         Block::from(number.to_le_bytes())
     }
 
-    fn xts(&self, way: Way, iv: &Block, blocks: &mut [Block]) {
-        let mut tweaks = [0_u128; BLOCKS];
-        let mut tweak = u128::from_le_bytes((*iv).into());
-        for slot in &mut tweaks {
-            *slot = tweak;
-            // Times x in the field of 2^128 elements.
-            let carry = (tweak >> 127).wrapping_mul(0x87);
-            tweak = (tweak << 1) ^ carry;
+    fn xts(&self, way: Way, ivs: &[Block; GROUP], group: &mut [u8]) {
+        let mut tweaks = [[0_u128; BLOCKS]; GROUP];
+        for (sector, iv) in tweaks.iter_mut().zip(ivs) {
+            let mut tweak = u128::from_le_bytes((*iv).into());
+            for slot in sector {
+                *slot = tweak;
+                // Times x in the field of 2^128 elements.
+                let carry = (tweak >> 127).wrapping_mul(0x87);
+                tweak = (tweak << 1) ^ carry;
+            }
         }
         let whiten = |blocks: &mut [Block]| {
-            for (block, tweak) in blocks.iter_mut().zip(&tweaks) {
+            for (block, tweak) in blocks.iter_mut().zip(tweaks.as_flattened()) {
                 let sum = u128::from_le_bytes((*block).into()) ^ tweak;
                 *block = Block::from(sum.to_le_bytes());
             }
         };
+        let (blocks, _) = Block::slice_as_chunks_mut(group);
         whiten(blocks);
         match way {
             Way::Encrypt => self.data.encrypt(blocks),
@@ -148,13 +162,18 @@ impl SectorCipher {
         }
     }
 
-    fn cbc_decrypt(&self, iv: &Block, blocks: &mut [Block]) {
-        let mut before = [*iv; BLOCKS];
-        for (to, from) in before.iter_mut().skip(1).zip(blocks.iter()) {
+    fn cbc_decrypt(&self, ivs: &[Block; GROUP], group: &mut [u8]) {
+        let (blocks, _) = Block::slice_as_chunks_mut(group);
+        let mut before = [[Block::default(); BLOCKS]; GROUP];
+        let shifted = before.as_flattened_mut();
+        for (to, from) in shifted.iter_mut().skip(1).zip(blocks.iter()) {
             *to = *from;
         }
+        for (sector, iv) in before.iter_mut().zip(ivs) {
+            sector[0] = *iv;
+        }
         self.data.decrypt(blocks);
-        for (block, before) in blocks.iter_mut().zip(&before) {
+        for (block, before) in blocks.iter_mut().zip(before.as_flattened()) {
             add(block, before);
         }
     }

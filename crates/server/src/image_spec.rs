@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gaur_engine::{
-    AllocationPolicy, CacheOptions, ErrorKind, Format, Keys, OpenOptions, Opened, References,
+    AllocationPolicy, CacheOptions, ErrorKind, Format, Keys, Layer, OpenOptions, Opened, References,
 };
+use gaur_format::header::CryptMethod;
 use gaur_format::limit;
 use gaur_reactor::BlockingFile;
 
@@ -49,6 +50,8 @@ struct Overrides {
     without_backing: bool,
     /// Depths in the chain, and the names of their secrets.
     secrets: Vec<(usize, String)>,
+    /// Depths in the chain, and how the images there are said to be encrypted.
+    encryption: Vec<(usize, CryptMethod)>,
     data_file: Option<PathBuf>,
     cache: CacheOptions,
     clean_interval_seconds: Option<u32>,
@@ -303,6 +306,7 @@ impl ImageSpec {
                 return Err(Failure::about(&self.shown, message));
             }
         }
+        self.check_encryption(opened.image.layers())?;
         if let Some(lost) = opened.image.lost_bitmaps() {
             say(format!("{}: {}", self.shown, lost.describe()));
         }
@@ -311,6 +315,26 @@ impl ImageSpec {
             handover::tell(&self.shown, unclosed, false);
         }
         Ok(opened)
+    }
+
+    /// Refuses images that are encrypted in another way than the options say.
+    fn check_encryption(&self, layers: &[Layer]) -> Result<(), Failure> {
+        for (depth, told) in &self.changes.encryption {
+            let header = layers.get(*depth).and_then(|layer| layer.header());
+            let found = header.map_or(CryptMethod::None, |header| header.crypt_method);
+            if found != *told {
+                let message = format!(
+                    "the options say encrypt.format={}, but the image {}",
+                    told.name(),
+                    match found {
+                        CryptMethod::None => "is not encrypted".to_owned(),
+                        found => format!("has {}", found.name()),
+                    }
+                );
+                return Err(Failure::about(&self.shown, message));
+            }
+        }
+        Ok(())
     }
 
     /// Opens the file alone, to read metadata.
@@ -450,7 +474,9 @@ impl OptionReader {
             if keys.find_key(|key| key.contains("encrypt.")).is_none() {
                 break;
             }
-            keys.take_choice(&format!("{level}encrypt.format"), &[("luks", ())])?;
+            let methods = [CryptMethod::Luks, CryptMethod::Aes].map(|one| (one.name(), one));
+            let method = keys.take_choice(&format!("{level}encrypt.format"), &methods)?;
+            changes.encryption.extend(method.map(|one| (depth, one)));
             if let Some(name) = keys.take_text(&format!("{level}encrypt.key-secret"))? {
                 changes.secrets.push((depth, name));
             }
@@ -660,8 +686,8 @@ mod tests {
             "'offset' is not supported",
         ),
         (
-            "driver=qcow2,file.filename=a,encrypt.format=aes",
-            "'encrypt.format' is 'aes'",
+            "driver=qcow2,file.filename=a,encrypt.format=des",
+            "'encrypt.format' is 'des'",
         ),
         (
             "driver=qcow2,file.filename=a,encrypt.cipher-alg=aes-256",

@@ -13,7 +13,8 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct BitmapBits {
     shape: BitmapShape,
-    words_per_piece: u64,
+    /// Words of a piece, as a power of two.
+    piece_bits: u32,
     pieces: Box<[OnceLock<Box<[AtomicU64]>>]>,
 }
 
@@ -23,7 +24,7 @@ impl BitmapBits {
         let pieces = (0..shape.table_entries()).map(|_| OnceLock::new());
         BitmapBits {
             shape,
-            words_per_piece: shape.bits_per_cluster() / 64,
+            piece_bits: (shape.bits_per_cluster() / 64).ilog2(),
             pieces: pieces.collect(),
         }
     }
@@ -36,14 +37,30 @@ impl BitmapBits {
         Some(self.pieces.get(index as usize)?.get()?)
     }
 
+    /// The piece of the word with this index, and its index there.
+    fn place(&self, index: u64) -> (usize, usize) {
+        let within = (1 << self.piece_bits) - 1;
+        (
+            (index >> self.piece_bits) as usize,
+            (index & within) as usize,
+        )
+    }
+
+    /// The word with this index, if it was ever made.
+    fn existing_word(&self, index: u64) -> Option<&AtomicU64> {
+        let (piece, within) = self.place(index);
+        self.pieces.get(piece)?.get()?.get(within)
+    }
+
     /// The word with this index, which is made if it is not there.
     fn word(&self, index: u64) -> Option<&AtomicU64> {
-        let piece = self.pieces.get((index / self.words_per_piece) as usize)?;
+        let (piece, within) = self.place(index);
+        let piece = self.pieces.get(piece)?;
         let words = piece.get_or_init(|| {
-            let zeros = (0..self.words_per_piece).map(|_| AtomicU64::new(0));
+            let zeros = (0..1_u64 << self.piece_bits).map(|_| AtomicU64::new(0));
             zeros.collect()
         });
-        words.get((index % self.words_per_piece) as usize)
+        words.get(within)
     }
 
     /// Sets the bits of a range of the disk.
@@ -59,8 +76,7 @@ impl BitmapBits {
         while at < bits.end {
             let upto = (at / 64 * 64 + 64).min(bits.end);
             let mask = mask(at % 64, upto - at);
-            let word = self.piece(at / 64 / self.words_per_piece);
-            let word = word.and_then(|words| words.get((at / 64 % self.words_per_piece) as usize));
+            let word = self.existing_word(at / 64);
             if word.is_none_or(|word| word.load(Ordering::Acquire) & mask != mask) {
                 return false;
             }
@@ -128,7 +144,7 @@ impl BitmapBits {
         for (piece, words) in self.pieces.iter().enumerate() {
             for (word, bits) in words.get().into_iter().flatten().enumerate() {
                 let mut bits = bits.load(Ordering::Relaxed);
-                let base = (piece as u64 * self.words_per_piece + word as u64) * 64;
+                let base = (((piece as u64) << self.piece_bits) + word as u64) * 64;
                 while bits != 0 {
                     let first = u64::from(bits.trailing_zeros());
                     let len = u64::from((bits >> first).trailing_ones());
@@ -154,8 +170,7 @@ impl BitmapBits {
     pub fn run_at(&self, offset: u64, len: u64) -> (u64, bool) {
         let bits = self.shape.bits_of(offset, len);
         let is_set = |bit: u64| {
-            let word = self.piece(bit / 64 / self.words_per_piece);
-            let word = word.and_then(|words| words.get((bit / 64 % self.words_per_piece) as usize));
+            let word = self.existing_word(bit / 64);
             word.map_or(0, |word| word.load(Ordering::Relaxed))
         };
         let first = is_set(bits.start) >> (bits.start % 64) & 1 == 1;

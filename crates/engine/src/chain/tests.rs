@@ -395,8 +395,14 @@ fn unsupported_features_are_refused_by_name() {
     };
     let aes = with(&|header| header.crypt_method = CryptMethod::Aes);
     let unknown = with(&|header| header.incompatible = Incompatible(1 << 40));
-    for (bytes, word) in [(aes, "aes"), (unknown, "bit 40")] {
-        let (kind, line) = damage(bytes, &read_only());
+    let (kind, line) = damage(aes.clone(), &read_only());
+    assert_eq!(kind, ErrorKind::KeyMissing, "{line}");
+    let writing = OpenOptions::new(References::Any);
+    for (bytes, options, word) in [
+        (aes, writing, "gaur convert -o encrypt.format=luks"),
+        (unknown, read_only(), "bit 40"),
+    ] {
+        let (kind, line) = damage(bytes, &options);
         assert_eq!(kind, ErrorKind::Unsupported, "{line}");
         assert!(line.starts_with("top: ") && line.contains(word), "{line}");
     }

@@ -276,7 +276,11 @@ impl State {
         out: &mut [u8],
     ) -> Result<(), ImageError> {
         let fetched = match extent.kind {
-            Kind::Data { host, .. } => self.layer(queue).read_data(host, Target::memory(out)).await,
+            Kind::Data { host, .. } => {
+                let guest = self.start_bytes.saturating_add(at);
+                let target = Target::memory(out);
+                self.layer(queue).read_data(host, guest, target).await
+            }
             Kind::Compressed { descriptor } => {
                 self.layer(queue)
                     .decompress(descriptor, at, out.into())

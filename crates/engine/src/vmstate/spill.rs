@@ -9,7 +9,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use gaur_block::{Errno, File, Source, Target};
-use gaur_luks::SECTOR_BYTES;
 
 use super::chunk::Chunk;
 use super::save::{VmStateSave, top_of};
@@ -68,7 +67,7 @@ impl Spill {
                     let host = piece.host_bytes + (gap.start - piece.range.start) as u64;
                     let target = Target::memory(&mut chunk.memory[gap]);
                     let top = queue.mapped(0).map_err(|errno| failed(queue, errno))?;
-                    let read = top.read_data(host, target).await;
+                    let read = top.read_data(host, host, target).await;
                     let text = "cannot read back the state of the machine";
                     read.map_err(|errno| queue.image.explain(errno, text))?;
                 }
@@ -108,7 +107,7 @@ async fn write_clusters<F: File>(
     if let Some(cipher) = &queue.mapped(0)?.qcow2.cipher {
         let copy = encrypted.insert(queue.pool.take(file, bytes.len()));
         copy.copy_from_slice(bytes);
-        cipher.encrypt(host_bytes / SECTOR_BYTES as u64, copy);
+        cipher.of_file().encrypt(host_bytes, copy);
     }
     let bytes = encrypted.as_deref().unwrap_or(bytes);
     let limits = file.limits();

@@ -142,3 +142,26 @@ fn plain_vectors_come_again_after_32_bits_and_others_do_not() {
         assert_eq!(low == high, again, "{iv:?}");
     }
 }
+
+#[test]
+fn legacy_key_is_the_passphrase_cut_at_16_bytes_or_its_first_zero() {
+    let encrypted = |key: &[u8]| {
+        let mut sector = counting();
+        SectorCipher::legacy(&Passphrase::new(key.to_vec())).encrypt(7, &mut sector);
+        sector
+    };
+    assert_eq!(
+        encrypted(b"0123456789abcdefg"),
+        encrypted(b"0123456789abcdef")
+    );
+    assert_eq!(encrypted(b"short"), encrypted(b"short\0and what is behind"));
+    assert_ne!(encrypted(b"short"), encrypted(b"shorter"));
+    let cipher = Cipher {
+        bits: KeyBits::Aes128,
+        mode: Mode::Cbc,
+        iv: Iv::Plain64,
+    };
+    let mut sector = counting();
+    SectorCipher::new(cipher, b"short\0\0\0\0\0\0\0\0\0\0\0").encrypt(7, &mut sector);
+    assert_eq!(encrypted(b"short"), sector);
+}
