@@ -69,8 +69,7 @@ impl VmStateSave {
     /// Begins to save a state into a qcow2 image that is open for writing.
     pub fn begin(image: &Arc<Image>) -> Result<Arc<VmStateSave>, ImageError> {
         let refuse = |kind, text: &str| Err(ImageError::new(kind, text));
-        let layer = image.layers().first();
-        let Some(qcow2) = layer.and_then(|layer| layer.qcow2.as_ref()) else {
+        let Some(qcow2) = image.top.qcow2.as_ref() else {
             return refuse(ErrorKind::Unsupported, "a raw image has no snapshots");
         };
         let Some(writer) = &image.writer else {

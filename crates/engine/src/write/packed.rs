@@ -141,7 +141,7 @@ impl<F: File> Queue<F> {
 /// Whether a range is a cluster of the image, or the last part of one at its end, and `packed` is of the
 /// image's kind.
 fn packs_whole(image: &Image, range: GuestRange, packed: &CompressedCluster) -> bool {
-    let top = image.layers.first().and_then(|top| top.qcow2.as_ref());
+    let top = image.top.qcow2.as_ref();
     top.is_some_and(|top| {
         let size = top.geometry.cluster_size();
         let end = range.end() == image.size_bytes() && range.len < size;

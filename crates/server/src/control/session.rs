@@ -269,7 +269,7 @@ fn refuse_apply(controlled: &CommandUse) -> Failure {
 
 /// A queue for one command.
 pub fn queue(controlled: &CommandUse) -> Queue<ReactorFile> {
-    controlled.shared().queue(ReactorFile::new)
+    controlled.shared().queue::<ReactorFile>()
 }
 
 /// The failure of an operation on an image.
