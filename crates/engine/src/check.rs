@@ -79,7 +79,7 @@ impl<F: File> Queue<F> {
     pub async fn check(&self, job: &Job) -> Result<Checked, ImageError> {
         let is_qcow2 = self
             .image
-            .layers
+            .layers()
             .first()
             .is_some_and(|top| top.qcow2.is_some());
         if !is_qcow2 {
