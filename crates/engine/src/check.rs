@@ -77,12 +77,7 @@ impl<F: File> Queue<F> {
     /// An image that is not qcow2, one that an earlier failure left unwritable, one into which a machine's state is being
     /// saved, and errors of the host. What is wrong with the image is no error.
     pub async fn check(&self, job: &Job) -> Result<Checked, ImageError> {
-        let is_qcow2 = self
-            .image
-            .layers()
-            .first()
-            .is_some_and(|top| top.qcow2.is_some());
-        if !is_qcow2 {
+        if self.image.top.qcow2.is_none() {
             let text = "only qcow2 images can be checked";
             return Err(ImageError::new(ErrorKind::Unsupported, text));
         }
