@@ -130,6 +130,8 @@ pub(crate) struct Writer {
     /// Held while refcount table, L1 table, header or file length change.
     pub(crate) structure: AsyncLock,
     pub(crate) flush: FlushGroup,
+    /// States of machines that are being saved: nothing refers to their clusters yet.
+    pub(crate) saves: AtomicUsize,
     pub(crate) epochs: Epochs,
     /// Where unwritten bytes are zeros.
     pub(crate) zeroed: RwLock<ZeroedSpace>,
@@ -519,7 +521,7 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         header.refcount_table_offset.0,
         u64::from(header.refcount_table_clusters),
     );
-    let alloc = Alloc::new(
+    let mut alloc = Alloc::new(
         geometry,
         part.refcount_table.clone(),
         place,
@@ -527,6 +529,7 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         part.file_len_bytes,
         part.limits.resizable,
     );
+    alloc.watch = Arc::clone(&maps.watch);
     let zeroed = match alloc.capacity {
         // Zeros on the disk are not what the guest sees.
         _ if part.cipher.is_some() => ZeroedSpace::new(u64::MAX),
@@ -542,6 +545,7 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         blocks: AsyncLock::default(),
         structure: AsyncLock::default(),
         flush: FlushGroup::default(),
+        saves: AtomicUsize::new(0),
         epochs: Epochs::default(),
         zeroed: RwLock::new(zeroed),
         pressed: AtomicBool::new(false),

@@ -219,7 +219,10 @@ impl<'q, F: File> Active<'q, F> {
         let mut tail = self.queue.packed.borrow_mut();
         while tail.end - tail.next < len {
             let run = self.take_local(1)?;
-            tail.extend(run, &mut self.writer.alloc.lock());
+            let mut alloc = self.writer.alloc.lock();
+            tail.extend(run, &mut alloc);
+            let clusters = ClusterRange::between(tail.next / size, tail.end / size);
+            alloc.handed.entry(self.queue.id).or_default().tail = clusters;
         }
         let Some(place) = CompressedDescriptor::covering(HostOffset(tail.next), len, geometry)
         else {
