@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use gaur_engine::{CacheOptions, Format, Image, Keys, OpenOptions, Queue, References};
+use gaur_engine::{CacheOptions, Format, Image, ImageFiles, Keys, OpenOptions, Queue, References};
 use gaur_sim::{
     FaultKind, Faults, FileImage, Random, Scheduler, SimFile, SimHost, Stop, Survivors, Trace,
 };
@@ -415,7 +415,7 @@ impl<'a> Run<'a> {
         &mut self,
         scheduler: &mut Scheduler,
         image: Arc<Image>,
-        files: Vec<SimFile>,
+        files: ImageFiles<SimFile>,
         mishaps: bool,
     ) -> Result<EpochEnd, String> {
         let load = Load::new(

@@ -101,7 +101,7 @@ impl Args {
     fn depth_of(&self, image: &Image, name: &OsString) -> Option<usize> {
         let layers = image.layers();
         let found = |id: FileId| layers.iter().position(|layer| layer.id() == Some(id));
-        let own = layers.first()?.path();
+        let own = layers.top().path();
         let beside = gaur_engine::resolve_backing(own, name.as_bytes()).ok();
         let ids = [Some(PathBuf::from(name)), beside].into_iter().flatten();
         ids.filter_map(|path| file_id(&path)).find_map(found)
@@ -139,7 +139,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         progress,
         &job,
         async |queue| {
-            let into = base.queue(ReactorFile::new);
+            let into = base.queue::<ReactorFile>();
             let committed = queue.commit_into(&into, &shares, &job).await;
             committed.map_err(failed)
         },

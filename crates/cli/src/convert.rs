@@ -358,8 +358,8 @@ fn open_target(
         })
     };
     let opened = SharedImage::open(target, &options)?;
-    let top = opened.image().layers().first();
-    if args.compress && top.is_some_and(|top| top.data_file().is_some()) {
+    let top = opened.image().layers().top();
+    if args.compress && top.data_file().is_some() {
         let message = "-c: an image with an external data file has no compressed clusters";
         return Err(Failure::about(target.path(), message));
     }

@@ -177,7 +177,7 @@ impl Copy {
     pub fn run(&self, job: &Job, progress: &mut dyn FnMut(u64)) -> Result<(), Failure> {
         let state = &CopyState::default();
         for source in &self.sources {
-            let holes = FileHoles::new(&source.blocking_files());
+            let holes = FileHoles::new(source.files());
             let holes = holes.map_err(|errno| source.failed("read the allocation", 0, errno))?;
             hold(&state.position).holes.push(holes);
         }

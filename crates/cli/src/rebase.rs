@@ -158,7 +158,7 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
             if args.name_only {
                 return Ok(());
             }
-            let over = base.map(|base| base.queue(ReactorFile::new));
+            let over = base.map(|base| base.queue::<ReactorFile>());
             let copied = queue.rebase_onto(over.as_ref(), same_from, &shares, &job);
             copied.await.map_err(failed)
         },

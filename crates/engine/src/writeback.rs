@@ -331,7 +331,7 @@ impl<F: File> Active<'_, F> {
     async fn empty(&self, run: Run, freed: FreedBy, job: &Job) -> Run {
         // Before anything else can be there.
         let host = run.range().bytes(self.geometry());
-        self.image.decompressed.forget(0, host);
+        self.image.decompressed(0).forget(0, host);
         let zeroed = job.step(0).is_ok() && self.punch(run, freed).await;
         if zeroed {
             self.writer.zeroed.write().set(run.range());

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gaur_engine::{
-    AllocationPolicy, CacheOptions, DetectZeroes, ErrorKind, Format, Keys, Layer, OpenOptions,
-    Opened, PassDiscard, References,
+    AllocationPolicy, CacheOptions, DetectZeroes, ErrorKind, Format, Keys, OpenOptions, Opened,
+    PassDiscard, References,
 };
 use gaur_format::header::CryptMethod;
 use gaur_format::limit;
@@ -21,7 +21,7 @@ use crate::handover;
 use crate::image_file::ImageFile;
 use crate::key_values::{JSON_PREFIX, KeyValues, Value, shown};
 use crate::notice::say;
-use crate::open;
+use crate::open::{self, Bases};
 
 /// An image and how it is to be opened.
 #[derive(Clone, Debug, Default)]
@@ -305,10 +305,19 @@ impl ImageSpec {
 
     /// Opens the image and its chain.
     pub fn open(&self, base: &OpenOptions) -> Result<Opened<BlockingFile>, Failure> {
-        let opened = open::open(&self.path, &self.open_options(base)?);
+        self.open_sharing(base, &Bases::default())
+    }
+
+    /// The same; its backing chain may be shared with images that were opened with the same `bases`.
+    pub fn open_sharing(
+        &self,
+        base: &OpenOptions,
+        bases: &Bases,
+    ) -> Result<Opened<BlockingFile>, Failure> {
+        let opened = open::open_sharing(&self.path, &self.open_options(base)?, bases);
         let opened = opened.map_err(|failure| self.advise(failure))?;
-        let top = opened.image.layers().first().map(|layer| layer.format());
-        if let Some(other) = top.filter(|format| *format != Format::Qcow2) {
+        let other = opened.image.layers().top().format();
+        if other != Format::Qcow2 {
             let option = base.allocation.map(|_| "--allocation".to_owned());
             let key = self.changes.only_for_qcow2.as_ref();
             if let Some(option) = option.or(key.map(|key| format!("option '{key}'"))) {
@@ -316,7 +325,7 @@ impl ImageSpec {
                 return Err(Failure::about(&self.shown, message));
             }
         }
-        self.check_encryption(opened.image.layers())?;
+        open::check_encryption(&self.shown, &self.changes.encryption, &opened.image)?;
         if let Some(lost) = opened.image.lost_bitmaps() {
             say(format!("{}: {}", self.shown, lost.describe()));
         }
@@ -325,26 +334,6 @@ impl ImageSpec {
             handover::tell(&self.shown, unclosed, false);
         }
         Ok(opened)
-    }
-
-    /// Refuses images that are encrypted in another way than the options say.
-    fn check_encryption(&self, layers: &[Layer]) -> Result<(), Failure> {
-        for (depth, told) in &self.changes.encryption {
-            let header = layers.get(*depth).and_then(|layer| layer.header());
-            let found = header.map_or(CryptMethod::None, |header| header.crypt_method);
-            if found != *told {
-                let message = format!(
-                    "the options say encrypt.format={}, but the image {}",
-                    told.name(),
-                    match found {
-                        CryptMethod::None => "is not encrypted".to_owned(),
-                        found => format!("has {}", found.name()),
-                    }
-                );
-                return Err(Failure::about(&self.shown, message));
-            }
-        }
-        Ok(())
     }
 
     /// Opens the file alone, to read metadata.

@@ -14,6 +14,7 @@ use gaur_format::l1::{self, L1Ref};
 use gaur_format::l2::L2Entry;
 use gaur_format::{CompressedDescriptor, Corruption, CorruptionKind};
 
+use super::changed::ChangeWatch;
 use super::cluster_set::ClusterSet;
 use super::l1_table::L1Table;
 use super::l2_cache::L2Cache;
@@ -24,6 +25,7 @@ use crate::cache_options::CacheSizes;
 use crate::commit_log::{Commit, CommitLog};
 use crate::corruption::{Fault, Finding, Structure};
 use crate::range::GuestRange;
+use crate::write::reference_of;
 
 /// The mapping of one qcow2 layer.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub(crate) struct Maps {
     pub(crate) slices: L2Cache,
     pub(crate) metadata: MetadataSet,
     pub(crate) l1: L1Table,
+    /// Where changes are noted for a check that runs.
+    pub(crate) watch: Arc<ChangeWatch>,
     /// Where changes are noted.
     pub(crate) log: Option<Arc<dyn CommitLog>>,
 }
@@ -130,6 +134,7 @@ impl Maps {
             slices: L2Cache::new(shape, sizes.l2_entry_bytes, sizes.l2_bytes),
             metadata: MetadataSet::new(metadata),
             l1,
+            watch: Arc::default(),
             log: None,
         }
     }
@@ -256,7 +261,14 @@ impl Maps {
             .slices
             .update(slice, index, |old| match self.decode(old, guest) {
                 Ok(entry) => {
-                    let new = change(entry).encode(&self.geometry);
+                    let new = change(entry);
+                    for entry in [entry, new] {
+                        let clusters = reference_of(entry, &self.geometry);
+                        clusters
+                            .into_iter()
+                            .for_each(|clusters| self.watch.note(clusters));
+                    }
+                    let new = new.encode(&self.geometry);
                     self.note(offset, old, new);
                     new
                 }

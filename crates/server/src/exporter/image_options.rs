@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::kept::Kept;
 use crate::keys::KeyOptions;
-use crate::open::CacheMode;
+use crate::open::{Bases, CacheMode};
 #[cfg(feature = "clap")]
 use crate::open::{allocation_parser, format_parser};
 use crate::references::ReferenceOptions;
@@ -137,8 +137,8 @@ impl ImageOptions {
         !self.temporary && !self.refuses_writes(spec)
     }
 
-    /// Opens the image.
-    pub fn open(&self, spec: &ImageSpec) -> Result<SharedImage, Failure> {
+    /// Opens the image; its backing chain is shared with others that were opened with the same `bases`.
+    pub fn open(&self, spec: &ImageSpec, bases: &Bases) -> Result<SharedImage, Failure> {
         let read_only = self.refuses_writes(spec);
         let options = OpenOptions {
             read_only,
@@ -157,10 +157,10 @@ impl ImageOptions {
         };
         let handover = self.handover.as_deref().filter(|_| !read_only);
         let image = match (self.temporary, handover, &self.kept) {
-            (true, ..) => temporary::open(spec, &options),
-            (_, Some(path), _) => SharedImage::open_with_handover(spec, &options, path),
-            (_, None, Some(kept)) => SharedImage::open_with_kept(spec, &options, kept),
-            (_, None, None) => SharedImage::open_to_serve(spec, &options),
+            (true, ..) => temporary::open(spec, &options, bases),
+            (_, Some(path), _) => SharedImage::open_with_handover(spec, &options, path, bases),
+            (_, None, Some(kept)) => SharedImage::open_with_kept(spec, &options, kept, bases),
+            (_, None, None) => SharedImage::open_to_serve(spec, &options, bases),
         };
         image.map_err(|failure| match failure.kind {
             Some(ErrorKind::FormatNotTold) => {
