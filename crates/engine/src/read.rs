@@ -124,21 +124,10 @@ impl<F: File> Queue<F> {
     }
 
     /// Brings a part of a layer's mapping into its cache.
-    async fn load(&self, layer: usize, start: u64) -> Result<(), Errno> {
+    pub(crate) async fn load(&self, layer: usize, start: u64) -> Result<(), Errno> {
         match self.mapped(layer) {
             Ok(mapped) => mapped.load_slice(start).await,
             Err(_) => self.load_page(layer, start).await,
-        }
-    }
-
-    /// The same as the layers below the top say, one after the other.
-    pub(crate) async fn find_below(&self, range: GuestRange) -> Result<Extent, Errno> {
-        loop {
-            match self.find_in(1..self.image.layers().len(), range)? {
-                Step::Found(found) => return Ok(found),
-                Step::Miss { layer, slice } => self.load(layer, slice).await?,
-                Step::Unmerged { .. } => return Err(Errno::EIO),
-            }
         }
     }
 

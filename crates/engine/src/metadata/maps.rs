@@ -105,6 +105,15 @@ pub(crate) enum Lookup {
     Extent(Extent),
 }
 
+/// Answer of [`Maps::walk`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Walk {
+    /// The slice at this host offset has to be loaded first.
+    Miss(u64),
+    /// So many bytes were visited, 1 or more.
+    Done(u64),
+}
+
 impl Lookup {
     #[inline]
     fn of(kind: Kind, len: u64) -> Lookup {
@@ -200,6 +209,42 @@ impl Maps {
             *copied &= table.copied;
         }
         Ok(Lookup::of(kind, len.min(range.len)))
+    }
+
+    /// Calls `visit` with the runs of a range (of 1 byte or more), one behind the other, up to the end of its first
+    /// slice: one look at the cache for all of them.
+    pub(crate) fn walk(
+        &self,
+        range: GuestRange,
+        mut visit: impl FnMut(GuestRange, Kind),
+    ) -> Result<Walk, Fault> {
+        let geometry = &self.geometry;
+        let per_table = geometry.guest_bytes_per_l2();
+        let range = range.first(per_table - range.start % per_table);
+        let Some(table) = self.table(geometry.l1_index(GuestOffset(range.start)))? else {
+            visit(range, Kind::Unallocated { host: None });
+            return Ok(Walk::Done(range.len));
+        };
+        let (slice, _) = self.place(table.offset, GuestOffset(range.start));
+        let walked = self.slices.look(slice, |view| {
+            let mut rest = range;
+            while !rest.is_empty() {
+                let (other, index) = self.place(table.offset, GuestOffset(rest.start));
+                if other != slice {
+                    break;
+                }
+                let run = self.run_in_slice(view, index, rest);
+                let (mut kind, len) = run.map_err(|what| self.bad_entry(slice, index, what))?;
+                if let Kind::Data { copied, .. } = &mut kind {
+                    *copied &= table.copied;
+                }
+                let run = rest.first(len);
+                visit(run, kind);
+                rest = rest.after(run.len);
+            }
+            Ok(Walk::Done(range.len - rest.len))
+        });
+        walked.unwrap_or(Ok(Walk::Miss(slice)))
     }
 
     /// The entry with this index in the slice at host offset `slice` cannot be right.
