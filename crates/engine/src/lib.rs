@@ -114,7 +114,7 @@ pub use options::BrokenRule;
 pub use options::{DetectZeroes, Format, OpenOptions, PassDiscard};
 pub use queue::Queue;
 pub use references::{Places, References};
-pub use repair::repair;
+pub use repair::{repair, repair_on};
 pub use snapshot::{NewSnapshot, Snapshot, find_snapshot};
 pub use statistics::{CacheStatistics, HoleStatistics};
 pub use vmstate::{BlockOn, VmStateIo, VmStateReader, VmStateSave, VmStateWriter};
