@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use gaur_engine::{Format, Job, OpenOptions};
+use gaur_engine::{Format, Job, OpenOptions, repair_on};
 use gaur_format::AllocationPolicy;
 use gaur_format::check::{Check, RepairMode, Repaired, Report, Step, TablePart};
 use gaur_reactor::block_on;
@@ -141,10 +141,7 @@ fn conclude(check: &ImageCheck, args: &Args, out: &mut dyn Write) -> Result<u8, 
 fn check_served(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let socket = args.control.clone().unwrap_or_default();
     let server = Server::new(socket, args.export_name.clone(), args.timeout);
-    let mut progress = match args.output {
-        Output::Human => args.show.start(None),
-        Output::Json => Progress::Quiet,
-    };
+    let mut progress = args.progress();
     let facts: CheckFacts = Client::connect(&server)?.call(Command::Check {}, &mut progress)?;
     if !args.show.quiet {
         for finding in &facts.findings {
@@ -164,19 +161,31 @@ fn check_served(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
 /// Most threads that look at L2 tables: more wait for the host's memory.
 const THREADS_MAX: usize = 16;
 
+fn threads() -> usize {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    processors.min(THREADS_MAX)
+}
+
+impl Args {
+    /// Progress, where it does not mix with what programs read.
+    fn progress(&self) -> Progress {
+        match self.output {
+            Output::Human => self.show.start(None),
+            Output::Json => Progress::Quiet,
+        }
+    }
+}
+
 /// Runs the checker over the file, with a thread for each processor where most of the work is.
 fn check(file: &ImageFile, args: &Args, job: &Job) -> Result<Report, Failure> {
     let broken = |error| file.broken(&error);
-    let mut progress = match args.output {
-        Output::Human => args.show.start(None),
-        Output::Json => Progress::Quiet,
-    };
-    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let mut progress = args.progress();
+    let threads = threads();
     let mut check = Check::new(&file.header_cluster()?, file.len_bytes()).map_err(broken)?;
     let report = loop {
         interrupt::check(job)?;
         let step = check.next();
-        let mut parts = check.split(threads.min(THREADS_MAX));
+        let mut parts = check.split(threads);
         if !parts.is_empty() {
             look_at_tables(file, &mut parts, job, &mut progress);
             check.join(parts);
@@ -226,11 +235,16 @@ fn repair(file: &ImageFile, what: What, args: &Args, job: &Job) -> Result<Repair
         What::Leaks => RepairMode::Leaks,
         What::All => RepairMode::All,
     };
-    let repaired = block_on(gaur_engine::repair(file.file(), mode, args.dry_run, job));
+    let mut progress = args.progress();
+    let look = |parts: &mut [TablePart]| look_at_tables(file, parts, job, &mut progress);
+    let (qcow2, dry_run) = (file.file(), args.dry_run);
+    let repaired = block_on(repair_on(qcow2, mode, dry_run, job, threads(), look));
     let repaired = repaired.map_err(|error| match job.is_cancelled() {
         true => Failure::interrupted(),
         false => Failure::image(file.name(), &error),
-    })?;
+    });
+    progress.end(&repaired);
+    let repaired = repaired?;
     if !args.show.quiet {
         let name = file.name();
         let will = if args.dry_run {
