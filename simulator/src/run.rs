@@ -75,7 +75,7 @@ impl Options {
             config.unit_bytes = 512;
         }
         match self.encrypted.unwrap_or(config.image.encryption.is_some()) {
-            true if !self.by_qemu && !self.data_file => config = config.with_encryption(),
+            true if !self.by_qemu => config = config.with_encryption(),
             _ => config.image.encryption = None,
         }
         if self.bitmaps && config.image.shape.version == 3 {

@@ -157,10 +157,13 @@ impl<'a> View<'a> {
                 target[len..].fill(0);
             }
             Mapping::Zero => target.fill(0),
-            Mapping::At(host) => match self.encryption {
-                None => self.data.unwrap_or(self.file).read(host, target),
-                Some(encryption) => encryption.read(self.file, host, target),
-            },
+            Mapping::At(host) => {
+                let file = self.data.unwrap_or(self.file);
+                match self.encryption {
+                    None => file.read(host, target),
+                    Some(encryption) => encryption.read(file, host, target),
+                }
+            }
             Mapping::Compressed(_) if self.encryption.is_some() => {
                 return Err("a compressed cluster in an encrypted image".to_owned());
             }

@@ -71,13 +71,16 @@ fn broken_rules_are_noticed_where_writes_are_compressed() {
 
 #[test]
 fn missing_flush_of_the_data_file_is_noticed() {
-    let options = Options {
-        broken: Some(Rule::Data),
-        data_file: true,
-        ..Options::default()
-    };
-    let seed = (0..SEEDS_MAX).find(|&seed| run_seed(seed, &options).is_err());
-    println!("noticed by seed {}", seed.expect("a flush is missing"));
+    for encrypted in [false, true] {
+        let options = Options {
+            broken: Some(Rule::Data),
+            data_file: true,
+            encrypted: Some(encrypted),
+            ..Options::default()
+        };
+        let seed = (0..SEEDS_MAX).find(|&seed| run_seed(seed, &options).is_err());
+        println!("noticed by seed {}", seed.expect("a flush is missing"));
+    }
 }
 
 #[test]

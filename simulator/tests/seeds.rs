@@ -108,16 +108,21 @@ fn encrypted_images_survive_power_cuts() {
 /// The flushes of two files, and mappings whose places never change.
 #[test]
 fn images_with_a_data_file_run_clean() {
-    let options = Options {
-        data_file: true,
-        ..Options::default()
-    };
-    let mut total = Stats::default();
-    for seed in 0..40 {
-        match run_seed(seed, &options) {
-            Ok((stats, _)) => total += stats,
-            Err(failure) => panic!("{failure}\nreplay with: cargo xtask sim --data-file"),
+    for encrypted in [false, true] {
+        let options = Options {
+            data_file: true,
+            encrypted: Some(encrypted),
+            ..Options::default()
+        };
+        let mut total = Stats::default();
+        for seed in 0..40 {
+            match run_seed(seed, &options) {
+                Ok((stats, _)) => total += stats,
+                Err(failure) => {
+                    panic!("{failure}\nreplay with: cargo xtask sim --data-file [--encrypted]")
+                }
+            }
         }
+        assert!(total.crash_points > 200, "{total}");
     }
-    assert!(total.crash_points > 200, "{total}");
 }

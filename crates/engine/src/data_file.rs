@@ -5,11 +5,16 @@
 //! that durable, as holes inside clusters do (`punch`). Its other bytes are whatever they were: a part of
 //! a cluster that gets its first data is always filled.
 //!
-//! A *raw* data file is the disk by itself. Zeros and discards go to the file then, and mappings stay.
+//! A *raw* data file is the disk by itself. Zeros and discards go to the file then, and mappings stay. One that is
+//! encrypted is nobody's disk by itself, whatever the header says, and is treated like any other.
 //!
-//! The file ends where the disk does, so nothing behind the end of the disk is written.
+//! The space of an encrypted data file stays: a hole may be made when the mapping on the disk has data there again, that
+//! is zeroed in memory, and after a power cut it would be noise.
+//!
+//! The file ends where the disk does, encrypted ones with the sector, so nothing behind the end of the disk is written.
 
 use gaur_block::{Errno, File};
+use gaur_luks::SECTOR_BYTES;
 
 use crate::active::Active;
 use crate::align;
@@ -25,7 +30,15 @@ pub(crate) const NO_SNAPSHOTS: &str =
 impl<F: File> Active<'_, F> {
     /// Whether the data file is the disk by itself.
     pub(crate) fn has_raw_data(&self) -> bool {
-        self.image.data_file().is_some_and(DataFile::is_raw)
+        self.image.data_file().is_some_and(DataFile::is_raw) && !self.is_encrypted()
+    }
+
+    /// Where the data file of a disk of `size` bytes ends.
+    fn data_file_end(&self, size: u64) -> u64 {
+        match self.is_encrypted() {
+            true => size.next_multiple_of(SECTOR_BYTES as u64),
+            false => size,
+        }
     }
 
     /// Where data that would end at guest offset `end` ends: in a data file with the disk.
@@ -74,7 +87,11 @@ impl<F: File> Active<'_, F> {
             if !file.limits().resizable {
                 return Err(Errno::ENOSPC);
             }
-            file.set_len(new).await?;
+            file.set_len(self.data_file_end(new)).await?;
+        }
+        if self.is_encrypted() {
+            // Zeros in the file would be noise; the mapping says what is zero.
+            return Ok(());
         }
         let cluster_end = old.next_multiple_of(self.geometry().cluster_size());
         let upto = match self.has_raw_data() {
@@ -93,8 +110,9 @@ impl<F: File> Active<'_, F> {
         if !self.geometry().data_file() || !file.limits().resizable {
             return;
         }
-        if file.len().await.is_ok_and(|len| len > new) {
-            let _ = file.set_len(new).await;
+        let end = self.data_file_end(new);
+        if file.len().await.is_ok_and(|len| len > end) {
+            let _ = file.set_len(end).await;
         }
     }
 
@@ -102,7 +120,8 @@ impl<F: File> Active<'_, F> {
     /// one may have lengthened it.
     pub(crate) async fn trim_data_file(&self) -> Result<(), ImageError> {
         let fail = |errno| ImageError::io(errno, "cannot trim the end of the data file");
-        let (file, end) = (self.queue.data_file(), self.image.size_bytes());
+        let file = self.queue.data_file();
+        let end = self.data_file_end(self.image.size_bytes());
         let limits = file.limits();
         let block = u64::from(limits.request_alignment).max(1);
         if !self.geometry().data_file() || !limits.resizable || block == 1 {

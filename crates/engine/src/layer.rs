@@ -455,11 +455,6 @@ pub(crate) fn check_supported(header: &Header, writable: bool) -> Result<(), Ima
         );
     }
     if writable && header.incompatible.has(Incompatible::DATA_FILE) {
-        if header.crypt_method != CryptMethod::None {
-            return unsupported(
-                "image is encrypted and has an external data file; it can only be opened read-only",
-            );
-        }
         if header.nb_snapshots > 0 {
             return unsupported(
                 "image has an external data file and internal snapshots, which would share it; \

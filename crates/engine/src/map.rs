@@ -78,7 +78,7 @@ impl<F: File> Queue<F> {
     }
 
     /// A raw layer knows of zeros only by the holes of its file, and so does a foreign one that lies in one piece. Of a
-    /// data file they are zeros that are mapped.
+    /// data file they are zeros that are mapped; of an encrypted one they are noise.
     async fn look_for_hole(
         &self,
         layer: usize,
@@ -94,7 +94,7 @@ impl<F: File> Queue<F> {
             .as_ref()
             .is_some_and(|foreign| foreign.is_flat(at));
         let raw = found.format() == Format::Raw || flat;
-        let mapped = found.data_file.is_some();
+        let mapped = found.data_file.is_some() && !found.is_encrypted();
         if let Some(file) = self.file_at(layer, at).filter(|_| raw || mapped) {
             let file_len = file.len().await?;
             if host >= file_len {

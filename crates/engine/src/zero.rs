@@ -408,6 +408,7 @@ impl<F: File> Unmapper<'_, F> {
         let limits = self.active.queue.data_file().limits();
         let wanted = matches!(self.mode, UnmapMode::Unmap | UnmapMode::Discard);
         let given_back = self.active.image.options.discard && limits.discard_zeroes;
+        let given_back = given_back && !self.active.is_encrypted();
         if !wanted || !given_back || geometry.cluster_size() < DATA_HOLE_BYTES_MIN {
             return;
         }

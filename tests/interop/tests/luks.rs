@@ -19,6 +19,7 @@ impl Encrypted {
     /// An image that QEMU makes with these options; `None` where it does not have the cipher.
     fn by_qemu(options: &str) -> Option<Encrypted> {
         let made = Encrypted::nothing();
+        let options = options.replace("DATA", &made.scratch.path("data"));
         let options =
             format!("encrypt.format=luks,encrypt.key-secret=sec,encrypt.iter-time=10,{options}");
         let create = made.qemu(&[
@@ -49,6 +50,7 @@ impl Encrypted {
     #[track_caller]
     fn by_gaur(options: &str) -> Encrypted {
         let made = Encrypted::nothing();
+        let options = options.replace("DATA", &made.scratch.path("data"));
         let options =
             format!("encrypt.format=luks,encrypt.key-secret=sec,encrypt.iter-time=10,{options}");
         let ends = ["-o", &options, &made.image, SIZE];
@@ -226,6 +228,37 @@ fn shapes_of_images_are_read_and_written_both_ways() {
         "extended_l2=on,cluster_size=64k",
         "extended_l2=on,cluster_size=16k",
         "compat=0.10",
+    ] {
+        let image = Encrypted::by_qemu(options).expect("QEMU's default cipher");
+        image.passes_to_and_fro();
+    }
+}
+
+/// Bytes of a data file that no mapping shows are noise, whichever program has left them.
+#[test]
+fn data_files_are_encrypted_both_ways() {
+    for options in [
+        "data_file=DATA",
+        "data_file=DATA,cluster_size=4k,preallocation=metadata",
+        "data_file=DATA,extended_l2=on,preallocation=full",
+    ] {
+        let image = Encrypted::by_gaur(options);
+        image.is_new_and_passes_to_and_fro();
+        let size = |size: &str| {
+            let resize = ["resize", "-q", "--shrink", "--key-file", &image.key];
+            gaur(&[&resize[..], &[&image.image, size]].concat()).ok();
+            image.assert_both_read_the_same();
+        };
+        size("5245440");
+        size("8M");
+        image.qemu_io(&["read -P 0 5245440 3143168", "write -P 6 5245440 512"]);
+        size("12M");
+        image.qemu_io(&["read -P 0 8M 4M", "read -P 6 5245440 512"]);
+        image.assert_both_read_the_same();
+    }
+    for options in [
+        "data_file=DATA,cluster_size=64k",
+        "data_file=DATA,data_file_raw=on",
     ] {
         let image = Encrypted::by_qemu(options).expect("QEMU's default cipher");
         image.passes_to_and_fro();
@@ -568,8 +601,8 @@ fn what_cannot_be_encrypted_is_refused_before_anything_is_overwritten() {
             "aes-256",
         ),
         (
-            "encrypt.format=luks,encrypt.key-secret=sec,data_file=d",
-            "external data file",
+            "encrypt.format=luks,encrypt.key-secret=sec,data_file=d,data_file_raw=on",
+            "raw external data file",
         ),
     ] {
         let run = gaur(&[

@@ -132,8 +132,8 @@ impl CreateOptions {
         if self.data_file_raw && self.backing_file.is_some() {
             return Err(wrong("a raw external data file and a backing file"));
         }
-        if self.luks.is_some() && self.data_file.is_some() {
-            return Err(wrong("encryption and an external data file"));
+        if self.luks.is_some() && self.data_file_raw {
+            return Err(wrong("encryption and a raw external data file"));
         }
         let preallocated = self.is_mapped();
         if preallocated && v2 && self.luks.is_some() {
