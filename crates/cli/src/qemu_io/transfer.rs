@@ -507,7 +507,8 @@ fn is_raw(disk: &Disk) -> bool {
 fn repeated(path: &str, len: usize) -> Result<Vec<u8>, Wrong> {
     let failed = |error: io::Error| {
         let errno = Errno::from_raw(error.raw_os_error().unwrap_or_default());
-        Wrong::Line(format!("{path}: {}", reason(errno)))
+        eprintln!("{path}: {}", reason(errno));
+        Wrong::Told
     };
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(failed)?;
@@ -515,7 +516,8 @@ fn repeated(path: &str, len: usize) -> Result<Vec<u8>, Wrong> {
         .read_to_end(&mut bytes)
         .map_err(failed)?;
     if bytes.is_empty() {
-        return Err(Wrong::Line(format!("{path}: file is empty")));
+        eprintln!("{path}: file is empty");
+        return Err(Wrong::Told);
     }
     Ok(bytes.into_iter().cycle().take(len).collect())
 }
