@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gaur_block::{Device, Payload, Request, Target};
-use gaur_engine::{Image, OpenOptions, Queue, VmStateReader};
+use gaur_engine::{Image, ImageFiles, OpenOptions, Queue, VmStateReader};
 use gaur_sim::{Scheduler, SimFile, SimHost, Trace};
 
 use crate::judge::Verdict;
@@ -87,7 +87,7 @@ impl Run<'_> {
     }
 }
 
-pub(crate) type Opened = Result<(Arc<Image>, Vec<SimFile>), String>;
+pub(crate) type Opened = Result<(Arc<Image>, ImageFiles<SimFile>), String>;
 
 /// Opens the image; the outer error is a hang, the inner one what the engine says.
 pub(crate) fn open(

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use gaur_engine::{CacheOptions, Format, Image, Keys, OpenOptions, Queue, References};
+use gaur_engine::{CacheOptions, Format, Image, ImageFiles, Keys, OpenOptions, Queue, References};
 use gaur_sim::{
     FaultKind, Faults, FileImage, Random, Scheduler, SimFile, SimHost, Stop, Survivors, Trace,
 };
@@ -289,6 +289,9 @@ impl<'a> Run<'a> {
                 ..CacheOptions::default()
             },
             discard: self.config.discard,
+            pass_discard: self.config.space.pass_discard,
+            discard_no_unref: self.config.space.no_unref,
+            detect_zeroes: self.config.space.detect_zeroes,
             allocation: self.config.allocation,
             drop_bitmaps: !self.config.keeps_bitmaps,
             keys,
@@ -412,7 +415,7 @@ impl<'a> Run<'a> {
         &mut self,
         scheduler: &mut Scheduler,
         image: Arc<Image>,
-        files: Vec<SimFile>,
+        files: ImageFiles<SimFile>,
         mishaps: bool,
     ) -> Result<EpochEnd, String> {
         let load = Load::new(

@@ -362,7 +362,7 @@ fn measure(
         let (image, load) = (Arc::clone(image), *load);
         let (barrier, stop) = (Arc::clone(&barrier), Arc::clone(&stop));
         let spawned = handle.spawn(move || async move {
-            let device = CachedDevice::new(image.queue(ReactorFile::new), policy, None);
+            let device = CachedDevice::new(image.queue::<ReactorFile>(), policy, None);
             let ready = || {
                 barrier.wait();
             };

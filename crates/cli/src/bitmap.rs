@@ -172,7 +172,7 @@ async fn action(
         Step::Merge(name) => BitmapAction::Merge(match source {
             None => BitmapSource::Named(name.clone()),
             Some(image) => {
-                let bits = image.queue(ReactorFile::new).bitmap_bits(name).await;
+                let bits = image.queue::<ReactorFile>().bitmap_bits(name).await;
                 BitmapSource::Bits(bits.map_err(|error| Failure::image(image.name(), &error))?)
             }
         }),

@@ -1,23 +1,29 @@
 //! `gaur check`: check the consistency of an image, and repair it.
 
+use std::ffi::OsString;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use gaur_engine::{Format, Job, OpenOptions};
+use gaur_engine::{Format, Job, OpenOptions, repair_on};
 use gaur_format::AllocationPolicy;
 use gaur_format::check::{Check, RepairMode, Repaired, Report, Step, TablePart};
 use gaur_reactor::block_on;
+use gaur_server::check_facts::CheckFacts;
 
 use crate::check_report::{Fixed, ImageCheck};
+use crate::control::client::Client;
+use crate::control::protocol::Command;
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::interrupt;
 use crate::json;
 use crate::notice::say;
-use crate::open::{self, CacheMode, Output, SourceArgs};
+use crate::open::{self, CacheMode, Output, SourceOptions};
 use crate::progress::{Progress, ProgressOptions};
 use crate::reclaimable;
+use crate::snapshot::Server;
 
 /// Check the consistency of an image
 ///
@@ -27,7 +33,7 @@ use crate::reclaimable;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    source: SourceArgs,
+    source: SourceOptions,
     /// Use of the host's cache
     #[arg(short = 'T', long, value_name = "MODE", default_value = "writeback")]
     cache: CacheMode,
@@ -51,6 +57,20 @@ pub struct Args {
     /// Say what -r would do, and change nothing
     #[arg(long, requires = "repair")]
     dry_run: bool,
+    /// Check the image that 'gaur serve --control SOCKET' has open, while it is served; no FILE is given then
+    #[arg(long, value_name = "SOCKET",
+          conflicts_with_all = ["format", "image_opts", "allow", "allow_any", "untrusted", "cache", "force_share", "repair"])]
+    control: Option<PathBuf>,
+    /// Name of the export, if the server has several
+    #[arg(short = 'x', long, value_name = "NAME", requires = "control")]
+    export_name: Option<String>,
+    /// Seconds the server may be silent before it counts as hung (30)
+    #[arg(long, value_name = "SECONDS", requires = "control",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    timeout: Option<u32>,
+    /// The image
+    #[arg(required_unless_present = "control", conflicts_with = "control")]
+    file: Option<OsString>,
 }
 
 /// What a repair is about.
@@ -67,7 +87,10 @@ const EXIT_NO_CHECKS: u8 = 63;
 
 /// Checks and prints.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    let spec = args.source.spec()?;
+    let Some(file) = &args.file else {
+        return check_served(args, out);
+    };
+    let spec = args.source.spec(file)?;
     let base = OpenOptions {
         direct: args.cache.direct(),
         read_only: args.repair.is_none() || args.dry_run,
@@ -100,7 +123,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         filename: spec.given().to_string_lossy().into_owned(),
         fixed: repaired.map(|repaired| Fixed::new(&repaired, args.dry_run)),
         report,
+        unsettled_clusters: 0,
     };
+    conclude(&check, args, out)
+}
+
+fn conclude(check: &ImageCheck, args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     match args.output {
         Output::Json => json::write(out, &check.json())?,
         Output::Human if args.show.quiet => {}
@@ -109,22 +137,55 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     Ok(check.exit_code())
 }
 
+/// Has a server check the image that it serves.
+fn check_served(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    let socket = args.control.clone().unwrap_or_default();
+    let server = Server::new(socket, args.export_name.clone(), args.timeout);
+    let mut progress = args.progress();
+    let facts: CheckFacts = Client::connect(&server)?.call(Command::Check {}, &mut progress)?;
+    if !args.show.quiet {
+        for finding in &facts.findings {
+            say(format!("{}: {finding}", facts.filename));
+        }
+        say_dropped(&facts.filename, facts.findings_dropped);
+    }
+    let check = ImageCheck {
+        report: facts.report(),
+        unsettled_clusters: facts.unsettled_clusters,
+        filename: facts.filename,
+        ..ImageCheck::default()
+    };
+    conclude(&check, args, out)
+}
+
 /// Most threads that look at L2 tables: more wait for the host's memory.
 const THREADS_MAX: usize = 16;
+
+fn threads() -> usize {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    processors.min(THREADS_MAX)
+}
+
+impl Args {
+    /// Progress, where it does not mix with what programs read.
+    fn progress(&self) -> Progress {
+        match self.output {
+            Output::Human => self.show.start(None),
+            Output::Json => Progress::Quiet,
+        }
+    }
+}
 
 /// Runs the checker over the file, with a thread for each processor where most of the work is.
 fn check(file: &ImageFile, args: &Args, job: &Job) -> Result<Report, Failure> {
     let broken = |error| file.broken(&error);
-    let mut progress = match args.output {
-        Output::Human => args.show.start(None),
-        Output::Json => Progress::Quiet,
-    };
-    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let mut progress = args.progress();
+    let threads = threads();
     let mut check = Check::new(&file.header_cluster()?, file.len_bytes()).map_err(broken)?;
     let report = loop {
         interrupt::check(job)?;
         let step = check.next();
-        let mut parts = check.split(threads.min(THREADS_MAX));
+        let mut parts = check.split(threads);
         if !parts.is_empty() {
             look_at_tables(file, &mut parts, job, &mut progress);
             check.join(parts);
@@ -174,11 +235,16 @@ fn repair(file: &ImageFile, what: What, args: &Args, job: &Job) -> Result<Repair
         What::Leaks => RepairMode::Leaks,
         What::All => RepairMode::All,
     };
-    let repaired = block_on(gaur_engine::repair(file.file(), mode, args.dry_run, job));
+    let mut progress = args.progress();
+    let look = |parts: &mut [TablePart]| look_at_tables(file, parts, job, &mut progress);
+    let (qcow2, dry_run) = (file.file(), args.dry_run);
+    let repaired = block_on(repair_on(qcow2, mode, dry_run, job, threads(), look));
     let repaired = repaired.map_err(|error| match job.is_cancelled() {
         true => Failure::interrupted(),
         false => Failure::image(file.name(), &error),
-    })?;
+    });
+    progress.end(&repaired);
+    let repaired = repaired?;
     if !args.show.quiet {
         let name = file.name();
         let will = if args.dry_run {
@@ -214,8 +280,11 @@ fn print_findings(name: &str, report: &Report) {
     for finding in &report.messages {
         say(format!("{name}: {finding}"));
     }
-    if report.messages_dropped > 0 {
-        let dropped = report.messages_dropped;
+    say_dropped(name, report.messages_dropped);
+}
+
+fn say_dropped(name: &str, dropped: u64) {
+    if dropped > 0 {
         say(format!("{name}: and {dropped} more"));
     }
 }

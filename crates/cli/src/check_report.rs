@@ -19,6 +19,8 @@ pub struct ImageCheck {
     pub filename: String,
     /// Bytes of the file that the image's policy would have given back; Gaur's own.
     pub reclaimable_bytes: u64,
+    /// Clusters that changed too often to be judged, in an image that is served; Gaur's own.
+    pub unsettled_clusters: u64,
     /// What a repair did.
     pub fixed: Option<Fixed>,
 }
@@ -99,6 +101,7 @@ impl ImageCheck {
             ("reclaimable-bytes", count(self.reclaimable_bytes)),
             // Gaur's own, too.
             ("clusters-behind-end", count(report.clusters_behind_end)),
+            ("unsettled-clusters", count(self.unsettled_clusters)),
         ])
     }
 
@@ -170,6 +173,13 @@ impl ImageCheck {
             writeln!(
                 out,
                 "{count} clusters are mapped behind the end of the disk; they read as zeros when 'gaur resize' makes it longer"
+            )?;
+        }
+        if self.unsettled_clusters > 0 {
+            let count = self.unsettled_clusters;
+            writeln!(
+                out,
+                "{count} clusters were written or freed all the time; whether their counts are right is not known"
             )?;
         }
         if self.reclaimable_bytes > 0 {

@@ -19,7 +19,7 @@ impl CopiedBitmaps {
     pub fn read(source: &SharedImage, skip_broken: bool) -> Result<CopiedBitmaps, Failure> {
         let mut copied = Vec::new();
         let fail = |error| Failure::image(source.name(), &error);
-        let queue = source.queue(BlockingFile::new);
+        let queue = source.queue::<BlockingFile>();
         for facts in block_on(queue.bitmaps()).map_err(fail)? {
             if !facts.is_inconsistent {
                 let bits = block_on(queue.bitmap_bits(&facts.name)).map_err(fail)?;
@@ -41,7 +41,7 @@ impl CopiedBitmaps {
         if self.0.is_empty() {
             return Ok(());
         }
-        let header = target.image().layers().first().and_then(|top| top.header());
+        let header = target.image().layers().top().header();
         let refused = match header.map(|header| header.version) {
             None => "a raw image has no bitmaps",
             Some(Version::V2) => "a version 2 image has no bitmaps",
@@ -58,7 +58,7 @@ impl CopiedBitmaps {
 
     /// Makes them, when all data is there.
     pub fn store(self, target: &SharedImage, job: &Job) -> Result<(), Failure> {
-        let queue = target.queue(BlockingFile::new);
+        let queue = target.queue::<BlockingFile>();
         for (facts, bits) in self.0 {
             let mut actions = vec![
                 BitmapAction::Add {

@@ -40,7 +40,7 @@ pub fn drive<T>(
     let reactor = reactor(host)?;
     interrupt::on_signal(cancel)?;
     let outcome = reactor.block_on(async {
-        let queue = image.queue(ReactorFile::new);
+        let queue = image.queue::<ReactorFile>();
         let show = async {
             loop {
                 sleep(LOOK_INTERVAL).await;
@@ -77,7 +77,7 @@ pub fn drive_together<T>(
     };
     let other = || {
         let reactor = reactor(HostKind::Auto)?;
-        reactor.block_on(async { share(&image.queue(ReactorFile::new)).await })
+        reactor.block_on(async { share(&image.queue::<ReactorFile>()).await })
     };
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let done = thread::scope(|scope| {

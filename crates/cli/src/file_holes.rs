@@ -6,7 +6,7 @@
 //! less, and two clusters. Sizes and offsets are bytes of the file.
 
 use gaur_block::{Errno, File};
-use gaur_engine::{Format, Image, Layer, MapExtent};
+use gaur_engine::{Format, Image, ImageFiles, Layer, MapExtent};
 use gaur_format::{Geometry, Header, refcount};
 use gaur_reactor::{BlockingFile, block_on};
 
@@ -24,8 +24,8 @@ struct LayerFile {
 pub struct FileHoles(Vec<LayerFile>);
 
 impl FileHoles {
-    /// Of an open image; `files` are those of its layers.
-    pub fn new(files: &[BlockingFile]) -> Result<FileHoles, Errno> {
+    /// Of an open image.
+    pub fn new(files: &ImageFiles<BlockingFile>) -> Result<FileHoles, Errno> {
         let layer = |file: &BlockingFile| {
             Ok(LayerFile {
                 len: block_on(file.len())?,
@@ -33,8 +33,9 @@ impl FileHoles {
                 sparse: None,
             })
         };
-        files
-            .iter()
+        // Data files come behind those of the layers.
+        let own = files.own.iter().take(1);
+        own.chain(files.below.iter())
             .map(layer)
             .collect::<Result<_, _>>()
             .map(FileHoles)

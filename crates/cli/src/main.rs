@@ -40,6 +40,7 @@ mod open;
 mod pin_args;
 mod progress;
 mod qemu_io;
+mod rate;
 mod rebase;
 mod reclaimable;
 mod resize;

@@ -35,7 +35,7 @@ impl<'q, F: File> Active<'q, F> {
         Some(Active {
             queue,
             image,
-            qcow2: image.layers.first()?.qcow2.as_ref()?,
+            qcow2: image.top.qcow2.as_ref()?,
             writer: image.writer.as_ref()?,
         })
     }

@@ -189,6 +189,7 @@ impl<'q, F: File> Active<'q, F> {
             true => self.write_entries(&entries, place, &plan.blocks).await?,
             false => self.switch_refcount_table(&entries, new_place).await?,
         }
+        self.qcow2.maps.watch.note(plan.all());
         let metadata = &self.qcow2.maps.metadata;
         metadata.insert(plan.tables());
         let mut alloc = self.writer.alloc.lock();

@@ -16,8 +16,8 @@ pub struct CacheOptions {
     pub l2_entry_bytes: Option<u64>,
     /// `refcount-cache-size`: most bytes for refcount blocks.
     pub refcount_bytes: Option<u64>,
-    /// `decompressed-cache-size`: most bytes for decompressed clusters of the image and of those below it,
-    /// 16 MiB by default. Two clusters are kept whatever it says. QEMU has no such cache.
+    /// `decompressed-cache-size`: most bytes for decompressed clusters of the image, and as many for those below it
+    /// together, 16 MiB by default. Two clusters are kept whatever it says. QEMU has no such cache.
     pub decompressed_bytes: Option<u64>,
 }
 

@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gaur_block::{Access, File, FileId, Host, Within};
+use gaur_block::{Access, File, FileId, Host, OpenError};
 use gaur_format::{extension, limit};
 
 use crate::backing_name;
+use crate::base::{Base, Bases, Identity, ImageFiles, OpenBase};
 use crate::error::{ErrorKind, ImageError};
 use crate::foreign;
 use crate::image::Image;
@@ -32,9 +33,8 @@ pub(crate) const TABLE_BYTES: u64 = 1 << 30;
 pub struct Opened<F> {
     /// The half that all queues share.
     pub image: Arc<Image>,
-    /// One handle per layer, top first, then one per external data file in the same order: what
-    /// [`Image::queue`] wants.
-    pub files: Vec<F>,
+    /// What [`Image::queue`] wants.
+    pub files: ImageFiles<F>,
 }
 
 /// A layer that is still to be opened.
@@ -77,7 +77,9 @@ impl Next {
 
 /// The files that are part of a chain already, and where further ones may be.
 pub(crate) struct Seen {
-    pub(crate) places: Places,
+    places: Places,
+    /// A file was opened that may have been let in by the directory of the top image alone.
+    by_directory: bool,
     paths: BTreeSet<PathBuf>,
     ids: BTreeMap<FileId, PathBuf>,
 }
@@ -92,6 +94,23 @@ fn bites_its_tail(text: String) -> ImageError {
 }
 
 impl Seen {
+    /// Opens a file that an image of the chain names.
+    pub(crate) async fn open<H: Host>(
+        &mut self,
+        host: &H,
+        path: &Path,
+        access: Access,
+    ) -> Result<H::File, OpenError> {
+        if let Some(allowed) = self.places.allowed()
+            && let Ok(file) = host.open_within(path, allowed, access).await
+        {
+            return Ok(file);
+        }
+        let file = host.open_within(path, self.places.within(), access).await?;
+        self.by_directory = true;
+        Ok(file)
+    }
+
     pub(crate) fn add_path(&mut self, path: &Path) -> Result<(), ImageError> {
         if self.paths.insert(path.to_owned()) {
             return Ok(());
@@ -126,7 +145,53 @@ pub async fn open<H: Host>(
     path: impl AsRef<Path>,
     options: &OpenOptions,
 ) -> Result<Opened<H::File>, ImageError> {
+    open_sharing(host, path, options, &Bases::default()).await
+}
+
+/// The same; what is below the top is shared with images that were opened with the same `bases`, are open
+/// still, and have the same below their tops.
+pub async fn open_sharing<H: Host>(
+    host: &H,
+    path: impl AsRef<Path>,
+    options: &OpenOptions,
+    bases: &Bases<H::File>,
+) -> Result<Opened<H::File>, ImageError> {
     let path = path.as_ref();
+    check_options(path, options)?;
+    let mut chain = Chain {
+        host,
+        options,
+        seen: Seen {
+            places: options.references.places(path),
+            by_directory: false,
+            paths: BTreeSet::new(),
+            ids: BTreeMap::new(),
+        },
+        table_budget: TABLE_BYTES,
+    };
+    let top = Next {
+        path: path.to_owned(),
+        format: options.format,
+        overlay: None,
+        depth: 0,
+        snapshot: options.snapshot.clone(),
+    };
+    let mut read = LayersRead::default();
+    let file = chain.open_file(&top).await?;
+    let next = chain.read(&top, file, &mut read).await?;
+    let (base, below) = chain.base(path, next, bases).await?;
+    let (mut parts, own) = read.finish();
+    let Some(top) = parts.pop() else {
+        return Err(ImageError::new(ErrorKind::InvalidInput, "it has no layer"));
+    };
+    let image = Image::assemble(top, base, options).map_err(|error| error.within(shown(path)))?;
+    Ok(Opened {
+        image: Arc::new(image),
+        files: ImageFiles { own, below },
+    })
+}
+
+fn check_options(path: &Path, options: &OpenOptions) -> Result<(), ImageError> {
     if options.force_share && !options.read_only {
         let text = "sharing an image with its writers needs read-only";
         return Err(ImageError::new(ErrorKind::InvalidInput, text));
@@ -136,109 +201,221 @@ pub async fn open<H: Host>(
             "a snapshot shows the disk as it was and cannot be written to; open it read-only";
         return Err(ImageError::new(ErrorKind::InvalidInput, text).within(shown(path)));
     }
-    let mut layers: Vec<LayerParts> = Vec::new();
-    let (mut files, mut data_files) = (Vec::new(), Vec::new());
-    let mut seen = Seen {
-        places: options.references.places(path),
-        paths: BTreeSet::new(),
-        ids: BTreeMap::new(),
-    };
-    let mut table_budget = TABLE_BYTES;
-    let mut stop = options.stop_at;
-    let mut next = Some(Next {
-        path: path.to_owned(),
-        format: options.format,
-        overlay: None,
-        depth: 0,
-        snapshot: options.snapshot.clone(),
-    });
-    while let Some(layer) = next.take() {
-        if layers.len() >= limit::CHAIN_DEPTH_MAX {
-            let text = format!(
-                "the backing chain is longer than {} images",
-                limit::CHAIN_DEPTH_MAX
-            );
-            return Err(ImageError::new(ErrorKind::Unsupported, text).within(layer.context()));
+    Ok(())
+}
+
+/// A chain that is being opened.
+struct Chain<'a, H> {
+    host: &'a H,
+    options: &'a OpenOptions,
+    seen: Seen,
+    table_budget: u64,
+}
+
+/// What was read of some layers, and their files.
+struct LayersRead<F> {
+    parts: Vec<LayerParts>,
+    files: Vec<F>,
+    data_files: Vec<F>,
+}
+
+impl<F> Default for LayersRead<F> {
+    fn default() -> LayersRead<F> {
+        LayersRead {
+            parts: Vec::new(),
+            files: Vec::new(),
+            data_files: Vec::new(),
         }
-        let (file, mut parts) = open_layer(host, &layer, options, &mut seen, &mut table_budget)
+    }
+}
+
+impl<F> LayersRead<F> {
+    /// The layers, and all their files in the order of [`ImageFiles`].
+    fn finish(mut self) -> (Vec<LayerParts>, Vec<F>) {
+        data_file::number(&mut self.parts);
+        self.files.append(&mut self.data_files);
+        (self.parts, self.files)
+    }
+}
+
+impl<H: Host> Chain<'_, H> {
+    /// Opens the file of a layer, which is not in the chain yet.
+    async fn open_file(&mut self, layer: &Next) -> Result<H::File, ImageError> {
+        let opened = async {
+            self.seen.add_path(&layer.path)?;
+            let file = self.open_unseen(layer).await?;
+            self.seen.add_id(file.id(), &layer.path)?;
+            Ok(file)
+        };
+        opened.await.map_err(|error| layer.failed(error))
+    }
+
+    async fn open_unseen(&mut self, layer: &Next) -> Result<H::File, ImageError> {
+        let top = layer.overlay.is_none();
+        let access = access(self.options, top);
+        let opened = match top {
+            true => self.host.open(&layer.path, access).await,
+            false => self.seen.open(self.host, &layer.path, access).await,
+        };
+        let error = match opened {
+            Ok(file) => return Ok(file),
+            Err(error) => ImageError::open(error),
+        };
+        if error.kind() == ErrorKind::Locked && !top {
+            // The lock may be our own: the chain comes back to its top under another name.
+            let look = Access {
+                lock: false,
+                ..access
+            };
+            if let Ok(file) = self.seen.open(self.host, &layer.path, look).await {
+                self.seen.check_id(file.id())?;
+            }
+        }
+        Err(error)
+    }
+
+    /// Reads what a layer says of itself, and opens what it names besides its backing file. The layer below, if there
+    /// is one.
+    async fn read(
+        &mut self,
+        layer: &Next,
+        file: H::File,
+        read: &mut LayersRead<H::File>,
+    ) -> Result<Option<Next>, ImageError> {
+        let mut parts = self
+            .load(layer, &file)
             .await
             .map_err(|error| layer.failed(error))?;
-        if stop.is_some() && layer.overlay.is_some() && file.id() == stop {
-            stop = None;
-            break;
+        let mut more = self.more_files(&mut parts, layer.depth == 0).await?;
+        read.data_files.append(&mut more);
+        let mut next = match self.options.backing {
+            true => backing_of(&parts, layer.depth)?,
+            false => None,
+        };
+        if let (Some(next), 0) = (&mut next, layer.depth) {
+            next.snapshot.clone_from(&self.options.backing_snapshot);
         }
-        let (is_top, budget) = (layers.is_empty(), &mut table_budget);
-        let more = more_files(host, &mut parts, is_top, options, &mut seen, budget);
-        data_files.append(&mut more.await?);
-        if options.backing {
-            next = backing_of(&parts, layer.depth)?;
-        }
-        if let (Some(next), true) = (&mut next, layers.is_empty()) {
-            next.snapshot.clone_from(&options.backing_snapshot);
-        }
-        layers.push(parts);
-        files.push(file);
+        read.parts.push(parts);
+        read.files.push(file);
+        Ok(next)
     }
-    if stop.is_some() {
-        let text = "the file that its chain was to end above is not part of it".to_owned();
-        return Err(ImageError::new(ErrorKind::InvalidInput, text).within(shown(path)));
-    }
-    if let (Some(which), 0 | 1) = (&options.backing_snapshot, layers.len()) {
-        let text = format!("it has no backing file, and so no {which:?} of that");
-        return Err(ImageError::new(ErrorKind::InvalidInput, text).within(shown(path)));
-    }
-    data_file::number(&mut layers);
-    files.append(&mut data_files);
-    let image = Image::assemble(layers, options).map_err(|error| error.within(shown(path)))?;
-    Ok(Opened {
-        image: Arc::new(image),
-        files,
-    })
-}
 
-async fn open_layer<H: Host>(
-    host: &H,
-    layer: &Next,
-    options: &OpenOptions,
-    seen: &mut Seen,
-    table_budget: &mut u64,
-) -> Result<(H::File, LayerParts), ImageError> {
-    seen.add_path(&layer.path)?;
-    let file = open_file(host, layer, options, seen).await?;
-    seen.add_id(file.id(), &layer.path)?;
-    let writable = layer.overlay.is_none() && !options.read_only && !file.limits().read_only;
-    let purpose = Use {
-        format: layer.format,
-        writable,
-        drop_bitmaps: options.drop_bitmaps,
-        snapshot: layer.snapshot.as_deref(),
-        key: options.keys.of_layer(layer.depth),
-    };
-    let mut reader = LayerReader::new(&file).await?;
-    if writable && reader.is_qcow2(layer.format).await? && repair_if_dirty(&file).await? {
-        // It may be longer now.
-        reader = LayerReader::new(&file).await?;
+    async fn load(&mut self, layer: &Next, file: &H::File) -> Result<LayerParts, ImageError> {
+        let options = self.options;
+        let writable = layer.depth == 0 && !options.read_only && !file.limits().read_only;
+        let purpose = Use {
+            format: layer.format,
+            writable,
+            drop_bitmaps: options.drop_bitmaps,
+            snapshot: layer.snapshot.as_deref(),
+            key: options.keys.of_layer(layer.depth),
+        };
+        let mut reader = LayerReader::new(file).await?;
+        if writable && reader.is_qcow2(layer.format).await? && repair_if_dirty(file).await? {
+            // It may be longer now.
+            reader = LayerReader::new(file).await?;
+        }
+        reader
+            .load(layer.path.clone(), purpose, &mut self.table_budget)
+            .await
     }
-    let parts = reader
-        .load(layer.path.clone(), purpose, table_budget)
-        .await?;
-    drop(reader);
-    Ok((file, parts))
-}
 
-/// Opens what a layer names besides its backing file: its data file, or the files of a VMDK.
-async fn more_files<H: Host>(
-    host: &H,
-    parts: &mut LayerParts,
-    is_top: bool,
-    options: &OpenOptions,
-    seen: &mut Seen,
-    table_budget: &mut u64,
-) -> Result<Vec<H::File>, ImageError> {
-    if let Some(data) = data_file::open(host, parts, is_top, options, seen).await? {
-        return Ok(vec![data]);
+    /// Opens what a layer names besides its backing file: its data file, or the files of a VMDK.
+    async fn more_files(
+        &mut self,
+        parts: &mut LayerParts,
+        is_top: bool,
+    ) -> Result<Vec<H::File>, ImageError> {
+        let (host, options, seen) = (self.host, self.options, &mut self.seen);
+        if let Some(data) = data_file::open(host, parts, is_top, options, seen).await? {
+            return Ok(vec![data]);
+        }
+        let access = access(options, is_top);
+        foreign::open_extents(host, parts, access, seen, &mut self.table_budget).await
     }
-    foreign::open_extents(host, parts, access(options, is_top), seen, table_budget).await
+
+    /// The base of the image at `path`, which `next` begins.
+    async fn base(
+        &mut self,
+        path: &Path,
+        mut next: Option<Next>,
+        bases: &Bases<H::File>,
+    ) -> Result<OpenBase<H::File>, ImageError> {
+        let (options, budget) = (self.options, self.table_budget);
+        let invalid =
+            |text: String| Err(ImageError::new(ErrorKind::InvalidInput, text).within(shown(path)));
+        let mut stop = options.stop_at;
+        let mut identity = None;
+        let mut read = LayersRead::default();
+        while let Some(layer) = next.take() {
+            if layer.depth >= limit::CHAIN_DEPTH_MAX {
+                let text = format!(
+                    "the backing chain is longer than {} images",
+                    limit::CHAIN_DEPTH_MAX
+                );
+                return Err(ImageError::new(ErrorKind::Unsupported, text).within(layer.context()));
+            }
+            let file = self.open_file(&layer).await?;
+            if stop.is_some() && file.id() == stop {
+                stop = None;
+                break;
+            }
+            if layer.depth == 1 {
+                self.seen.by_directory = false;
+                identity = self.identity(&layer, file.id());
+                if let Some(open) = identity.as_ref().and_then(|wanted| bases.find(wanted)) {
+                    self.take_budget(open.0.table_bytes)
+                        .map_err(|error| error.within(layer.context()))?;
+                    return Ok(open);
+                }
+            }
+            next = self.read(&layer, file, &mut read).await?;
+        }
+        if stop.is_some() {
+            let text = "the file that its chain was to end above is not part of it";
+            return invalid(text.to_owned());
+        }
+        if let (Some(which), true) = (&options.backing_snapshot, read.parts.is_empty()) {
+            return invalid(format!(
+                "it has no backing file, and so no {which:?} of that"
+            ));
+        }
+        if let Some(identity) = &mut identity {
+            identity.needed = self.seen.places.needed(self.seen.by_directory);
+        }
+        let (parts, files) = read.finish();
+        let base = Base::assemble(parts, options, budget - self.table_budget, identity);
+        let base = base.map_err(|error| error.within(shown(path)))?;
+        Ok(bases.add((Arc::new(base), files.into())))
+    }
+
+    /// What a base has to have in common with the one that this layer begins, to be shared.
+    fn identity(&self, first: &Next, file: Option<FileId>) -> Option<Identity> {
+        let options = self.options;
+        let locked = options.lock && !options.force_share;
+        let file = file.filter(|_| locked && options.stop_at.is_none())?;
+        Some(Identity {
+            file,
+            path: first.path.clone(),
+            format: first.format,
+            snapshot: first.snapshot.clone(),
+            direct: access(options, false).direct,
+            keys: options.keys.clone(),
+            cache: options.cache,
+            needed: self.seen.places.needed(true),
+        })
+    }
+
+    /// Counts the tables of a base that is open already.
+    fn take_budget(&mut self, table_bytes: u64) -> Result<(), ImageError> {
+        let left = self.table_budget.checked_sub(table_bytes);
+        self.table_budget = left.ok_or_else(|| {
+            let text =
+                format!("tables of {table_bytes} bytes are more than a chain may still have");
+            ImageError::new(ErrorKind::Unsupported, text)
+        })?;
+        Ok(())
+    }
 }
 
 /// How the files of a layer are opened.
@@ -252,36 +429,6 @@ fn access(options: &OpenOptions, top: bool) -> Access {
         lock: options.lock,
         force_share: options.force_share,
     }
-}
-
-async fn open_file<H: Host>(
-    host: &H,
-    layer: &Next,
-    options: &OpenOptions,
-    seen: &Seen,
-) -> Result<H::File, ImageError> {
-    let top = layer.overlay.is_none();
-    let access = access(options, top);
-    let within = match top {
-        true => Within::Anywhere,
-        false => seen.places.within(),
-    };
-    let error = match host.open_within(&layer.path, within, access).await {
-        Ok(file) => return Ok(file),
-        Err(error) => error,
-    };
-    let error = ImageError::open(error);
-    if error.kind() == ErrorKind::Locked && !top {
-        // The lock may be our own: the chain comes back to its top under another name.
-        let look = Access {
-            lock: false,
-            ..access
-        };
-        if let Ok(file) = host.open_within(&layer.path, within, look).await {
-            seen.check_id(file.id())?;
-        }
-    }
-    Err(error)
 }
 
 /// The layer below, if there is one.
@@ -327,6 +474,8 @@ mod data_file;
 
 #[cfg(test)]
 mod reference_tests;
+#[cfg(test)]
+mod sharing_tests;
 #[cfg(test)]
 mod snapshot_tests;
 #[cfg(test)]

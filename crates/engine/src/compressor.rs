@@ -76,7 +76,7 @@ impl Compressor {
     /// # Errors
     /// [`ErrorKind::Unsupported`] if the image is raw, [`ErrorKind::InvalidInput`] for another level.
     pub fn new(image: &Image, level: Option<u32>) -> Result<Compressor, ImageError> {
-        let top = image.layers.first().and_then(|top| top.qcow2.as_ref());
+        let top = image.top.qcow2.as_ref();
         let Some(top) = top else {
             let text = "a raw image cannot have compressed clusters";
             return Err(ImageError::new(ErrorKind::Unsupported, text));

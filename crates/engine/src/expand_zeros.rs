@@ -22,7 +22,7 @@ impl<F: File> Queue<F> {
         let explain = |errno| self.image.explain(errno, "cannot write the image's zeros");
         let active = self.changing()?;
         active.announce().await.map_err(explain)?;
-        let through = self.image.layers.len() > 1;
+        let through = self.image.layers().len() > 1;
         let most = if through { PIECE_BYTES } else { ZEROES_BYTES };
         let expanded = async {
             let shares = Shares::default();

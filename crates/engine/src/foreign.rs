@@ -42,7 +42,7 @@ pub(crate) struct Foreign {
     parts: Vec<Part>,
     /// Files besides that of the layer.
     pub(crate) files: Vec<PathBuf>,
-    /// Which of the image's files is the first of those.
+    /// Which of the files of the top, or of those below it, is the first of those.
     pub(crate) first_file: usize,
     pages: Mutex<Pages>,
     /// Pages being read.
@@ -118,14 +118,14 @@ impl Foreign {
         disk.is_some_and(Disk::is_flat)
     }
 
-    /// Which of the image's files has a guest offset; `own` is that of the layer.
-    pub(crate) fn file_index(&self, own: usize, at: u64) -> usize {
-        self.index(own, self.part(at).map_or(0, |part| part.file))
+    /// Which of those files has a guest offset of the layer at `depth`.
+    pub(crate) fn file_index(&self, depth: usize, at: u64) -> usize {
+        self.index(depth, self.part(at).map_or(0, |part| part.file))
     }
 
-    fn index(&self, own: usize, file: usize) -> usize {
+    fn index(&self, depth: usize, file: usize) -> usize {
         match file.checked_sub(1) {
-            None => own,
+            None => depth.saturating_sub(1),
             Some(more) => self.first_file + more,
         }
     }
@@ -200,11 +200,11 @@ impl Foreign {
 impl<F: File> Queue<F> {
     /// Reads a page of the tables of the foreign layer at `depth`.
     pub(crate) async fn load_page(&self, depth: usize, number: u64) -> Result<(), Errno> {
-        let layer = self.image.layers.get(depth);
+        let layer = self.image.layers().get(depth);
         let foreign = layer.and_then(|layer| layer.foreign.as_ref());
         let foreign = foreign.ok_or(Errno::EIO)?;
         let index = foreign.index(depth, (number / PAGES_OF_FILE) as usize);
-        let file = self.files.get(index).ok_or(Errno::EIO)?;
+        let file = self.files.of(depth).get(index).ok_or(Errno::EIO)?;
         let Some(_loading) = foreign.loads.lock_or_wait(number).await else {
             return Ok(());
         };
@@ -254,7 +254,7 @@ impl<F: File> Queue<F> {
                 sectors: 0,
             },
         };
-        let cache = &self.image.decompressed;
+        let cache = self.image.decompressed(depth);
         let unit = disk.block_bytes.unwrap_or_default();
         loop {
             if let Some(bytes) = cache.get(key) {
@@ -266,7 +266,7 @@ impl<F: File> Queue<F> {
             if let Some(bytes) = cache.get(key) {
                 return Ok(bytes);
             }
-            let file = self.files.get(depth).ok_or(Errno::EIO)?;
+            let file = self.file_of(depth).ok_or(Errno::EIO)?;
             let mut head = [0; vmdk::GRAIN_MARKER_BYTES as usize];
             align::read(file, &self.pool, marker, Target::memory(&mut head)).await?;
             let broken = || {

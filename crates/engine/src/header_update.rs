@@ -215,6 +215,6 @@ impl<'q, F: File> Active<'q, F> {
     }
 
     fn header(&self) -> Option<&'q Header> {
-        self.image.layers.first()?.header()
+        self.image.top.header()
     }
 }

@@ -6,12 +6,13 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gaur_block::{Errno, File, FileId, FileLimits};
+use gaur_block::{Errno, File, FileId, FileLimits, Source};
 use gaur_format::feature::{Autoclear, Compatible};
 use gaur_format::geometry::{Geometry, Version};
 use gaur_format::header::{CompressionType, Header};
 use gaur_format::{AllocationPolicy, limit};
 
+use crate::base::{Base, ImageFiles, Layers};
 use crate::bitmaps::{Bitmaps, LostBitmaps};
 use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
@@ -22,7 +23,6 @@ use crate::error::{ErrorKind, ImageError};
 use crate::events::RequestEvents;
 use crate::flush::FlushGroup;
 use crate::foreign::Foreign;
-use crate::merged::MergedIndex;
 use crate::metadata::alloc::Alloc;
 use crate::metadata::claims::Claims;
 use crate::metadata::cluster_set::ClusterSet;
@@ -30,9 +30,9 @@ use crate::metadata::epochs::Epochs;
 use crate::metadata::l1_table::L1Table;
 use crate::metadata::maps::Maps;
 use crate::metadata::zeroed::ZeroedSpace;
-use crate::options::{Format, OpenOptions};
+use crate::options::{DetectZeroes, Format, OpenOptions};
 use crate::poison::Poison;
-use crate::queue::Queue;
+use crate::queue::{Change, Queue, Unmap};
 use crate::range::HostRange;
 use crate::sector_locks::SectorLocks;
 use crate::snapshot::SnapshotList;
@@ -43,7 +43,9 @@ use crate::waiters::{AsyncLock, KeyLocks};
 
 /// An open image: the shared half. Make a [`Queue`] per thread to do input and output.
 pub struct Image {
-    pub(crate) layers: Vec<Layer>,
+    pub(crate) top: Layer,
+    /// What is below it; other images may have it, too.
+    pub(crate) base: Arc<Base>,
     pub(crate) options: OpenOptions,
     pub(crate) writer: Option<Writer>,
     /// Sectors of the top file that are being read, changed and written back.
@@ -56,10 +58,8 @@ pub struct Image {
     pub(crate) size_bytes: AtomicU64,
     pub(crate) poison: Poison,
     pub(crate) events: RequestEvents,
-    /// Of the layers below the top, where there are several.
-    pub(crate) merged: Option<MergedIndex>,
-    /// Of all layers.
-    pub(crate) decompressed: DecompressedClusters,
+    /// Of the top layer.
+    decompressed: DecompressedClusters,
     /// The host failed to flush the top file: it may have lost what was written since the flush before.
     pub(crate) flush_failed: AtomicBool,
     corrupt: AtomicBool,
@@ -85,7 +85,7 @@ pub struct Layer {
 #[derive(Clone, Debug)]
 pub struct DataFile {
     pub(crate) path: PathBuf,
-    /// Which of the image's files it is.
+    /// Which of the files of the top, or of those below it, it is.
     pub(crate) index: usize,
     pub(crate) is_raw: bool,
 }
@@ -130,6 +130,8 @@ pub(crate) struct Writer {
     /// Held while refcount table, L1 table, header or file length change.
     pub(crate) structure: AsyncLock,
     pub(crate) flush: FlushGroup,
+    /// States of machines that are being saved: nothing refers to their clusters yet.
+    pub(crate) saves: AtomicUsize,
     pub(crate) epochs: Epochs,
     /// Where unwritten bytes are zeros.
     pub(crate) zeroed: RwLock<ZeroedSpace>,
@@ -214,6 +216,36 @@ impl Layer {
     pub fn id(&self) -> Option<FileId> {
         self.id
     }
+
+    /// How many files it is in.
+    pub(crate) fn file_count(&self) -> usize {
+        let foreign = self.foreign.as_ref();
+        let extents = foreign.map_or(0, |foreign| foreign.files.len());
+        1 + usize::from(self.data_file.is_some()) + extents
+    }
+
+    /// Whether it names files by names that count from its own path.
+    pub(crate) fn names_by_path(&self) -> bool {
+        let foreign = self.foreign.as_ref();
+        let header = self.header.as_ref();
+        let names = header.map(|header| [header.backing_file(), header.data_file_name()]);
+        foreign.is_some_and(|foreign| !foreign.files.is_empty())
+            || names
+                .into_iter()
+                .flatten()
+                .flatten()
+                .any(|name| !name.starts_with(b"/"))
+    }
+
+    /// Gives back the memory of what was not used of its tables since the last call.
+    pub(crate) fn clean(&self) {
+        if let Some(qcow2) = &self.qcow2 {
+            qcow2.maps.slices.clean();
+        }
+        if let Some(foreign) = &self.foreign {
+            foreign.clean();
+        }
+    }
 }
 
 impl Qcow2 {
@@ -234,57 +266,43 @@ impl Qcow2 {
 }
 
 impl Image {
-    /// Builds the shared state from what was read of every layer, top first.
+    /// Builds the shared state from what was read of the top layer, above its base.
     pub(crate) fn assemble(
-        parts: Vec<LayerParts>,
+        mut top: LayerParts,
+        base: Arc<Base>,
         options: &OpenOptions,
     ) -> Result<Image, ImageError> {
-        let mut layers = Vec::with_capacity(parts.len());
-        let mut writer = None;
-        let mut size_bytes = 0;
-        let mut read_only = options.read_only;
-        for (depth, mut part) in parts.into_iter().enumerate() {
-            let writable = depth == 0 && !options.read_only && !part.limits.read_only;
-            if depth == 0 {
-                size_bytes = part.layer.size_bytes;
-                read_only = !writable;
-            }
-            let cache = if depth == 0 {
-                options.cache
-            } else {
-                CacheOptions::default()
-            };
-            let version = part.layer.header().map(|header| header.version);
-            if writable && options.commit_log.is_some() && version == Some(Version::V2) {
-                let text = "a version 2 image cannot name the log of the process that writes to it";
-                return Err(ImageError::new(ErrorKind::Unsupported, text));
-            }
-            let made = add_mapping(&mut part, cache, writable)?;
-            if let (true, Some(qcow2)) = (writable, &mut part.layer.qcow2) {
-                qcow2.maps.log.clone_from(&options.commit_log);
-            }
-            if let Some(mut made) = made {
-                made.allocation = options.allocation.unwrap_or(made.allocation);
-                writer = Some(made);
-            }
-            layers.push(part.layer);
+        let writable = !options.read_only && !top.limits.read_only;
+        let version = top.layer.header().map(|header| header.version);
+        if writable && options.commit_log.is_some() && version == Some(Version::V2) {
+            let text = "a version 2 image cannot name the log of the process that writes to it";
+            return Err(ImageError::new(ErrorKind::Unsupported, text));
         }
-        let mapped_below = |layer: &&Layer| layer.qcow2.is_some() || layer.foreign.is_some();
-        let merged = layers.iter().skip(1).filter(mapped_below).count() > 1;
-        let name = layers.first().map(|top: &Layer| top.name().into_owned());
-        let name = name.unwrap_or_default();
+        if writable && options.discard_no_unref && version == Some(Version::V2) {
+            let text =
+                "discard-no-unref needs version 3, whose clusters may be zero and keep their place";
+            return Err(ImageError::new(ErrorKind::Unsupported, text));
+        }
+        let mut writer = add_mapping(&mut top, options.cache, writable)?;
+        if let (true, Some(qcow2)) = (writable, &mut top.layer.qcow2) {
+            qcow2.maps.log.clone_from(&options.commit_log);
+        }
+        if let Some(writer) = &mut writer {
+            writer.allocation = options.allocation.unwrap_or(writer.allocation);
+        }
+        let top = top.layer;
         Ok(Image {
-            layers,
             options: options.clone(),
             writer,
             locks: SectorLocks::default(),
             data_locks: SectorLocks::default(),
             flushing: AsyncLock::default(),
-            read_only,
-            size_bytes: AtomicU64::new(size_bytes),
-            poison: Poison::new(name),
+            read_only: !writable,
+            size_bytes: AtomicU64::new(top.size_bytes),
+            poison: Poison::new(top.name().into_owned()),
             events: RequestEvents::default(),
-            merged: merged.then(|| MergedIndex::new(options.cache.l2_bytes)),
+            top,
+            base,
             decompressed: DecompressedClusters::new(options.cache.decompressed()),
             flush_failed: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
@@ -298,15 +316,11 @@ impl Image {
     ///
     /// # Panics
     /// If `files` and the files of the image differ in number.
-    pub fn queue<F: File>(self: &Arc<Self>, files: Vec<F>) -> Queue<F> {
-        let more = |layer: &Layer| {
-            let foreign = layer.foreign.as_ref();
-            let extents = foreign.map_or(0, |foreign| foreign.files.len());
-            usize::from(layer.data_file.is_some()) + extents
-        };
+    pub fn queue<F: File>(self: &Arc<Self>, files: impl Into<ImageFiles<F>>) -> Queue<F> {
+        let files = files.into();
         assert_eq!(
-            files.len(),
-            self.layers.len() + self.layers.iter().map(more).sum::<usize>(),
+            (files.own.len(), files.below.len()),
+            (self.top.file_count(), self.base.file_count),
             "a queue has one file handle per layer, data file and extent of a VMDK"
         );
         let id = self.queues.fetch_add(1, Ordering::Relaxed);
@@ -320,12 +334,29 @@ impl Image {
 
     /// The path of the top layer, to be shown.
     pub(crate) fn name(&self) -> Cow<'_, str> {
-        self.layers.first().map_or(Cow::Borrowed(""), Layer::name)
+        self.top.name()
     }
 
     /// The backing chain, top first.
-    pub fn layers(&self) -> &[Layer] {
-        &self.layers
+    #[inline]
+    pub fn layers(&self) -> Layers<'_> {
+        Layers {
+            top: &self.top,
+            below: &self.base.layers,
+        }
+    }
+
+    /// Whether another open image has the same base.
+    pub fn shares_base(&self) -> bool {
+        Arc::strong_count(&self.base) > 1
+    }
+
+    /// The decompressed clusters of the layer at `depth`.
+    pub(crate) fn decompressed(&self, depth: usize) -> &DecompressedClusters {
+        match depth {
+            0 => &self.decompressed,
+            _ => &self.base.decompressed,
+        }
     }
 
     /// How the cache of refcount blocks is doing; `None` for an image that is not written to.
@@ -337,21 +368,12 @@ impl Image {
     /// Gives back the memory of metadata that was not used since the last call. A server with
     /// `cache-clean-interval` calls it that often.
     pub fn clean_caches(&self) {
-        for layer in &self.layers {
-            if let Some(qcow2) = &layer.qcow2 {
-                qcow2.maps.slices.clean();
-            }
-            if let Some(foreign) = &layer.foreign {
-                foreign.clean();
-            }
-        }
+        self.top.clean();
         if let Some(writer) = &self.writer {
             writer.alloc.lock().blocks.clean();
         }
         self.decompressed.clean();
-        if let Some(merged) = &self.merged {
-            merged.clean();
-        }
+        self.base.clean();
     }
 
     /// The persistent bitmaps that the first change to the image removes; `None` if it has none.
@@ -406,7 +428,7 @@ impl Image {
         let (layer, fault) = *self.first_corruption.get()?;
         Some(CorruptionReport {
             layer,
-            file: self.layers.get(layer)?.path.clone(),
+            file: self.layers().get(layer)?.path.clone(),
             structure: fault.structure,
             host_offset: fault.host,
             finding: fault.finding,
@@ -445,9 +467,22 @@ impl Image {
         self.corrupt.load(Ordering::Relaxed) && self.corrupt.swap(false, Ordering::AcqRel)
     }
 
+    /// What a write is: zeros are looked for where that is asked for, in memory that can be looked into.
+    pub(crate) fn detect_zeroes<'a>(&self, source: Source<'a>) -> Change<'a> {
+        let unmap = match self.options.detect_zeroes {
+            DetectZeroes::Off => return Change::Write(source),
+            DetectZeroes::On => Unmap::Forbidden,
+            DetectZeroes::Unmap => Unmap::Allowed,
+        };
+        match source {
+            Source::Memory(memory) if memory.is_zero() => Change::Zero(unmap),
+            source => Change::Write(source),
+        }
+    }
+
     /// The data file of the top layer.
     pub(crate) fn data_file(&self) -> Option<&DataFile> {
-        self.layers.first()?.data_file.as_ref()
+        self.top.data_file.as_ref()
     }
 
     /// The locks of the file that guest data are written to.
@@ -460,8 +495,9 @@ impl Image {
 
     /// Whether the layer below the top has anything at guest offset `at`.
     pub(crate) fn has_backing_at(&self, at: u64) -> bool {
-        self.layers
-            .get(1)
+        self.base
+            .layers
+            .first()
             .is_some_and(|layer| at < layer.size_bytes)
     }
 
@@ -472,7 +508,7 @@ impl Image {
 }
 
 /// Gives a layer its mapping, and what it needs besides if it is to be written.
-fn add_mapping(
+pub(crate) fn add_mapping(
     part: &mut LayerParts,
     cache: CacheOptions,
     writable: bool,
@@ -503,7 +539,7 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         header.refcount_table_offset.0,
         u64::from(header.refcount_table_clusters),
     );
-    let alloc = Alloc::new(
+    let mut alloc = Alloc::new(
         geometry,
         part.refcount_table.clone(),
         place,
@@ -511,6 +547,7 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         part.file_len_bytes,
         part.limits.resizable,
     );
+    alloc.watch = Arc::clone(&maps.watch);
     let zeroed = match alloc.capacity {
         // Zeros on the disk are not what the guest sees.
         _ if part.cipher.is_some() => ZeroedSpace::new(u64::MAX),
@@ -526,6 +563,7 @@ fn new_writer(part: &LayerParts, header: &Header, maps: &Maps, sizes: CacheSizes
         blocks: AsyncLock::default(),
         structure: AsyncLock::default(),
         flush: FlushGroup::default(),
+        saves: AtomicUsize::new(0),
         epochs: Epochs::default(),
         zeroed: RwLock::new(zeroed),
         pressed: AtomicBool::new(false),
@@ -587,7 +625,7 @@ fn metadata_clusters(
 
 impl fmt::Debug for Image {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.layers.iter().map(Layer::name).collect();
+        let names: Vec<_> = self.layers().iter().map(Layer::name).collect();
         out.debug_struct("Image")
             .field("layers", &names)
             .field("size_bytes", &self.size_bytes())

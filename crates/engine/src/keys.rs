@@ -48,6 +48,18 @@ impl Keys {
             None => self.others.as_deref(),
         }
     }
+
+    /// Whether the layers below the top are opened with the same passphrases.
+    pub(crate) fn same_below_top(&self, other: &Keys) -> bool {
+        let same = |one: Option<&Passphrase>, other: Option<&Passphrase>| {
+            one.map(Passphrase::as_bytes) == other.map(Passphrase::as_bytes)
+        };
+        let depths = self.layers.keys().chain(other.layers.keys());
+        same(self.others.as_deref(), other.others.as_deref())
+            && depths
+                .filter(|depth| **depth > 0)
+                .all(|depth| same(self.of_layer(*depth), other.of_layer(*depth)))
+    }
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ impl<F: File> Queue<F> {
         host: u64,
         extent: &mut MapExtent,
     ) -> Result<(), Errno> {
-        let Some(found) = self.image.layers.get(layer) else {
+        let Some(found) = self.image.layers().get(layer) else {
             return Ok(());
         };
         let flat = found

@@ -102,7 +102,7 @@ impl<F: File> Queue<F> {
             // A raw disk may end inside a sector, an image may not.
             base.resize(size, false, job).await?;
         }
-        let lowest = self.image.layers.len().saturating_sub(1) as u32;
+        let lowest = self.image.layers().len().saturating_sub(1) as u32;
         let pieces = self.pieces(shares, job, ZEROES_BYTES, async |extent: &MapExtent, _| {
             // A layer in between that ends before hides what the base has there: zeros.
             let hidden = extent.depth < lowest;
@@ -129,6 +129,7 @@ impl<F: File> Queue<F> {
         match piece.zero {
             true => base.put_zeros(range).await?,
             false => {
+                job.admit(range.len).await?;
                 let buffer = self.read_piece(range).await?;
                 base.put(range.start, &buffer).await?;
             }
@@ -243,7 +244,7 @@ impl<F: File> Queue<F> {
         format: Option<&str>,
     ) -> Result<(), ImageError> {
         let active = self.changing()?;
-        let raw_data = self.image.layers.first().and_then(|top| top.header());
+        let raw_data = self.image.top.header();
         if backing.is_some()
             && raw_data.is_some_and(|top| top.autoclear.has(Autoclear::RAW_DATA_FILE))
         {

@@ -1,16 +1,19 @@
 //! The merged index: what the layers below the top show, as runs, so that a chain of any depth costs a read one look-up
 //! behind that of the top layer.
 //!
-//! Those layers do not change while an image is open. A region of the disk is looked up layer by layer when it is first
-//! wanted, and what comes out is kept: its runs of one kind, each with the layer that has it. Bounded in
-//! bytes; a region that was dropped is looked up again.
+//! Those layers do not change while an image is open. A region of the disk is looked up when it is first wanted: all of it
+//! in the highest layer, then what that does not have in the next, and so on down. What comes out is kept: runs of one
+//! kind, each with the layer that has it. Bounded in bytes; a region that was dropped is looked up again.
 //!
 //! A chain of one backing file has none: its own mapping is as quick.
 
 use gaur_block::{Errno, File};
+use gaur_format::{CompressedDescriptor, limit};
 
 use crate::clock::Clock;
-use crate::metadata::maps::{Extent, Kind};
+use crate::corruption::Fault;
+use crate::image::Layer;
+use crate::metadata::maps::{Extent, Kind, Lookup, Walk};
 use crate::queue::Queue;
 use crate::range::GuestRange;
 use crate::sync::Mutex;
@@ -25,13 +28,80 @@ const BUDGET_BYTES: u64 = 32 << 20;
 /// What a region takes beside its runs.
 const REGION_OVERHEAD: u64 = 128;
 
-/// A run of a region.
+/// A run of a region, in 16 bytes: many regions are looked up at random, so that what counts is how few cache lines
+/// each takes.
 #[derive(Clone, Copy, Debug)]
 struct Run {
-    /// Where it begins, from the start of the region.
-    start: u32,
-    layer: u32,
-    kind: Kind,
+    /// From the highest bit: where it begins (from the start of the region), the layer, the kind, and the sectors of a
+    /// compressed cluster.
+    head: u64,
+    /// Host offset, where there is one.
+    host: u64,
+}
+
+/// Bits for the sectors of a compressed cluster, and for the kind above them, and for the layer above that.
+const SECTORS_BITS: u32 = 24;
+const KIND_BITS: u32 = 3;
+const LAYER_BITS: u32 = 16;
+const START_SHIFT: u32 = SECTORS_BITS + KIND_BITS + LAYER_BITS;
+const _: () = assert!(limit::CHAIN_DEPTH_MAX <= 1 << LAYER_BITS);
+const _: () = assert!((REGION_BYTES - 1) << START_SHIFT >> START_SHIFT == REGION_BYTES - 1);
+
+impl Run {
+    fn new(start: u64, layer: usize, kind: Kind) -> Run {
+        let (number, host, sectors) = match kind {
+            Kind::Unallocated { host: None } => (0, 0, 0),
+            Kind::Unallocated { host: Some(host) } => (1, host, 0),
+            Kind::Zero { host: None } => (2, 0, 0),
+            Kind::Zero { host: Some(host) } => (3, host, 0),
+            Kind::Data {
+                host,
+                copied: false,
+            } => (4, host, 0),
+            Kind::Data { host, copied: true } => (5, host, 0),
+            Kind::Compressed { descriptor } => (6, descriptor.offset, descriptor.sectors),
+        };
+        debug_assert!(
+            sectors < 1 << SECTORS_BITS,
+            "a cluster has 4096 sectors at most"
+        );
+        let head = (start << LAYER_BITS | layer as u64) << KIND_BITS | number;
+        Run {
+            head: head << SECTORS_BITS | sectors,
+            host,
+        }
+    }
+
+    #[inline]
+    fn start(self) -> u64 {
+        self.head >> START_SHIFT
+    }
+
+    #[inline]
+    fn layer(self) -> usize {
+        (self.head >> (SECTORS_BITS + KIND_BITS)) as usize & ((1 << LAYER_BITS) - 1)
+    }
+
+    #[inline]
+    fn kind(self) -> Kind {
+        let host = self.host;
+        match self.head >> SECTORS_BITS & ((1 << KIND_BITS) - 1) {
+            0 => Kind::Unallocated { host: None },
+            1 => Kind::Unallocated { host: Some(host) },
+            2 => Kind::Zero { host: None },
+            3 => Kind::Zero { host: Some(host) },
+            number @ (4 | 5) => Kind::Data {
+                host,
+                copied: number == 5,
+            },
+            _ => Kind::Compressed {
+                descriptor: CompressedDescriptor {
+                    offset: host,
+                    sectors: self.head & ((1 << SECTORS_BITS) - 1),
+                },
+            },
+        }
+    }
 }
 
 /// The index of one chain.
@@ -67,18 +137,16 @@ impl MergedIndex {
     #[inline]
     pub(crate) fn extent(&self, range: GuestRange) -> Option<Extent> {
         let region = MergedIndex::region_of(range.start);
-        let at = (range.start % REGION_BYTES) as u32;
+        let at = range.start % REGION_BYTES;
         let mut part = self.part(region).lock();
         let runs = part.get(region)?;
-        let next = runs.partition_point(|run| run.start <= at);
+        let next = runs.partition_point(|run| run.start() <= at);
         let run = runs.get(next.checked_sub(1)?)?;
-        let end = runs
-            .get(next)
-            .map_or(REGION_BYTES, |next| u64::from(next.start));
+        let end = runs.get(next).map_or(REGION_BYTES, |next| next.start());
         Some(Extent {
-            layer: run.layer as usize,
-            len: range.len.min(end - u64::from(at)),
-            kind: run.kind.later(u64::from(at - run.start)),
+            layer: run.layer(),
+            len: range.len.min(end - at),
+            kind: run.kind().later(at - run.start()),
         })
     }
 
@@ -113,26 +181,149 @@ impl<F: File> Queue<F> {
         if merged.part(region).lock().contains(region) {
             return Ok(());
         }
-        let mut runs: Vec<Run> = Vec::new();
-        let mut at = 0;
-        while at < REGION_BYTES {
-            let rest = GuestRange::new(region * REGION_BYTES + at, REGION_BYTES - at);
-            let found = self.find_below(rest).await?;
-            let joins = runs.last().is_some_and(|last| {
-                let len = at - u64::from(last.start);
-                last.layer as usize == found.layer && last.kind.joined(found.kind, len).is_some()
-            });
-            if !joins {
-                runs.push(Run {
-                    start: at as u32,
-                    layer: found.layer as u32,
-                    kind: found.kind,
-                });
+        let mut merge = Merge::new(region);
+        for depth in 1..self.image.layers().len() {
+            if merge.open.is_empty() {
+                break;
             }
-            at += found.len;
+            self.merge_layer(&mut merge, depth).await?;
         }
-        merged.insert(region, runs);
+        merged.insert(region, merge.runs());
         Ok(())
+    }
+
+    /// Looks up in one layer what those above it do not have: a look at each slice, however many runs it has there.
+    async fn merge_layer(&self, merge: &mut Merge, depth: usize) -> Result<(), Errno> {
+        let layer = self.image.layers().get(depth).ok_or(Errno::EIO)?;
+        for piece in std::mem::take(&mut merge.open) {
+            let mut rest = merge.within(piece, layer.size_bytes());
+            while !rest.is_empty() {
+                let note = |range: GuestRange, kind| {
+                    merge.note(Piece {
+                        range,
+                        layer: depth,
+                        kind,
+                    });
+                };
+                match self.walk_layer(layer, rest, note) {
+                    Ok(Walk::Done(len)) => rest = rest.after(len),
+                    Ok(Walk::Miss(slice)) => self.load(depth, slice).await?,
+                    Err(fault) => return Err(self.image.corrupt(depth, fault)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn walk_layer(
+        &self,
+        layer: &Layer,
+        range: GuestRange,
+        mut note: impl FnMut(GuestRange, Kind),
+    ) -> Result<Walk, Fault> {
+        let lookup = match (&layer.qcow2, &layer.foreign) {
+            (Some(qcow2), _) => return qcow2.maps.walk(range, note),
+            (None, Some(foreign)) => foreign.extent(range)?,
+            (None, None) => {
+                let (host, copied) = (range.start, true);
+                note(range, Kind::Data { host, copied });
+                return Ok(Walk::Done(range.len));
+            }
+        };
+        Ok(match lookup {
+            Lookup::Miss(slice) => Walk::Miss(slice),
+            Lookup::Extent(found) => {
+                note(range.first(found.len), found.kind);
+                Walk::Done(found.len)
+            }
+        })
+    }
+}
+
+/// A part of a region, and what is known of it.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    range: GuestRange,
+    layer: usize,
+    kind: Kind,
+}
+
+/// A region that is being looked up.
+#[derive(Debug)]
+struct Merge {
+    start: u64,
+    /// What no layer has so far, in order.
+    open: Vec<Piece>,
+    /// The rest, in any order.
+    settled: Vec<Piece>,
+}
+
+impl Merge {
+    fn new(region: u64) -> Merge {
+        let start = region * REGION_BYTES;
+        Merge {
+            start,
+            open: vec![Piece {
+                range: GuestRange::new(start, REGION_BYTES),
+                layer: 0,
+                kind: Kind::Unallocated { host: None },
+            }],
+            settled: Vec::new(),
+        }
+    }
+
+    /// What a layer of `size_bytes` has of a piece. It and those below it do not reach the rest, of which the one above
+    /// has the last word.
+    fn within(&mut self, piece: Piece, size_bytes: u64) -> GuestRange {
+        let inside = size_bytes.saturating_sub(piece.range.start);
+        let rest = piece.range.after(inside.min(piece.range.len));
+        if !rest.is_empty() {
+            self.settled.push(Piece {
+                range: rest,
+                kind: piece.kind.later(rest.start - piece.range.start),
+                ..piece
+            });
+        }
+        piece.range.first(inside)
+    }
+
+    /// Adds what a layer says.
+    fn note(&mut self, piece: Piece) {
+        let pieces = match piece.kind {
+            Kind::Unallocated { .. } => &mut self.open,
+            _ => &mut self.settled,
+        };
+        match pieces.last_mut() {
+            Some(last) if last.joins(&piece) => last.range.len += piece.range.len,
+            _ => pieces.push(piece),
+        }
+    }
+
+    fn runs(mut self) -> Vec<Run> {
+        self.settled.append(&mut self.open);
+        self.settled.sort_unstable_by_key(|piece| piece.range.start);
+        let mut runs: Vec<Run> = Vec::with_capacity(self.settled.len());
+        let mut last: Option<Piece> = None;
+        for piece in self.settled {
+            match &mut last {
+                Some(last) if last.joins(&piece) => last.range.len += piece.range.len,
+                _ => {
+                    let start = piece.range.start - self.start;
+                    runs.push(Run::new(start, piece.layer, piece.kind));
+                    last = Some(piece);
+                }
+            }
+        }
+        runs
+    }
+}
+
+impl Piece {
+    /// Whether `next` goes on with it.
+    fn joins(&self, next: &Piece) -> bool {
+        self.range.end() == next.range.start
+            && self.layer == next.layer
+            && self.kind.joined(next.kind, self.range.len).is_some()
     }
 }
 
@@ -160,16 +351,15 @@ mod tests {
     /// Every 64 KiB of a region in turn: data of layer 1, zeros of layer 2.
     fn runs(region: u64) -> Vec<Run> {
         (0..32_u32)
-            .map(|number| Run {
-                start: number << 16,
-                layer: 1 + number % 2,
-                kind: match number % 2 {
+            .map(|number| {
+                let kind = match number % 2 {
                     0 => Kind::Data {
                         host: (region << 32) + (u64::from(number) << 20),
                         copied: true,
                     },
                     _ => Kind::Zero { host: None },
-                },
+                };
+                Run::new(u64::from(number) << 16, 1 + number as usize % 2, kind)
             })
             .collect()
     }
@@ -195,6 +385,35 @@ mod tests {
         assert_eq!((zeros.layer, zeros.len), (2, 5));
         assert_eq!(zeros.kind, Kind::Zero { host: None });
         assert_eq!(extent(REGION_BYTES, 1), None);
+    }
+
+    #[test]
+    fn packed_runs_are_what_was_packed() {
+        let descriptor = CompressedDescriptor {
+            offset: (1 << 56) - 1,
+            sectors: 8191,
+        };
+        let host = (1 << 63) - 512;
+        for kind in [
+            Kind::Unallocated { host: None },
+            Kind::Unallocated { host: Some(host) },
+            Kind::Zero { host: None },
+            Kind::Zero { host: Some(0) },
+            Kind::Data {
+                host,
+                copied: false,
+            },
+            Kind::Data { host, copied: true },
+            Kind::Compressed { descriptor },
+        ] {
+            for start in [0, 512, REGION_BYTES - 1] {
+                for layer in [1, limit::CHAIN_DEPTH_MAX] {
+                    let run = Run::new(start, layer, kind);
+                    assert_eq!((run.start(), run.layer(), run.kind()), (start, layer, kind));
+                }
+            }
+        }
+        assert_eq!(size_of::<Run>(), 16);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, Status};
 
 use crate::active::Active;
+use crate::base::ImageFiles;
 use crate::compress::Decompressor;
 use crate::image::{Image, Qcow2};
 use crate::metadata::alloc::Run;
@@ -23,7 +24,7 @@ use crate::writeback::Staging;
 /// far as the caller waits for one before it submits the next.
 pub struct Queue<F: File> {
     pub(crate) image: Arc<Image>,
-    pub(crate) files: Vec<F>,
+    pub(crate) files: ImageFiles<F>,
     pub(crate) pool: Pool<F>,
     pub(crate) id: usize,
     /// How its requests are counted; `None` if the image is not written to.
@@ -62,7 +63,7 @@ pub(crate) enum Unmap {
 const TRANSFER_BYTES_MAX: u32 = 32 << 20;
 
 impl<F: File> Queue<F> {
-    pub(crate) fn new(image: Arc<Image>, files: Vec<F>, id: usize) -> Queue<F> {
+    pub(crate) fn new(image: Arc<Image>, files: ImageFiles<F>, id: usize) -> Queue<F> {
         let epoch_handle = image.writer.as_ref().map(|writer| writer.epochs.join());
         Queue {
             image,
@@ -95,7 +96,7 @@ impl<F: File> Queue<F> {
     /// The handle on the file that is written to.
     pub(crate) fn top_file(&self) -> &F {
         // `Image::queue` asserts one file per layer, and there is always a top layer.
-        &self.files[0]
+        &self.files.own[0]
     }
 
     /// The handle on the file that guest data are written to.
@@ -103,7 +104,7 @@ impl<F: File> Queue<F> {
         match self.image.data_file() {
             None => self.top_file(),
             // `Image::queue` asserts one file per data file.
-            Some(data) => &self.files[data.index],
+            Some(data) => &self.files.own[data.index],
         }
     }
 
@@ -157,7 +158,8 @@ impl<F: File> Queue<F> {
             }
             (Request::Write { offset_bytes, fua }, Payload::Write(source)) => {
                 let range = GuestRange::checked(offset_bytes, source.len() as u64);
-                self.serve_change(range, Change::Write(source)).await?;
+                let change = self.image.detect_zeroes(source);
+                self.serve_change(range, change).await?;
                 self.flush_if(fua).await
             }
             (
@@ -258,11 +260,7 @@ impl<F: File> Device for Queue<F> {
     }
 
     fn limits(&self) -> DeviceLimits {
-        let geometry = self
-            .image
-            .layers
-            .first()
-            .and_then(|layer| layer.qcow2.as_ref());
+        let geometry = self.image.top.qcow2.as_ref();
         let (preferred, discard) = match geometry {
             Some(Qcow2 { geometry, .. }) => {
                 let writer = self.image.writer.as_ref();

@@ -111,7 +111,7 @@ impl<F: File> Queue<F> {
     /// The same as layer `top` (0 or 1) and those below it see it.
     async fn find_from(&self, top: usize, range: GuestRange) -> Result<Extent, Errno> {
         loop {
-            match (self.find_cached(top, range)?, &self.image.merged) {
+            match (self.find_cached(top, range)?, &self.image.base.merged) {
                 (Step::Found(found), _) => return Ok(found),
                 (Step::Miss { layer, slice }, _) => self.load(layer, slice).await?,
                 // On the heap, so that other requests do not carry its state.
@@ -124,21 +124,10 @@ impl<F: File> Queue<F> {
     }
 
     /// Brings a part of a layer's mapping into its cache.
-    async fn load(&self, layer: usize, start: u64) -> Result<(), Errno> {
+    pub(crate) async fn load(&self, layer: usize, start: u64) -> Result<(), Errno> {
         match self.mapped(layer) {
             Ok(mapped) => mapped.load_slice(start).await,
             Err(_) => self.load_page(layer, start).await,
-        }
-    }
-
-    /// The same as the layers below the top say, one after the other.
-    pub(crate) async fn find_below(&self, range: GuestRange) -> Result<Extent, Errno> {
-        loop {
-            match self.find_in(1..self.image.layers.len(), range)? {
-                Step::Found(found) => return Ok(found),
-                Step::Miss { layer, slice } => self.load(layer, slice).await?,
-                Step::Unmerged { .. } => return Err(Errno::EIO),
-            }
         }
     }
 
@@ -151,8 +140,8 @@ impl<F: File> Queue<F> {
     }
 
     fn find_cached(&self, top: usize, range: GuestRange) -> Result<Step, Errno> {
-        let Some(merged) = &self.image.merged else {
-            return self.find_in(top..self.image.layers.len(), range);
+        let Some(merged) = &self.image.base.merged else {
+            return self.find_in(top..self.image.layers().len(), range);
         };
         let mut below = range;
         if top == 0 {
@@ -183,7 +172,7 @@ impl<F: File> Queue<F> {
             kind: Kind::Unallocated { host: None },
         };
         for depth in layers {
-            let layer = self.image.layers.get(depth).ok_or(Errno::EIO)?;
+            let layer = self.image.layers().get(depth).ok_or(Errno::EIO)?;
             let size = if depth == 0 {
                 self.image.size_bytes()
             } else {
@@ -223,26 +212,32 @@ impl<F: File> Queue<F> {
         Ok(Step::Found(extent))
     }
 
+    /// The file of a layer.
+    pub(crate) fn file_of(&self, depth: usize) -> Option<&F> {
+        self.files.of(depth).get(depth.saturating_sub(1))
+    }
+
     /// The file that holds the guest's bytes of a layer in one or two files.
     pub(crate) fn data_file_of(&self, depth: usize) -> Option<&F> {
-        let layer = self.image.layers.get(depth)?;
-        let index = layer.data_file.as_ref().map_or(depth, |data| data.index);
-        self.files.get(index)
+        match &self.image.layers().get(depth)?.data_file {
+            Some(data) => self.files.of(depth).get(data.index),
+            None => self.file_of(depth),
+        }
     }
 
     /// The file that holds the byte of a layer at guest offset `at`.
     pub(crate) fn file_at(&self, depth: usize, at: u64) -> Option<&F> {
-        match &self.image.layers.get(depth)?.foreign {
-            Some(foreign) => self.files.get(foreign.file_index(depth, at)),
+        match &self.image.layers().get(depth)?.foreign {
+            Some(foreign) => self.files.of(depth).get(foreign.file_index(depth, at)),
             None => self.data_file_of(depth),
         }
     }
 
     /// A qcow2 layer as this queue reads it.
     pub(crate) fn mapped(&self, depth: usize) -> Result<MappedLayer<'_, F>, Errno> {
-        let layer = self.image.layers.get(depth);
+        let layer = self.image.layers().get(depth);
         let qcow2 = layer.and_then(|layer| layer.qcow2.as_ref());
-        let (qcow2, file) = qcow2.zip(self.files.get(depth)).ok_or(Errno::EIO)?;
+        let (qcow2, file) = qcow2.zip(self.file_of(depth)).ok_or(Errno::EIO)?;
         Ok(MappedLayer {
             queue: self,
             depth,
@@ -266,7 +261,7 @@ impl<F: File> Queue<F> {
                 Ok(())
             }
             Kind::Data { host, .. } => {
-                let layer = self.image.layers.get(found.layer);
+                let layer = self.image.layers().get(found.layer);
                 if layer.is_some_and(|layer| layer.is_encrypted()) {
                     return self.mapped(found.layer)?.read_data(host, at, target).await;
                 }
@@ -288,7 +283,7 @@ impl<F: File> Queue<F> {
         target: Target<'_>,
     ) -> Result<(), Errno> {
         let out = memory_of(target)?;
-        let foreign = self.image.layers.get(layer);
+        let foreign = self.image.layers().get(layer);
         if let Some(foreign) = foreign.and_then(|layer| layer.foreign.as_ref()) {
             let marker = descriptor.offset;
             return self.fetch_grain(layer, foreign, marker, at, out).await;
@@ -313,7 +308,7 @@ impl<F: File> Queue<F> {
         descriptor: CompressedDescriptor,
         at: u64,
     ) -> Option<CompressedDescriptor> {
-        let cache = &self.image.decompressed;
+        let cache = self.image.decompressed(layer.depth);
         let size = layer.qcow2.geometry.cluster_size();
         let start = at & !(size - 1);
         if cache.contains(layer.key(descriptor)) {
@@ -414,7 +409,8 @@ impl<F: File> MappedLayer<'_, F> {
 
     /// The bytes of a compressed cluster. Of several tasks that want them one decompresses.
     async fn decompressed(&self, descriptor: CompressedDescriptor) -> Result<Arc<Vec<u8>>, Errno> {
-        let (cache, key) = (&self.queue.image.decompressed, self.key(descriptor));
+        let cache = self.queue.image.decompressed(self.depth);
+        let key = self.key(descriptor);
         loop {
             if let Some(bytes) = cache.get(key) {
                 return Ok(bytes);

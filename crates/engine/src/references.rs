@@ -33,6 +33,7 @@ impl References {
         Places(match self {
             References::Nothing => Some(Vec::new()),
             References::Beside => Some(vec![beside()]),
+            // The image's own comes first.
             References::Allowed(more) => Some([vec![beside()], more.clone()].concat()),
             References::Any => None,
         })
@@ -62,6 +63,42 @@ impl Places {
             None => Within::Anywhere,
             Some(places) => Within::Places(places),
         }
+    }
+
+    /// The same without the directory of the top image; `None` where that changes nothing, or leaves nothing.
+    pub(crate) fn allowed(&self) -> Option<Within<'_>> {
+        match self.0.as_deref() {
+            Some([_, allowed @ ..]) if !allowed.is_empty() => Some(Within::Places(allowed)),
+            _ => None,
+        }
+    }
+
+    /// What files need that were opened, some of them perhaps only for the directory of the top image.
+    pub(crate) fn needed(&self, by_directory: bool) -> Needed {
+        let places = self.0.as_deref();
+        let split = places.map(|places| places.split_first());
+        Needed {
+            directory: split
+                .flatten()
+                .filter(|_| by_directory)
+                .map(|(directory, _)| directory.clone()),
+            allowed: places.map(|places| places.iter().skip(1).cloned().collect()),
+        }
+    }
+}
+
+/// What an image must let its chain refer to, so that certain files can be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Needed {
+    directory: Option<PathBuf>,
+    allowed: Option<Vec<PathBuf>>,
+}
+
+impl Needed {
+    /// Whether an image that lets its chain refer to `other` has what is needed.
+    pub(crate) fn is_met_by(&self, other: &Needed) -> bool {
+        let beside = self.directory.is_none() || self.directory == other.directory;
+        beside && self.allowed == other.allowed
     }
 }
 

@@ -4,7 +4,7 @@
 //! Crash rule: the machine's; see there.
 
 use gaur_block::{File, Source};
-use gaur_format::check::{Repair, RepairMode, RepairStep, Repaired};
+use gaur_format::check::{Repair, RepairMode, RepairStep, Repaired, TablePart};
 use gaur_format::feature::Incompatible;
 
 use crate::error::{ErrorKind, ImageError};
@@ -25,6 +25,23 @@ pub async fn repair<F: File>(
     dry_run: bool,
     job: &Job,
 ) -> Result<Repaired, ImageError> {
+    repair_on(file, mode, dry_run, job, 1, |_| {}).await
+}
+
+/// As [`repair`]; `look` looks at the tables that map the disk, on up to `threads` threads, each time that the image is
+/// checked. It may leave some out when the job is cancelled.
+///
+/// # Errors
+/// Those of [`repair`].
+pub async fn repair_on<F: File>(
+    file: &F,
+    mode: RepairMode,
+    dry_run: bool,
+    job: &Job,
+    threads: usize,
+    mut look: impl FnMut(&mut [TablePart]),
+) -> Result<Repaired, ImageError> {
+    let cancelled = |errno| ImageError::io(errno, "the repair was cancelled");
     let reader = LayerReader::new(file).await?;
     let cluster0 = reader.header_cluster().await?;
     let mut repair =
@@ -33,12 +50,18 @@ pub async fn repair<F: File>(
     let (pool, locks) = (Pool::new(), SectorLocks::default());
     loop {
         let step = repair.next();
+        let mut parts = repair.split(threads);
+        if !parts.is_empty() {
+            look(&mut parts);
+            job.step(0).map_err(cancelled)?;
+            repair.join(parts);
+            continue;
+        }
         let read = match step {
             RepairStep::Need { len, .. } => len,
             _ => 0,
         };
-        job.step(read)
-            .map_err(|errno| ImageError::io(errno, "the repair was cancelled"))?;
+        job.step(read).map_err(cancelled)?;
         match step {
             RepairStep::Need { offset, len } => match reader.padded(offset, len).await {
                 Ok(bytes) => repair.feed(&bytes),

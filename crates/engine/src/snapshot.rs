@@ -67,7 +67,7 @@ impl<F: File> Queue<F> {
         if let Some(writer) = &self.image.writer {
             return Ok(writer.snapshots.lock().all().to_vec());
         }
-        let header = self.image.layers.first().and_then(|layer| layer.header());
+        let header = self.image.top.header();
         let Some(header) = header else {
             return Ok(Vec::new());
         };

@@ -16,6 +16,7 @@ use crate::align;
 use crate::image::Writer;
 use crate::metadata::alloc::{Alloc, AllocError, AllocNeed, Run, grown_len};
 use crate::metadata::area::SECTOR_ENTRIES;
+use crate::options::FreedBy;
 use crate::range::{ClusterRange, HostRange};
 use crate::snapshot::references;
 use crate::sync::atomic::Ordering;
@@ -50,8 +51,10 @@ impl<'q, F: File> Active<'q, F> {
         }
         maps.slices.invalidate(table);
         maps.metadata.insert(run.range());
+        maps.watch.note(run.range());
         if let Some(shared) = shared {
             maps.metadata.remove(shared);
+            maps.watch.note(shared);
         }
         let entry = L1Ref {
             offset: HostOffset(table.start),
@@ -59,7 +62,9 @@ impl<'q, F: File> Active<'q, F> {
         };
         maps.l1.set(index, Some(entry));
         taken.keep();
-        if let Some(shared) = shared {
+        if let Some(shared) = shared
+            && !maps.watch.hold_back(shared)
+        {
             self.unmapped(&[shared]);
         }
         Ok(())
@@ -105,7 +110,9 @@ impl<'q, F: File> Active<'q, F> {
     pub(crate) fn give_back_local(&self) {
         let run = self.queue.local.replace(Run::EMPTY);
         if run.len > 0 {
-            self.writer.alloc.lock().take_back(run);
+            let mut alloc = self.writer.alloc.lock();
+            alloc.take_back(run);
+            alloc.handed.remove(&self.queue.id);
         }
     }
 
@@ -228,6 +235,7 @@ impl<'q, F: File> Active<'q, F> {
         let written = self.write_file(table_offset + index * 8, entries).await;
         written.inspect_err(|errno| self.image.poison(*errno))?;
         self.qcow2.maps.metadata.insert(clusters);
+        self.qcow2.maps.watch.note(clusters);
         let mut alloc = self.writer.alloc.lock();
         alloc.blocks.invalidate(blocks);
         for (block, index) in blocks.pieces(size).zip(index..) {
@@ -255,6 +263,7 @@ impl<'q, F: File> Active<'q, F> {
             let mut alloc = self.writer.alloc.lock();
             let batch = want.max(alloc.batch());
             run = alloc.take(self.queue.id, batch, |cluster| metadata.contains(cluster))?;
+            alloc.handed.entry(self.queue.id).or_default().local = run.range();
             self.writer.note_pressure(&alloc);
         }
         let taken = Run {
@@ -279,7 +288,17 @@ impl<'q, F: File> Active<'q, F> {
     /// Notes references that a mapping no longer has in memory. They are given back after a pass
     /// has made that durable.
     pub(crate) fn unmapped(&self, frees: &[ClusterRange]) {
+        self.unmapped_by(FreedBy::Other, frees);
+    }
+
+    /// The same for what was freed in this way.
+    pub(crate) fn unmapped_by(&self, freed: FreedBy, frees: &[ClusterRange]) {
         let mut alloc = self.writer.alloc.lock();
+        if freed == FreedBy::Request && self.image.options.tells_requests() {
+            for clusters in frees {
+                alloc.requested.insert(*clusters);
+            }
+        }
         #[cfg(feature = "broken-order")]
         if self.image.breaks(crate::options::BrokenRule::O3) {
             alloc.releasable.extend_from_slice(frees);

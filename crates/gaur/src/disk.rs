@@ -5,9 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gaur_block::File;
-use gaur_engine::{ErrorKind, Image, OpenOptions};
-use gaur_reactor::{BlockingFile, BlockingHost, OpenFile, ReactorFile, block_on};
+use gaur_engine::{Bases, ErrorKind, Image, ImageFiles, OpenOptions};
+use gaur_reactor::{BlockingFile, BlockingHost, ThreadFile, block_on};
 
 use crate::async_queue::{AsyncConfig, AsyncQueue};
 use crate::blocking::BlockingQueue;
@@ -21,11 +20,14 @@ pub struct Disk {
     shared: Arc<Shared>,
 }
 
+/// The backing chains that disks may share.
+pub type SharedBases = Bases<BlockingFile>;
+
 /// What all queues of a disk share. It is closed when the last of them is gone.
 pub(crate) struct Shared {
     name: String,
     image: Arc<Image>,
-    files: Vec<OpenFile>,
+    files: ImageFiles<BlockingFile>,
     closed: AtomicBool,
 }
 
@@ -37,13 +39,30 @@ impl Disk {
     /// [`ErrorKind::Locked`] when another program has the image open, [`ErrorKind::NotFound`],
     /// [`ErrorKind::Corrupt`] and the others: the image is as it was.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Disk> {
+        Disk::open_sharing(path, options, &SharedBases::default())
+    }
+
+    /// The same; the backing chain is shared with disks that were opened with the same `bases` and are open still, if it is
+    /// the same: one set of open files and one bounded set of caches serve any number of overlays, and another one
+    /// costs no more however deep the chain is. See [`Bases`] for what has to be the same.
+    ///
+    /// A request that some queue has begun may hold what another disk's request waits for, so all of them have to be
+    /// driven to their ends.
+    ///
+    /// # Errors
+    /// Those of [`Disk::open`].
+    pub fn open_sharing(
+        path: impl AsRef<Path>,
+        options: &OpenOptions,
+        bases: &SharedBases,
+    ) -> Result<Disk> {
         let path = path.as_ref();
-        let opened = block_on(gaur_engine::open(&BlockingHost, path, options))?;
-        let files = opened.files.iter();
+        let opening = gaur_engine::open_sharing(&BlockingHost, path, options, bases);
+        let opened = block_on(opening)?;
         let shared = Shared {
             name: path.display().to_string(),
             image: opened.image,
-            files: files.map(|file| file.open_file().clone()).collect(),
+            files: opened.files,
             closed: AtomicBool::new(false),
         };
         Ok(Disk {
@@ -53,7 +72,7 @@ impl Disk {
 
     /// A queue of calls that block, for any one thread at a time. It needs no reactor.
     pub fn blocking(&self) -> BlockingQueue {
-        BlockingQueue::new(Queue::new(&self.shared, BlockingFile::new))
+        BlockingQueue::new(Queue::new(&self.shared))
     }
 
     /// A queue on the reactor of the calling thread, for any number of requests at once.
@@ -61,7 +80,7 @@ impl Disk {
     /// # Panics
     /// When the thread has no [`Reactor`](crate::Reactor).
     pub fn queue(&self) -> Queue {
-        Queue::new(&self.shared, ReactorFile::new)
+        Queue::new(&self.shared)
     }
 
     /// Starts threads that serve requests of any executor.
@@ -111,17 +130,20 @@ impl Shared {
         &self.image
     }
 
-    /// A queue of the engine, on files that `file` makes for it.
-    pub(crate) fn queue<F: File>(&self, file: impl Fn(OpenFile) -> F) -> gaur_engine::Queue<F> {
-        let files = self.files.iter().cloned().map(file).collect();
-        self.image.queue(files)
+    /// A queue of the engine for the calling thread.
+    pub(crate) fn queue<F: ThreadFile>(&self) -> gaur_engine::Queue<F> {
+        let own = self.files.own.iter();
+        self.image.queue(ImageFiles {
+            own: own.map(|file| F::of(file.open_file().clone())).collect(),
+            below: F::of_shared(&self.files.below),
+        })
     }
 
     fn close(&self) -> Result<()> {
         if self.closed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        let closed = block_on(self.queue(BlockingFile::new).close());
+        let closed = block_on(self.queue::<BlockingFile>().close());
         closed.map_err(|error| Error::from(error).context(&self.name))
     }
 }

@@ -80,7 +80,7 @@ mod queue;
 pub use async_queue::{AsyncConfig, AsyncQueue};
 pub use blocking::{BlockingQueue, StateInput, StateOutput, Waiting};
 pub use create::CreateOptions;
-pub use disk::Disk;
+pub use disk::{Disk, SharedBases};
 pub use error::{Error, Result};
 pub use queue::{Queue, Unmap};
 

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use gaur_block::{Device, DeviceLimits, Errno, File, Payload, Request, Source, Status, Target};
 use gaur_engine::{Job, NewSnapshot, Snapshot, VmStateReader, VmStateSave, VmStateWriter};
-use gaur_reactor::{OpenFile, ReactorFile};
+use gaur_reactor::{ReactorFile, ThreadFile};
 
 use crate::disk::Shared;
 use crate::error::{Error, Result};
@@ -35,14 +35,16 @@ pub struct Queue<F: File = ReactorFile> {
     _shared: Arc<Shared>,
 }
 
-impl<F: File> Queue<F> {
-    pub(crate) fn new(shared: &Arc<Shared>, file: impl Fn(OpenFile) -> F) -> Queue<F> {
+impl<F: ThreadFile> Queue<F> {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Queue<F> {
         Queue {
-            queue: shared.queue(file),
+            queue: shared.queue(),
             _shared: Arc::clone(shared),
         }
     }
+}
 
+impl<F: File> Queue<F> {
     /// The engine's queue, for what this type does not offer.
     pub fn engine(&self) -> &gaur_engine::Queue<F> {
         &self.queue

@@ -6,7 +6,7 @@ use std::thread;
 
 use gaur::{
     AsyncConfig, CreateOptions, Disk, ErrorKind, Format, OpenOptions, Reactor, ReactorConfig,
-    References, Unmap, spawn,
+    References, SharedBases, Unmap, spawn,
 };
 use tempfile::TempDir;
 
@@ -305,4 +305,58 @@ fn dropped_request_of_an_async_queue_ends_by_itself() {
         refused.expect_err("it is closed").kind(),
         ErrorKind::Cancelled
     );
+}
+
+#[test]
+fn overlays_that_share_their_base_are_read_and_written_apart_and_closed_in_any_order() {
+    let scratch = Scratch::new();
+    let base = scratch.disk();
+    base.blocking().write_at(0, &[7; 8192]).expect("a write");
+    base.close().expect("closed");
+    let paths: Vec<PathBuf> = (0..6)
+        .map(|number| scratch.path(&format!("overlay{number}")))
+        .collect();
+    for path in &paths {
+        let create = CreateOptions::overlay(scratch.path("disk"), Format::Qcow2);
+        Disk::create(path, &create).expect("an overlay");
+    }
+    let (bases, options) = (SharedBases::default(), OpenOptions::new(References::Beside));
+    let open = |path: &PathBuf| Disk::open_sharing(path, &options, &bases).expect("it opens");
+    let disks: Vec<Disk> = paths.iter().map(open).collect();
+    assert!(disks.iter().all(|disk| disk.image().shares_base()));
+    // Each on a thread of its own, with two queues on one reactor that share the thread's handles.
+    thread::scope(|threads| {
+        for pair in disks.chunks(2) {
+            threads.spawn(move || {
+                on_reactor(async || {
+                    let queues: Vec<_> = pair.iter().map(Disk::queue).collect();
+                    for (number, queue) in queues.iter().enumerate() {
+                        let mut bytes = [0; 4096];
+                        queue
+                            .write_at(0, &[number as u8; 4096])
+                            .await
+                            .expect("a write");
+                        queue.read_at(4096, &mut bytes).await.expect("a read");
+                        assert_eq!(bytes, [7; 4096]);
+                        queue.read_at(0, &mut bytes).await.expect("a read");
+                        assert_eq!(bytes, [number as u8; 4096]);
+                    }
+                });
+            });
+        }
+    });
+    // The base is locked as long as one of them is open.
+    let locked = Disk::open(scratch.path("disk"), &options).expect_err("in use");
+    assert_eq!(locked.kind(), ErrorKind::Locked);
+    let mut disks: Vec<Option<Disk>> = disks.into_iter().map(Some).collect();
+    for number in [0, 5, 2, 1, 4] {
+        disks[number].take().expect("open").close().expect("closed");
+        let mut bytes = [0; 512];
+        let left = disks[3].as_ref().expect("open");
+        left.blocking().read_at(4096, &mut bytes).expect("a read");
+        assert_eq!(bytes, [7; 512]);
+    }
+    assert!(Disk::open(scratch.path("disk"), &options).is_err());
+    disks[3].take().expect("open").close().expect("closed");
+    scratch.open("disk").close().expect("closed");
 }

@@ -5,11 +5,13 @@
 //! a ring would hand them to a worker thread (tmpfs, Linux 6.18); their transfers are done at once by
 //! this thread. So are small transfers of other files' page cache, see `crate::page_cache`.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::{Arc, Weak};
 
-use gaur_block::{Access, Errno, Host, OpenError, Registered, Segments, SegmentsMut, Within};
+use gaur_block::{Access, Errno, File, Host, OpenError, Registered, Segments, SegmentsMut, Within};
 use io_uring::{opcode, squeue, types};
 
 use crate::blocking::BlockingFile;
@@ -37,6 +39,73 @@ impl Host for ReactorHost {
         access: Access,
     ) -> Result<ReactorFile, OpenError> {
         OpenFile::open_within(name, within, access).map(ReactorFile::new)
+    }
+}
+
+/// How a thread uses files that are open: each makes handles of its own.
+pub trait ThreadFile: File + Sized {
+    /// The calling thread's handle of a file.
+    fn of(file: OpenFile) -> Self;
+
+    /// The calling thread's handles of files that many images share. It has one of each, however often it asks.
+    fn of_shared(files: &Arc<[BlockingFile]>) -> Arc<[Self]>;
+}
+
+impl ThreadFile for BlockingFile {
+    fn of(file: OpenFile) -> BlockingFile {
+        BlockingFile::new(file)
+    }
+
+    fn of_shared(files: &Arc<[BlockingFile]>) -> Arc<[BlockingFile]> {
+        Arc::clone(files)
+    }
+}
+
+/// On a thread with a reactor; panics on others.
+impl ThreadFile for ReactorFile {
+    fn of(file: OpenFile) -> ReactorFile {
+        ReactorFile::new(file)
+    }
+
+    fn of_shared(files: &Arc<[BlockingFile]>) -> Arc<[ReactorFile]> {
+        if files.is_empty() {
+            return Arc::from([]);
+        }
+        let core = context::current();
+        if let Some(known) = core.shared_files().of(files) {
+            return known;
+        }
+        let made = files
+            .iter()
+            .map(|file| ReactorFile::new(file.open_file().clone()));
+        let made: Arc<[ReactorFile]> = made.collect();
+        core.shared_files().add(files, &made);
+        made
+    }
+}
+
+/// The sets of shared files of which a thread has handles, by where the set is in memory: that stays taken while the
+/// entry is there.
+#[derive(Default)]
+pub(crate) struct SharedFiles(BTreeMap<*const BlockingFile, SharedSet>);
+
+struct SharedSet {
+    _set: Weak<[BlockingFile]>,
+    handles: Weak<[ReactorFile]>,
+}
+
+impl SharedFiles {
+    fn of(&self, files: &Arc<[BlockingFile]>) -> Option<Arc<[ReactorFile]>> {
+        self.0.get(&files.as_ptr())?.handles.upgrade()
+    }
+
+    fn add(&mut self, files: &Arc<[BlockingFile]>, handles: &Arc<[ReactorFile]>) {
+        self.0.retain(|_, set| set.handles.strong_count() > 0);
+        let set = SharedSet {
+            _set: Arc::downgrade(files),
+            handles: Arc::downgrade(handles),
+        };
+        self.0.insert(files.as_ptr(), set);
     }
 }
 

@@ -51,7 +51,7 @@ pub use blocking::{BlockingFile, BlockingHost, block_on};
 pub use command::command;
 pub use context::has_reactor;
 pub use descriptor::Descriptor;
-pub use file::{ReactorFile, ReactorHost};
+pub use file::{ReactorFile, ReactorHost, ThreadFile};
 pub use memory::Buffer;
 pub use open::{CreateFile, OpenFile};
 pub use race::{Either, race, timeout, yield_now};

@@ -1,7 +1,7 @@
 //! A thread's reactor: it runs tasks until none can go on, tells the kernel what they asked for in
 //! one call, and sleeps in that call until something happens.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell, RefMut};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
@@ -16,6 +16,7 @@ use gaur_block::{Errno, Registered};
 use rustix::fs::OFlags;
 
 use crate::context;
+use crate::file::SharedFiles;
 use crate::inbox::{Inbox, Message};
 use crate::iovecs::IovecPool;
 use crate::memory::{Buffer, Pool};
@@ -108,6 +109,7 @@ pub(crate) struct Core {
     /// Called when memory is to be given back; `false` when there is nothing left to give.
     trims: RefCell<Vec<Box<dyn Fn() -> bool>>>,
     iovecs: IovecPool,
+    shared_files: RefCell<SharedFiles>,
 }
 
 impl Core {
@@ -133,7 +135,12 @@ impl Core {
             messages: RefCell::default(),
             trims: RefCell::default(),
             iovecs: IovecPool::default(),
+            shared_files: RefCell::default(),
         })
+    }
+
+    pub(crate) fn shared_files(&self) -> RefMut<'_, SharedFiles> {
+        self.shared_files.borrow_mut()
     }
 
     pub(crate) fn tasks(&self) -> &Tasks {

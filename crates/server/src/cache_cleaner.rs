@@ -111,8 +111,7 @@ mod tests {
     }
 
     fn slices(image: &SharedImage) -> u64 {
-        let top = image.image().layers().first();
-        let cache = top.and_then(|layer| layer.l2_cache());
+        let cache = image.image().layers().top().l2_cache();
         cache.expect("a qcow2 image has a cache").slices
     }
 

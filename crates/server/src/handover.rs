@@ -67,7 +67,7 @@ impl Handover {
     pub fn take_over(&self, image: &SharedImage) -> Result<(), Failure> {
         let left = self.left()?;
         let known = [self.log.number(), self.log.number_before()];
-        let queue = image.queue(BlockingFile::new);
+        let queue = image.queue::<BlockingFile>();
         let taken = block_on(self.log.take_over(&queue, &left, new_number()));
         let adopted = taken.map_err(|error| {
             let failure = Failure::image(image.name(), &error);

@@ -5,6 +5,7 @@
 
 pub mod cache_cleaner;
 pub mod cached_device;
+pub mod check_facts;
 pub mod control;
 pub mod export_name;
 pub mod exporter;

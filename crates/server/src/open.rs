@@ -5,7 +5,10 @@ use std::path::Path;
 #[cfg(feature = "clap")]
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gaur_block::{Errno, OpenError};
-use gaur_engine::{AllocationPolicy, ErrorKind, Format, OpenOptions, Opened, References};
+use gaur_engine::{
+    AllocationPolicy, DetectZeroes, ErrorKind, Format, Image, OpenOptions, Opened, References,
+};
+use gaur_format::header::CryptMethod;
 use gaur_reactor::{BlockingFile, BlockingHost, block_on};
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +26,13 @@ pub fn format_parser() -> impl TypedValueParser<Value = Format> {
 pub fn target_format_parser() -> impl TypedValueParser<Value = Format> {
     parser_of(Format::WRITABLE.into_iter())
 }
+
+/// Names of what is done with writes of zeros.
+pub const DETECT_ZEROES: [(&str, DetectZeroes); 3] = [
+    ("off", DetectZeroes::Off),
+    ("on", DetectZeroes::On),
+    ("unmap", DetectZeroes::Unmap),
+];
 
 /// The names of all formats, for people.
 pub fn known_formats() -> String {
@@ -93,9 +103,22 @@ pub fn reading(format: Option<Format>, force_share: bool, references: References
     }
 }
 
+/// The backing chains that the images of a process may share.
+pub type Bases = gaur_engine::Bases<BlockingFile>;
+
 /// Opens an image and its chain for calls that block.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened<BlockingFile>, Failure> {
-    block_on(gaur_engine::open(&BlockingHost, path, options)).map_err(|error| {
+    open_sharing(path, options, &Bases::default())
+}
+
+/// The same; its backing chain may be shared with images that were opened with the same `bases`.
+pub fn open_sharing(
+    path: &Path,
+    options: &OpenOptions,
+    bases: &Bases,
+) -> Result<Opened<BlockingFile>, Failure> {
+    let opening = gaur_engine::open_sharing(&BlockingHost, path, options, bases);
+    block_on(opening).map_err(|error| {
         let failure = Failure::image(&path.to_string_lossy(), &error);
         match error.kind() {
             ErrorKind::Locked if options.read_only => failure.hint(LOCKED_HINT),
@@ -108,6 +131,28 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Opened<BlockingFile>, 
             _ => failure,
         }
     })
+}
+
+/// Refuses images that are encrypted in another way than the options say, by depth in the chain.
+pub(crate) fn check_encryption(
+    name: &str,
+    told: &[(usize, CryptMethod)],
+    image: &Image,
+) -> Result<(), Failure> {
+    for (depth, told) in told {
+        let header = image.layers().get(*depth).and_then(|layer| layer.header());
+        let found = header.map_or(CryptMethod::None, |header| header.crypt_method);
+        if found != *told {
+            let what = match found {
+                CryptMethod::None => "is not encrypted".to_owned(),
+                found => format!("has {}", found.name()),
+            };
+            let told = told.name();
+            let message = format!("the options say encrypt.format={told}, but the image {what}");
+            return Err(Failure::about(name, message));
+        }
+    }
+    Ok(())
 }
 
 /// The failure to open a file, with advice where there is some.

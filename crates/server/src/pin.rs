@@ -151,7 +151,13 @@ fn real_time_failure(errno: gaur_block::Errno) -> Failure {
 /// What an image's queues and caches may come to hold.
 fn needed_bytes(image: &Image) -> u64 {
     let refcounts = image.refcount_cache().map_or(0, |cache| cache.budget_bytes);
-    let tables = image.layers().iter().filter_map(|layer| {
+    // A base that is shared was counted for the first image over it.
+    let layers = image.layers();
+    let own = match image.shares_base() {
+        true => 1,
+        false => layers.len(),
+    };
+    let tables = layers.iter().take(own).filter_map(|layer| {
         let cache = layer.l2_cache()?;
         // An eighth more than all its entries is as much as any image can use.
         let clusters = layer.size_bytes() >> CLUSTER_BITS_MIN_USUAL;

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gaur_block::{Errno, File, FileId};
-use gaur_engine::{ErrorKind, Format, Image, OpenOptions, Opened, Queue};
+use gaur_block::{Errno, FileId};
+use gaur_engine::{ErrorKind, Format, Image, ImageFiles, OpenOptions, Opened, Queue};
 use gaur_format::Version;
-use gaur_reactor::{BlockingFile, OpenFile};
+use gaur_reactor::{BlockingFile, OpenFile, ThreadFile};
 
 use crate::failure::Failure;
 use crate::guest::Guest;
@@ -16,6 +16,7 @@ use crate::handover::Handover;
 use crate::image_spec::ImageSpec;
 use crate::kept::Kept;
 use crate::notice::say;
+use crate::open::Bases;
 
 /// How long the kernel may take to finish the requests of a process that was killed. Until then they
 /// hold the image's lock, rightly: what they write must not land on what the next server writes.
@@ -62,7 +63,7 @@ pub fn refuses_log(spec: &ImageSpec, base: &OpenOptions) -> Option<Failure> {
 pub struct SharedImage {
     name: String,
     image: Arc<Image>,
-    files: Vec<OpenFile>,
+    files: ImageFiles<BlockingFile>,
     /// What the next server gets if this one is killed.
     handover: Option<Handover>,
 }
@@ -70,20 +71,35 @@ pub struct SharedImage {
 impl SharedImage {
     /// Opens the image and its chain.
     pub fn open(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure> {
-        Ok(SharedImage::new(spec.path(), spec.open(base)?))
+        SharedImage::open_sharing(spec, base, &Bases::default())
+    }
+
+    /// The same; its chain may be shared with images that were opened with the same `bases`.
+    pub fn open_sharing(
+        spec: &ImageSpec,
+        base: &OpenOptions,
+        bases: &Bases,
+    ) -> Result<SharedImage, Failure> {
+        let opened = spec.open_sharing(base, bases)?;
+        Ok(SharedImage::new(spec.path(), opened))
     }
 
     /// The same for a server, which may be the next after one that was killed.
-    pub fn open_to_serve(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure> {
-        patiently(PATIENCE_UNTOLD, || SharedImage::open(spec, base))
+    pub fn open_to_serve(
+        spec: &ImageSpec,
+        base: &OpenOptions,
+        bases: &Bases,
+    ) -> Result<SharedImage, Failure> {
+        patiently(PATIENCE_UNTOLD, || {
+            SharedImage::open_sharing(spec, base, bases)
+        })
     }
 
     /// Around an image that was opened, to be called `name`.
     pub fn new(name: &str, opened: Opened<BlockingFile>) -> SharedImage {
-        let files = opened.files.iter();
         SharedImage {
             name: name.to_owned(),
-            files: files.map(|file| file.open_file().clone()).collect(),
+            files: opened.files,
             image: opened.image,
             handover: None,
         }
@@ -94,6 +110,7 @@ impl SharedImage {
         spec: &ImageSpec,
         base: &OpenOptions,
         path: &Path,
+        bases: &Bases,
     ) -> Result<SharedImage, Failure> {
         if let Some(failure) = refuses_log(spec, base) {
             return Err(failure);
@@ -103,7 +120,7 @@ impl SharedImage {
             true => SharedImage::explain(spec, base, failure),
             false => failure,
         });
-        SharedImage::open_after(spec, base, handover?, || true)
+        SharedImage::open_after(spec, base, handover?, bases, || true)
     }
 
     /// The same with a log that counts only for who uses the disk still. The image is served without a
@@ -112,21 +129,22 @@ impl SharedImage {
         spec: &ImageSpec,
         base: &OpenOptions,
         kept: &Kept,
+        bases: &Bases,
     ) -> Result<SharedImage, Failure> {
         let open = || Handover::open(&kept.log, spec.file_path());
         match patiently(PATIENCE_UNTOLD, open) {
-            Ok(handover) => SharedImage::open_after(spec, base, handover, || kept.is_used()),
+            Ok(handover) => SharedImage::open_after(spec, base, handover, bases, || kept.is_used()),
             // Its server may be on its way out, and what it leaves will count.
             Err(locked) if locked.is_locked() => Err(SharedImage::explain(spec, base, locked)),
             Err(damaged) if damaged.kind == Some(ErrorKind::Corrupt) => {
                 // It is ours to remove where no user counts on it.
                 match !kept.is_used() && std::fs::remove_file(&kept.log).is_ok() {
-                    true => SharedImage::open_with_kept(spec, base, kept),
+                    true => SharedImage::open_with_kept(spec, base, kept, bases),
                     false => Err(damaged),
                 }
             }
             Err(failure) => {
-                let image = SharedImage::open_to_serve(spec, base)?;
+                let image = SharedImage::open_to_serve(spec, base, bases)?;
                 say(format_args!(
                     "nothing is kept for another server: {failure}"
                 ));
@@ -145,6 +163,7 @@ impl SharedImage {
         spec: &ImageSpec,
         base: &OpenOptions,
         handover: Handover,
+        bases: &Bases,
         counts: impl FnOnce() -> bool,
     ) -> Result<SharedImage, Failure> {
         let patience = match handover.is_left() {
@@ -155,7 +174,9 @@ impl SharedImage {
             commit_log: Some(handover.log()),
             ..base.clone()
         };
-        let mut image = patiently(patience, || SharedImage::open(spec, &options))?;
+        let mut image = patiently(patience, || {
+            SharedImage::open_sharing(spec, &options, bases)
+        })?;
         // A server that was killed had the image's lock to its very end.
         if handover.is_left() && !counts() {
             handover.forget()?;
@@ -182,33 +203,40 @@ impl SharedImage {
 
     /// Its files, the top layer's first.
     pub fn file_ids(&self) -> impl Iterator<Item = FileId> {
-        self.files.iter().map(OpenFile::id)
+        self.open_files().map(OpenFile::id)
     }
 
     /// Whether all files go past the host's cache.
     pub fn is_direct(&self) -> bool {
-        self.files.iter().all(OpenFile::is_direct)
+        self.open_files().all(OpenFile::is_direct)
     }
 
-    /// The files of the layers and their data files, the top one first.
-    pub fn blocking_files(&self) -> Vec<BlockingFile> {
-        self.files.iter().cloned().map(BlockingFile::new).collect()
+    fn open_files(&self) -> impl Iterator<Item = &OpenFile> {
+        self.files.iter().map(BlockingFile::open_file)
+    }
+
+    /// The files of the layers and their data files.
+    pub fn files(&self) -> &ImageFiles<BlockingFile> {
+        &self.files
     }
 
     /// The file of the top layer.
     pub fn top_file(&self) -> Option<BlockingFile> {
-        self.files.first().cloned().map(BlockingFile::new)
+        self.files.own.first().cloned()
     }
 
-    /// A queue for the calling thread, on files that `file` makes for it.
-    pub fn queue<F: File>(&self, file: impl Fn(OpenFile) -> F) -> Queue<F> {
-        let files = self.files.iter().cloned().map(file).collect();
-        self.image.queue(files)
+    /// A queue for the calling thread.
+    pub fn queue<F: ThreadFile>(&self) -> Queue<F> {
+        let own = self.files.own.iter();
+        self.image.queue(ImageFiles {
+            own: own.map(|file| F::of(file.open_file().clone())).collect(),
+            below: F::of_shared(&self.files.below),
+        })
     }
 
     /// The calling thread's own view, with calls that block.
     pub fn guest(&self) -> Guest {
-        Guest::new(self.queue(BlockingFile::new))
+        Guest::new(self.queue::<BlockingFile>())
     }
 
     /// The last thing done to an image, after all queues are gone.

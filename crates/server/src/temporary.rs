@@ -9,12 +9,12 @@ use gaur_reactor::{BlockingFile, CreateFile, OpenFile, block_on};
 
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
-use crate::open;
+use crate::open::{self, Bases};
 use crate::shared_image::SharedImage;
 
 /// Opens the image, or its snapshot `base.snapshot`, below a new overlay in `$TMPDIR`. The options that
 /// are about writing are the overlay's.
-pub fn open(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure> {
+pub fn open(spec: &ImageSpec, base: &OpenOptions, bases: &Bases) -> Result<SharedImage, Failure> {
     let fail = |message: &str| Failure::about(spec.path(), message);
     let reading = OpenOptions {
         read_only: true,
@@ -32,13 +32,13 @@ pub fn open(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure
     let path =
         std::path::absolute(spec.file_path()).map_err(|error| Failure::io(spec.path(), &error))?;
     let references = base.references.over(&path);
-    let format = below.image.layers().first().map(|layer| layer.format());
+    let format = below.image.layers().top().format();
     let plan = CreateOptions {
         size_bytes: below.image.size_bytes(),
         // Small writes copy next to nothing from below.
         extended_l2: true,
         backing_file: Some(path.into_os_string().into_encoded_bytes()),
-        backing_format: format.map(|format| format.name().to_owned()),
+        backing_format: Some(format.name().to_owned()),
         ..CreateOptions::default()
     };
     let directory = tempfile::Builder::new().prefix("gaur-").tempdir();
@@ -59,7 +59,7 @@ pub fn open(spec: &ImageSpec, base: &OpenOptions) -> Result<SharedImage, Failure
         references,
         ..options
     };
-    let opened = open::open(&overlay, &options)?;
+    let opened = open::open_sharing(&overlay, &options, bases)?;
     Ok(SharedImage::new(spec.path(), opened))
 }
 

@@ -90,7 +90,7 @@ impl Report {
                 0.0
             }
         };
-        let top = image.layers().first();
+        let top = image.layers().top();
         Report {
             requests,
             bytes,
@@ -114,7 +114,7 @@ impl Report {
             flushes: tally.flushes,
             open_us,
             resident_bytes: resident_bytes(),
-            l2_cache: top.and_then(|layer| layer.l2_cache()),
+            l2_cache: top.l2_cache(),
             refcount_cache: image.refcount_cache(),
         }
     }

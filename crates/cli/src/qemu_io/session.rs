@@ -24,7 +24,7 @@ use super::transfer::Finished;
 use crate::failure::Failure;
 use crate::image_spec::{Aio, ImageSpec};
 use crate::notice;
-use crate::open::CacheMode;
+use crate::open::{Bases, CacheMode};
 use crate::resize::PreallocationArg;
 use crate::shared_image::SharedImage;
 
@@ -100,7 +100,7 @@ impl OpenImage {
             ..OpenOptions::new(References::Any)
         };
         let image = match how.snapshot {
-            true => temporary::open(&spec, &options)?,
+            true => temporary::open(&spec, &options, &Bases::default())?,
             false => SharedImage::open(&spec, &options)?,
         };
         Ok(OpenImage {
@@ -111,7 +111,7 @@ impl OpenImage {
                 read_only: options.read_only,
                 ..how.clone()
             },
-            queue: Rc::new(image.queue(ReactorFile::new)),
+            queue: Rc::new(image.queue()),
             image,
         })
     }
@@ -324,7 +324,13 @@ impl<'o> Session<'o> {
 
     fn info(&mut self) -> Outcome {
         let opened = self.image()?;
-        let layer = opened.image.image().layers().first().ok_or(Wrong::Told)?;
+        let layer = opened
+            .image
+            .image()
+            .layers()
+            .iter()
+            .next()
+            .ok_or(Wrong::Told)?;
         let (name, cluster, state) = match layer.header() {
             None => (layer.format().name(), 0.0, 0.0),
             Some(header) => {
@@ -440,7 +446,7 @@ impl<'o> Session<'o> {
     /// The format of the image.
     fn format(&self) -> Option<Format> {
         let image = self.opened.as_ref()?.image.image();
-        image.layers().first().map(|layer| layer.format())
+        Some(image.layers().top().format())
     }
 }
 

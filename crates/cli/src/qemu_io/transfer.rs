@@ -500,7 +500,10 @@ impl Session<'_> {
 
 fn is_raw(disk: &Disk) -> bool {
     let layers = disk.image().layers();
-    layers.first().is_some_and(|layer| layer.header().is_none())
+    layers
+        .iter()
+        .next()
+        .is_some_and(|layer| layer.header().is_none())
 }
 
 /// The bytes of a file, over and over until there are so many.

@@ -272,3 +272,42 @@ fn control_connection_does_not_keep_a_server_alive() {
     assert_eq!(server.wait(), Some(0));
     assert_eq!(hand.line(), None);
 }
+
+#[test]
+fn served_image_is_checked_without_being_closed() {
+    let dir = WorkDir::new();
+    disk(&dir);
+    std::fs::write(dir.path("raw.img"), vec![0; 1 << 20]).expect("a file");
+    let server = serve(&dir, &["--threads", "2", "disk.qcow2"]);
+    let command = "write -P 1 0 8M";
+    client(&dir, "qemu-io", &["-f", "raw", "-c", command, &server.uri]);
+    let check = |more: &[&str]| dir.gaur(&[&["check", "--control", "sock"], more].concat());
+    let text = check(&[]).ok();
+    assert!(
+        text.starts_with("No errors were found on the image.\n128/1024 = "),
+        "{text}"
+    );
+    let report = check(&["--output", "json"]).json();
+    assert_eq!(report["filename"], "disk.qcow2");
+    assert_eq!(
+        (&report["check-errors"], &report["allocated-clusters"]),
+        (&json!(0), &json!(128))
+    );
+    check(&["-x", "other"]).fails(1, &["other"]);
+    check(&["-r", "all"]).fails(1, &["--repair", "--control"]);
+    check(&["disk.qcow2"]).fails(1, &["FILE", "--control"]);
+    dir.gaur(&["check"]).fails(1, &["FILE"]);
+    let mut hand = RawConnection::connect(&dir);
+    let result = &hand.ask(&json!({"command": "check"}))["result"];
+    assert_eq!(
+        (&result["rounds"], &result["unsettled-clusters"]),
+        (&json!(1), &json!(0))
+    );
+    assert_eq!(result["findings"], json!([]));
+    let add = json!({"command": "export-add", "export": "raw", "file": "raw.img", "format": "raw"});
+    assert_eq!(hand.ask(&add)["result"]["name"], "raw");
+    let refused = &hand.ask(&json!({"command": "check", "export": "raw"}))["error"];
+    assert_eq!(refused["kind"], "unsupported");
+    server.stop();
+    dir.check_clean("disk.qcow2");
+}

@@ -60,7 +60,7 @@ impl<F: File> Queue<F> {
         if let Some(writer) = &self.image.writer {
             return Ok(writer.bitmaps.list.lock().clone());
         }
-        let header = self.image.layers.first().and_then(|layer| layer.header());
+        let header = self.image.top.header();
         match header {
             None => Ok(BitmapList::default()),
             Some(header) => {
@@ -91,7 +91,7 @@ impl<F: File> Queue<F> {
     }
 
     async fn stored_bits(&self, kept: &KeptBitmap) -> Result<BitmapBits, ImageError> {
-        let header = self.image.layers.first().and_then(|layer| layer.header());
+        let header = self.image.top.header();
         let geometry = header.map(Header::geometry);
         let shape = geometry.and_then(|all| kept.shape(self.image.size_bytes(), &all));
         let (Some(geometry), Some(shape)) = (geometry, shape) else {

@@ -44,7 +44,7 @@ impl Loaded {
 
 impl<'q, F: File> Active<'q, F> {
     /// Whether the disk was changed, so that bitmaps that record are marked in use.
-    pub(super) fn is_recording(&self) -> bool {
+    pub(crate) fn is_recording(&self) -> bool {
         self.writer.bitmaps.in_use.load(Ordering::Acquire)
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use gaur_block::{Access, File, Host, Within};
+use gaur_block::{Access, File, Host};
 use gaur_format::feature::{Autoclear, Incompatible};
 
 use super::Seen;
@@ -48,11 +48,10 @@ pub(super) async fn open<H: Host>(
         lock: options.lock,
         force_share: options.force_share,
     };
-    let within = match told {
-        Some(_) => Within::Anywhere,
-        None => seen.places.within(),
+    let opened = match told {
+        Some(_) => host.open(&path, access).await,
+        None => seen.open(host, &path, access).await,
     };
-    let opened = host.open_within(&path, within, access).await;
     let file = opened.map_err(|error| ImageError::open(error).within(context()))?;
     seen.add_id(file.id(), &path)
         .map_err(|error| error.within(context()))?;
@@ -67,7 +66,7 @@ pub(super) async fn open<H: Host>(
     Ok(Some(file))
 }
 
-/// Says of each layer's data file, and of the first of the files of a VMDK, which of the image's files it is: they
+/// Says of each layer's data file, and of the first of the files of a VMDK, which file of these layers it is: they
 /// come behind those of the layers.
 pub(super) fn number(layers: &mut [LayerParts]) {
     let mut next = layers.len();

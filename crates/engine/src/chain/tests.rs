@@ -58,7 +58,7 @@ pub(super) fn put(bytes: &mut [u8], at: usize, value: u64) {
     bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
 }
 
-fn file(bytes: Vec<u8>) -> TestFile {
+pub(super) fn file(bytes: Vec<u8>) -> TestFile {
     TestFile::new(bytes, cached_limits())
 }
 
@@ -115,7 +115,7 @@ fn a_single_image_is_opened_for_writing_with_its_lock() {
     let host = host(&[("dir/top", bytes_of(&header()))]);
     let opened = open_in(&host, "dir/top", &OpenOptions::new(References::Any)).unwrap();
     assert_eq!(opened.image.size_bytes(), SIZE);
-    assert_eq!(opened.files.len(), 1);
+    assert_eq!(opened.files.iter().count(), 1);
     let layer = &opened.image.layers()[0];
     assert_eq!((&*layer.name(), layer.format()), ("dir/top", Format::Qcow2));
     let access = Access {
@@ -143,7 +143,7 @@ fn three_hundred_layers_open_and_only_the_top_one_for_writing() {
     let host = host(&files);
     let opened = open_in(&host, "d/299", &OpenOptions::new(References::Any)).unwrap();
     assert_eq!(
-        (opened.files.len(), opened.image.layers().len()),
+        (opened.files.iter().count(), opened.image.layers().len()),
         (300, 300)
     );
     assert_eq!(opened.image.layers()[299].name(), "d/0");
@@ -188,7 +188,14 @@ fn without_backing_only_the_top_is_opened() {
         backing: false,
         ..OpenOptions::new(References::Any)
     };
-    assert_eq!(open_in(&host, "top", &options).unwrap().files.len(), 1);
+    assert_eq!(
+        open_in(&host, "top", &options)
+            .unwrap()
+            .files
+            .iter()
+            .count(),
+        1
+    );
 }
 
 #[test]
@@ -575,7 +582,14 @@ fn a_file_that_wants_aligned_requests_is_opened_too() {
         direct: true,
         ..OpenOptions::new(References::Any)
     };
-    assert_eq!(open_in(&host, "top", &options).unwrap().files.len(), 2);
+    assert_eq!(
+        open_in(&host, "top", &options)
+            .unwrap()
+            .files
+            .iter()
+            .count(),
+        2
+    );
     assert!(host.opened.borrow().iter().all(|(_, access)| access.direct));
 }
 

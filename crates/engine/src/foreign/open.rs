@@ -228,7 +228,7 @@ pub(crate) async fn open_extents<H: Host>(
                     within(ImageError::new(ErrorKind::Unsupported, error.to_string()))
                 })?;
                 seen.add_path(&path).map_err(within)?;
-                let opened = host.open_within(&path, seen.places.within(), access).await;
+                let opened = seen.open(host, &path, access).await;
                 let file = opened.map_err(|error| within(ImageError::open(error)))?;
                 seen.add_id(file.id(), &path).map_err(within)?;
                 foreign.files.push(path);

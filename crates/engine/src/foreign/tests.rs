@@ -582,7 +582,7 @@ fn requests_on_damaged_foreign_images_end_with_success_or_an_error() {
                     let _ = block_on(queue.map(at, u64::MAX));
                 }
             }
-            let foreign = queue.image().layers()[0].foreign.as_ref().expect("foreign");
+            let foreign = queue.image().top.foreign.as_ref().expect("foreign");
             assert!(foreign.pages.lock().kept.len() <= PAGES_MAX, "seed {seed}");
         }
         assert!(openable > 10, "sample {index}: {openable} could be opened");

@@ -11,7 +11,9 @@
 //! Units: clusters are host cluster numbers, offsets are bytes. Sync only; lock order: last but
 //! for `MetadataSet`, `Epochs` and the queue's pool, which are taken below it.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use gaur_block::Errno;
 use gaur_format::addr::ClusterIndex;
@@ -19,6 +21,8 @@ use gaur_format::geometry::Geometry;
 use gaur_format::refcount;
 
 use super::cache::SliceCache;
+use super::changed::ChangeWatch;
+use super::cluster_set::ClusterSet;
 use super::epochs::Epochs;
 use super::freed::FreedBlocks;
 use super::holes::{Hole, Holes};
@@ -36,6 +40,15 @@ pub(crate) struct Run {
     pub(crate) zeroed: bool,
     /// The host's space was taken ahead.
     pub(crate) backed: bool,
+}
+
+/// Clusters that a queue was handed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Handed {
+    /// Counted ahead.
+    pub(crate) local: ClusterRange,
+    /// To be filled with compressed clusters.
+    pub(crate) tail: ClusterRange,
 }
 
 /// What has to be done before an allocation can go on.
@@ -93,12 +106,19 @@ pub(crate) struct Alloc {
     pub(crate) draining_epoch: u64,
     /// Free clusters whose space is being punched.
     punching: Vec<Run>,
+    /// Clusters that requests have freed and that are not counted down yet, where it matters what has freed them.
+    pub(crate) requested: ClusterSet,
     /// Clusters that a switch of the whole image has freed and that wait to be punched.
     pub(crate) freed: FreedBlocks,
     /// References that no request uses any more and that are to be counted down.
     pub(crate) releasable: Vec<ClusterRange>,
     /// Discarded space inside clusters that stay; it drains along with the references.
     pub(crate) holes: Holes,
+    /// What queues were handed last, by queue: clusters counted ahead, and those of the tail of compressed clusters. Some
+    /// of them have references by now.
+    pub(crate) handed: BTreeMap<usize, Handed>,
+    /// Where changes are noted for a check that runs.
+    pub(crate) watch: Arc<ChangeWatch>,
 }
 
 /// A queue without space of its own reserves this many bytes at once.
@@ -165,9 +185,12 @@ impl Alloc {
             draining: Vec::new(),
             draining_epoch: 0,
             punching: Vec::new(),
+            requested: ClusterSet::default(),
             freed: FreedBlocks::default(),
             releasable: Vec::new(),
             holes: Holes::default(),
+            handed: BTreeMap::new(),
+            watch: Arc::default(),
         }
     }
 
@@ -235,6 +258,7 @@ impl Alloc {
                 self.consume(queue, bad + 1 - taken.start);
                 return Err(AllocError::Corrupt(self.metadata_is_free(bad)));
             }
+            self.watch.note(taken.range());
             if let Some(bytes) = self.blocks.get_dirty(slice) {
                 for at in within..within + unused {
                     let set = refcount::set(bytes, order, at, 1);
@@ -288,6 +312,7 @@ impl Alloc {
     pub(crate) fn share(&mut self, cluster: u64) -> Result<bool, AllocError> {
         let (slice, within) = self.counted_at(cluster)?;
         let (now, order) = (self.count_of(cluster)?, self.geometry.refcount_order());
+        self.watch.note(ClusterRange::new(cluster, 1));
         let bytes = self.blocks.get_dirty(slice);
         let bytes = bytes.ok_or(AllocError::Need(AllocNeed::Slice(slice)))?;
         Ok(refcount::set(bytes, order, within, now.saturating_add(1)).is_ok())
@@ -522,6 +547,7 @@ impl Alloc {
             if self.blocks.get(slice).is_none() {
                 return Err(AllocNeed::Slice(slice));
             }
+            self.watch.note(free.first(count));
             let Some(bytes) = self.blocks.get_dirty(slice) else {
                 return Err(AllocNeed::Slice(slice));
             };
@@ -560,6 +586,7 @@ impl Alloc {
     /// are free at once.
     pub(crate) fn take_back(&mut self, run: Run) {
         let order = self.geometry.refcount_order();
+        self.watch.note(run.range());
         for cluster in run.start..run.start + run.len {
             let cached = match self.slice_of(cluster) {
                 Some((slice, within)) => self.blocks.get_dirty(slice).map(|bytes| (bytes, within)),

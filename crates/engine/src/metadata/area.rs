@@ -249,6 +249,9 @@ impl Alloc {
                     if let Some(used) = counts.find(|at| refcount::get(bytes, order, *at) != 0) {
                         return Err(Uncounted::Used(rest.start + used - within));
                     }
+                    if count {
+                        self.watch.note(rest.first(len));
+                    }
                     if count && let Some(bytes) = self.blocks.get_dirty(slice) {
                         for at in within..within + len {
                             let set = refcount::set(bytes, order, at, 1);

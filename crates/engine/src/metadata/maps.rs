@@ -14,6 +14,7 @@ use gaur_format::l1::{self, L1Ref};
 use gaur_format::l2::L2Entry;
 use gaur_format::{CompressedDescriptor, Corruption, CorruptionKind};
 
+use super::changed::ChangeWatch;
 use super::cluster_set::ClusterSet;
 use super::l1_table::L1Table;
 use super::l2_cache::L2Cache;
@@ -24,6 +25,7 @@ use crate::cache_options::CacheSizes;
 use crate::commit_log::{Commit, CommitLog};
 use crate::corruption::{Fault, Finding, Structure};
 use crate::range::GuestRange;
+use crate::write::reference_of;
 
 /// The mapping of one qcow2 layer.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub(crate) struct Maps {
     pub(crate) slices: L2Cache,
     pub(crate) metadata: MetadataSet,
     pub(crate) l1: L1Table,
+    /// Where changes are noted for a check that runs.
+    pub(crate) watch: Arc<ChangeWatch>,
     /// Where changes are noted.
     pub(crate) log: Option<Arc<dyn CommitLog>>,
 }
@@ -101,6 +105,15 @@ pub(crate) enum Lookup {
     Extent(Extent),
 }
 
+/// Answer of [`Maps::walk`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Walk {
+    /// The slice at this host offset has to be loaded first.
+    Miss(u64),
+    /// So many bytes were visited, 1 or more.
+    Done(u64),
+}
+
 impl Lookup {
     #[inline]
     fn of(kind: Kind, len: u64) -> Lookup {
@@ -130,6 +143,7 @@ impl Maps {
             slices: L2Cache::new(shape, sizes.l2_entry_bytes, sizes.l2_bytes),
             metadata: MetadataSet::new(metadata),
             l1,
+            watch: Arc::default(),
             log: None,
         }
     }
@@ -197,6 +211,42 @@ impl Maps {
         Ok(Lookup::of(kind, len.min(range.len)))
     }
 
+    /// Calls `visit` with the runs of a range (of 1 byte or more), one behind the other, up to the end of its first
+    /// slice: one look at the cache for all of them.
+    pub(crate) fn walk(
+        &self,
+        range: GuestRange,
+        mut visit: impl FnMut(GuestRange, Kind),
+    ) -> Result<Walk, Fault> {
+        let geometry = &self.geometry;
+        let per_table = geometry.guest_bytes_per_l2();
+        let range = range.first(per_table - range.start % per_table);
+        let Some(table) = self.table(geometry.l1_index(GuestOffset(range.start)))? else {
+            visit(range, Kind::Unallocated { host: None });
+            return Ok(Walk::Done(range.len));
+        };
+        let (slice, _) = self.place(table.offset, GuestOffset(range.start));
+        let walked = self.slices.look(slice, |view| {
+            let mut rest = range;
+            while !rest.is_empty() {
+                let (other, index) = self.place(table.offset, GuestOffset(rest.start));
+                if other != slice {
+                    break;
+                }
+                let run = self.run_in_slice(view, index, rest);
+                let (mut kind, len) = run.map_err(|what| self.bad_entry(slice, index, what))?;
+                if let Kind::Data { copied, .. } = &mut kind {
+                    *copied &= table.copied;
+                }
+                let run = rest.first(len);
+                visit(run, kind);
+                rest = rest.after(run.len);
+            }
+            Ok(Walk::Done(range.len - rest.len))
+        });
+        walked.unwrap_or(Ok(Walk::Miss(slice)))
+    }
+
     /// The entry with this index in the slice at host offset `slice` cannot be right.
     #[cold]
     fn bad_entry(&self, slice: u64, index: usize, what: Corruption) -> Fault {
@@ -256,7 +306,14 @@ impl Maps {
             .slices
             .update(slice, index, |old| match self.decode(old, guest) {
                 Ok(entry) => {
-                    let new = change(entry).encode(&self.geometry);
+                    let new = change(entry);
+                    for entry in [entry, new] {
+                        let clusters = reference_of(entry, &self.geometry);
+                        clusters
+                            .into_iter()
+                            .for_each(|clusters| self.watch.note(clusters));
+                    }
+                    let new = new.encode(&self.geometry);
                     self.note(offset, old, new);
                     new
                 }

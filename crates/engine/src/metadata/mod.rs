@@ -7,6 +7,7 @@
 pub(crate) mod alloc;
 pub(crate) mod area;
 pub(crate) mod cache;
+pub(crate) mod changed;
 pub(crate) mod claims;
 pub(crate) mod cluster_set;
 pub(crate) mod epochs;

@@ -1,13 +1,15 @@
 //! Repair through files: marks, dirty images, hosts that fail.
 
+use std::cell::RefCell;
+
 use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 use gaur_format::Header;
-use gaur_format::check::RepairMode;
+use gaur_format::check::{RepairMode, TablePart};
 use gaur_format::feature::Incompatible;
 use gaur_format::header::field;
 use gaur_format::plan::CreateOptions;
 
-use super::repair;
+use super::{repair, repair_on};
 use crate::chain::open;
 use crate::create::create;
 use crate::error::ErrorKind;
@@ -35,10 +37,14 @@ fn opened(file: &TestFile, read_only: bool) -> Result<Queue<TestFile>, crate::Im
 
 /// An image with data, closed in order.
 fn whole() -> Vec<u8> {
+    whole_with(12)
+}
+
+fn whole_with(cluster_bits: u32) -> Vec<u8> {
     let file = TestFile::new(Vec::new(), cached_limits());
     let options = CreateOptions {
         size_bytes: SIZE,
-        cluster_bits: 12,
+        cluster_bits,
         ..CreateOptions::default()
     };
     block_on(create(&file, &options, &Job::default())).unwrap();
@@ -167,5 +173,65 @@ fn a_repair_that_fails_or_is_cancelled_is_done_by_the_next() {
         assert_eq!(error.kind(), ErrorKind::Cancelled);
         assert!(file.bytes() == bytes);
         assert!(checked(&file).corruptions > 0);
+    }
+}
+
+/// Looks at all tables of the parts, but for those of the part that `leaves_out` names.
+fn look_at(file: &TestFile, parts: &mut [TablePart], leaves_out: Option<usize>) {
+    let bytes = file.bytes();
+    for (number, part) in parts.iter_mut().enumerate() {
+        while Some(number) != leaves_out
+            && let Some((offset, len)) = part.next()
+        {
+            part.feed(&bytes[offset as usize..][..len as usize]);
+        }
+    }
+}
+
+/// What a check in parts leaves out has no references: it would be freed.
+#[test]
+fn a_repair_that_is_cancelled_while_threads_look_at_tables_changes_nothing() {
+    let lose_block = |bytes: &mut Vec<u8>| {
+        let table = Header::parse(bytes).unwrap().refcount_table_offset.0 as usize;
+        bytes[table..table + 8].fill(0);
+    };
+    let lose_counts = |bytes: &mut Vec<u8>| lose_refcounts(bytes);
+    let losses: [&dyn Fn(&mut Vec<u8>); 2] = [&lose_counts, &lose_block];
+    for lose in losses {
+        let mut bytes = whole_with(9);
+        lose(&mut bytes);
+        mark(&mut bytes, Incompatible::DIRTY);
+        let (alone, parallel) = [(); 2]
+            .map(|()| TestFile::new(bytes.clone(), cached_limits()))
+            .into();
+        let expected = block_on(repair(&alone, RepairMode::All, false, &Job::default())).unwrap();
+        let mut looks = 0;
+        let look = |parts: &mut [TablePart]| {
+            assert!(parts.len() > 1);
+            looks += 1;
+            look_at(&parallel, parts, None);
+        };
+        let job = Job::default();
+        let repaired = repair_on(&parallel, RepairMode::All, false, &job, 3, look);
+        assert_eq!(block_on(repaired).unwrap(), expected);
+        assert!(parallel.bytes() == alone.bytes());
+        assert!(looks > 1, "{looks} checks in parts");
+        for stop_at in 1..=looks {
+            let file = TestFile::new(bytes.clone(), cached_limits());
+            let mut looked = 0;
+            let (job, before) = (Job::default(), RefCell::new(Vec::new()));
+            let look = |parts: &mut [TablePart]| {
+                looked += 1;
+                let stops = looked == stop_at;
+                look_at(&file, parts, stops.then_some(0));
+                if stops {
+                    before.replace(file.bytes());
+                    job.cancel();
+                }
+            };
+            let error = block_on(repair_on(&file, RepairMode::All, false, &job, 3, look));
+            assert_eq!(error.unwrap_err().kind(), ErrorKind::Cancelled);
+            assert!(file.bytes() == *before.borrow(), "nothing more was written");
+        }
     }
 }

@@ -21,7 +21,6 @@ use super::failure::Failure;
 use super::list;
 use super::plan::{Block, SwitchPlan};
 use crate::active::Active;
-use crate::image::Layer;
 use crate::job::Job;
 use crate::metadata::tracker::Changed;
 use crate::range::{ClusterRange, HostRange};
@@ -442,7 +441,7 @@ impl<'a, F: File> Switch<'a, F> {
             fields[at..at + bytes.len()].copy_from_slice(bytes);
         };
         put(field::SIZE, &outcome.size_bytes.to_be_bytes());
-        let header = self.active.image.layers.first().and_then(Layer::header);
+        let header = self.active.image.top.header();
         let method = header.map_or(CryptMethod::None, |header| header.crypt_method);
         put(field::CRYPT_METHOD, &(method as u32).to_be_bytes());
         put(field::L1_SIZE, &(l1.len() as u32).to_be_bytes());

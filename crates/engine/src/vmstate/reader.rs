@@ -54,8 +54,7 @@ impl<'q, F: File> VmStateReader<'q, F> {
         queue: &'q Queue<F>,
         which: &str,
     ) -> Result<VmStateReader<'q, F>, ImageError> {
-        let layer = queue.image.layers().first();
-        let Some(qcow2) = layer.and_then(|layer| layer.qcow2.as_ref()) else {
+        let Some(qcow2) = queue.image.top.qcow2.as_ref() else {
             let text = "a raw image has no snapshots";
             return Err(ImageError::new(ErrorKind::Unsupported, text));
         };
@@ -77,7 +76,7 @@ impl<'q, F: File> VmStateReader<'q, F> {
         held: HeldSnapshot,
     ) -> Result<VmStateReader<'q, F>, ImageError> {
         let geometry = qcow2.geometry;
-        let header = queue.image.layers().first().and_then(|top| top.header());
+        let header = queue.image.top.header();
         let today = header.map_or(0, |header| header.size_bytes);
         let first = geometry.l1_entries_for(snapshot.disk_size.unwrap_or(today));
         let entries = geometry.l1_entries_for(snapshot.vm_state_size);

@@ -69,13 +69,12 @@ impl VmStateSave {
     /// Begins to save a state into a qcow2 image that is open for writing.
     pub fn begin(image: &Arc<Image>) -> Result<Arc<VmStateSave>, ImageError> {
         let refuse = |kind, text: &str| Err(ImageError::new(kind, text));
-        let layer = image.layers().first();
-        let Some(qcow2) = layer.and_then(|layer| layer.qcow2.as_ref()) else {
+        let Some(qcow2) = image.top.qcow2.as_ref() else {
             return refuse(ErrorKind::Unsupported, "a raw image has no snapshots");
         };
-        if image.writer.is_none() {
+        let Some(writer) = &image.writer else {
             return refuse(ErrorKind::ReadOnly, "the image is not open for writing");
-        }
+        };
         if let Some(errno) = image.poisoned() {
             return Err(image.explain(errno, "the image takes no writes after an error"));
         }
@@ -88,6 +87,7 @@ impl VmStateSave {
             return refuse(ErrorKind::Unsupported, text);
         }
         let cluster_bytes = geometry.cluster_size();
+        writer.saves.fetch_add(1, Ordering::SeqCst);
         Ok(Arc::new(VmStateSave {
             limit_bytes: limit_bytes(image, qcow2),
             image: Arc::clone(image),
@@ -329,6 +329,9 @@ impl Shared {
 impl Drop for VmStateSave {
     fn drop(&mut self) {
         self.end();
+        if let Some(writer) = &self.image.writer {
+            writer.saves.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use gaur_format::Version;
 use gaur_format::plan::CreateOptions;
 
 use super::{BlockOn, VmStateReader, VmStateSave};
+use crate::base::ImageFiles;
 use crate::chain::open;
 use crate::create::create;
 use crate::error::ImageError;
@@ -113,8 +114,10 @@ impl Bench {
 
     /// Another queue on the same image.
     fn another_queue(&self) -> Queue<TestFile> {
-        let mut files = vec![self.file.clone()];
-        files.extend(self.queue.files.iter().skip(1).cloned());
+        let files = ImageFiles {
+            own: vec![self.file.clone()],
+            ..self.queue.files.clone()
+        };
         self.queue.image().queue(files)
     }
 

@@ -141,7 +141,7 @@ impl<F: File> Queue<F> {
 /// Whether a range is a cluster of the image, or the last part of one at its end, and `packed` is of the
 /// image's kind.
 fn packs_whole(image: &Image, range: GuestRange, packed: &CompressedCluster) -> bool {
-    let top = image.layers.first().and_then(|top| top.qcow2.as_ref());
+    let top = image.top.qcow2.as_ref();
     top.is_some_and(|top| {
         let size = top.geometry.cluster_size();
         let end = range.end() == image.size_bytes() && range.len < size;
@@ -219,7 +219,10 @@ impl<'q, F: File> Active<'q, F> {
         let mut tail = self.queue.packed.borrow_mut();
         while tail.end - tail.next < len {
             let run = self.take_local(1)?;
-            tail.extend(run, &mut self.writer.alloc.lock());
+            let mut alloc = self.writer.alloc.lock();
+            tail.extend(run, &mut alloc);
+            let clusters = ClusterRange::between(tail.next / size, tail.end / size);
+            alloc.handed.entry(self.queue.id).or_default().tail = clusters;
         }
         let Some(place) = CompressedDescriptor::covering(HostOffset(tail.next), len, geometry)
         else {

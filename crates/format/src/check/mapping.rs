@@ -155,7 +155,9 @@ fn check_copied(
     let copied = raw & COPIED != 0;
     if copied != (refcount == 1) {
         let state = if copied { "set" } else { "clear" };
-        tally.corrupt(
+        let cluster = tally.geometry.cluster_of(HostOffset(raw & OFFSET_MASK));
+        tally.corrupt_cluster(
+            cluster,
             times,
             format_args!("{place}: copied flag is {state}, refcount is {refcount} ({raw:#018x})"),
         );

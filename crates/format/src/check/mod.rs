@@ -21,7 +21,8 @@
 //! bitmap tables. L2 tables may be taken out in parts, for several threads ([`Check::split`]). Runs of clusters
 //! with the same count take next to no memory, others about one bit for a cluster of the file, twice, and a few bytes
 //! for an L2 table; [`crate::limit`] bounds both. Nothing is read twice, and nothing outside the file, so time
-//! is bounded by the length of the file whatever the tables say.
+//! is bounded by the length of the file whatever the tables say. An image may be written to meanwhile if the caller
+//! says what changes ([`Check::follow`]).
 //!
 //! The counters are those of `qemu-img check`. Where this checker is stricter, it counts a corruption
 //! that QEMU does not: bit 0 of an extended L2 entry, and the zero flag in version 2.
@@ -30,6 +31,7 @@ mod bitmaps;
 mod counts;
 mod machine;
 mod mapping;
+mod online;
 mod parts;
 mod reader;
 mod refcounts;
@@ -39,6 +41,7 @@ mod snapshots;
 mod tally;
 
 pub use machine::{Check, Step};
+pub use online::Changes;
 pub use parts::TablePart;
 pub use repair::{Repair, RepairMode, RepairStep, Repaired};
 pub use report::{Finding, Report, Severity};

@@ -97,6 +97,7 @@ impl Tally {
             refcounts: Arc::clone(&self.refcounts),
             unread_blocks: self.unread_blocks.clone(),
             report: Default::default(),
+            online: self.online.clone(),
             ..*self
         };
         tally.report.total_clusters = self.report.total_clusters;

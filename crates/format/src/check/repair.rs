@@ -32,6 +32,7 @@ use alloc::vec::Vec;
 
 use crate::bytes;
 use crate::check::machine::{Check, Step};
+use crate::check::parts::TablePart;
 use crate::check::reader::Range;
 use crate::check::repair::counts::CountsPass;
 use crate::check::repair::entries::Aim;
@@ -247,6 +248,24 @@ impl Repair {
         if let Stage::Fix(walk) | Stage::Copied(walk) = &mut self.stage {
             walk.failed(len);
         }
+    }
+
+    /// While a check of the repair reads L2 tables: takes out those that are left, as [`Check::split`] does.
+    /// [`Repair::join`] brings them back.
+    pub fn split(&mut self, parts: usize) -> Vec<TablePart> {
+        let Stage::Check(_) = self.stage else {
+            return Vec::new();
+        };
+        let parts = self.check.split(parts);
+        if !parts.is_empty() {
+            self.pending = None;
+        }
+        parts
+    }
+
+    /// Takes over what the parts have found. All of them are through: what is not looked at has no references.
+    pub fn join(&mut self, parts: Vec<TablePart>) {
+        self.check.join(parts);
     }
 
     fn wanted(&mut self) -> Option<Range> {

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use crate::addr::{ClusterIndex, HostOffset};
 use crate::check::counts::{Counts, PAGE};
+use crate::check::online::Online;
 use crate::check::reader::{Range, Reader};
 use crate::check::report::{Report, Severity};
 use crate::feature::Incompatible;
@@ -41,6 +42,8 @@ pub(super) struct Tally {
     /// Bytes of L1 and bitmap tables that may still be read. Tables of a sound image do not overlap,
     /// so all of them together are no longer than the file.
     pub(super) table_bytes_left: u64,
+    /// Of an image that is written to meanwhile.
+    pub(super) online: Option<Online>,
     /// Most memory, in bytes.
     pub(super) memory_max: u64,
     /// Memory of stages, in bytes.
@@ -68,6 +71,7 @@ impl Tally {
             refcounts_damaged: false,
             unread_blocks: Vec::new(),
             table_bytes_left: file_len,
+            online: None,
             memory_max: limit::CHECK_MEMORY_BYTES_MAX,
             stage_bytes: 0,
             stopped: false,
@@ -80,14 +84,31 @@ impl Tally {
 
     /// Counts a corruption; `message` says what and where.
     pub(super) fn corrupt(&mut self, times: u64, message: core::fmt::Arguments<'_>) {
-        self.report
-            .add(Severity::Corruption, times, || alloc::format!("{message}"));
+        if !self.is_again() {
+            self.report
+                .add(Severity::Corruption, times, || alloc::format!("{message}"));
+        }
+    }
+
+    /// The same of a cluster, if something can be said about it.
+    pub(super) fn corrupt_cluster(
+        &mut self,
+        cluster: ClusterIndex,
+        times: u64,
+        message: core::fmt::Arguments<'_>,
+    ) {
+        if self.is_steady(cluster.0) {
+            self.report
+                .add(Severity::Corruption, times, || alloc::format!("{message}"));
+        }
     }
 
     /// Counts something that could not be checked.
     pub(super) fn error(&mut self, message: core::fmt::Arguments<'_>) {
-        self.report
-            .add(Severity::Error, 1, || alloc::format!("{message}"));
+        if !self.is_again() {
+            self.report
+                .add(Severity::Error, 1, || alloc::format!("{message}"));
+        }
     }
 
     /// Ends the check with an error.
@@ -221,7 +242,8 @@ impl Tally {
         if sum > most {
             self.unfollowed = true;
             let offset = self.geometry.cluster_start(cluster);
-            self.corrupt(
+            self.corrupt_cluster(
+                cluster,
                 sum.saturating_sub(most),
                 format_args!(
                     "{what}: cluster at {offset:#x} has more references than the {} bits of a \

@@ -128,6 +128,8 @@ pub enum Command {
         /// Its id or name.
         snapshot: String,
     },
+    /// Check an image.
+    Check {},
     /// Change the snapshots of an image in one step.
     #[serde(skip)]
     Change(Operation),
@@ -153,7 +155,7 @@ impl Command {
     pub fn can_be_given_up(&self) -> bool {
         matches!(
             self,
-            Command::Change(_) | Command::Save(_) | Command::ExportResize(_)
+            Command::Change(_) | Command::Check {} | Command::Save(_) | Command::ExportResize(_)
         )
     }
 }

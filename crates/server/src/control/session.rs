@@ -16,6 +16,7 @@ use super::line::Inbound;
 use super::protocol::{Answer, Command, Event, Request, Resizing, VERSION};
 use super::server::Context;
 use super::state;
+use crate::check_facts::CheckFacts;
 use crate::exporter::{CommandUse, Export};
 use crate::failure::Failure;
 use crate::snapshot_facts::SnapshotInfo;
@@ -101,6 +102,7 @@ impl Session {
                 self.conclude(found.map(|found| json!(SnapshotInfo::new(&found))))
                     .await
             }
+            Command::Check {} => self.check(controlled).await,
             Command::Change(Operation::Apply { .. }) => self.fail(&refuse_apply(controlled)).await,
             Command::Change(operation) => self.change(controlled, operation).await,
             Command::Save(new) => state::save(self, controlled, new.snapshot(now())).await,
@@ -146,6 +148,20 @@ impl Session {
         let done = self.follow(task, &job, controlled.ending()).await;
         self.conclude(done.map(|snapshot| json!(SnapshotInfo::new(&snapshot))))
             .await
+    }
+
+    async fn check(&self, controlled: &CommandUse) -> Result<(), Gone> {
+        let job = Arc::new(Job::default());
+        let (queue, theirs) = (queue(controlled), Arc::clone(&job));
+        let name = controlled.shared().name().to_owned();
+        let task = spawn(async move {
+            let checked = queue.check(&theirs).await;
+            checked
+                .map(|checked| json!(CheckFacts::new(&name, &checked)))
+                .map_err(|error| Failure::image(&name, &error))
+        });
+        let checked = self.follow(task, &job, controlled.ending()).await;
+        self.conclude(checked).await
     }
 
     async fn resize(
@@ -253,7 +269,7 @@ fn refuse_apply(controlled: &CommandUse) -> Failure {
 
 /// A queue for one command.
 pub fn queue(controlled: &CommandUse) -> Queue<ReactorFile> {
-    controlled.shared().queue(ReactorFile::new)
+    controlled.shared().queue::<ReactorFile>()
 }
 
 /// The failure of an operation on an image.

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::kept::Kept;
 use crate::keys::KeyOptions;
-use crate::open::CacheMode;
+use crate::open::{Bases, CacheMode};
 #[cfg(feature = "clap")]
 use crate::open::{allocation_parser, format_parser};
 use crate::references::ReferenceOptions;
@@ -28,6 +28,20 @@ pub enum Discard {
     Unmap,
     /// Nothing
     Ignore,
+}
+
+/// What a client's write of zeros does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+pub enum DetectZeroes {
+    /// Write them
+    #[default]
+    Off,
+    /// Mark zeros in the image, with their space
+    On,
+    /// The same, and give the space back to the host
+    Unmap,
 }
 
 /// How an image is opened for an export.
@@ -77,6 +91,12 @@ pub struct ImageOptions {
         arg(long, value_name = "MODE", default_value = "unmap")
     )]
     pub discard: Discard,
+    /// What a client's write of nothing but zeros does
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "MODE", default_value = "off")
+    )]
+    pub detect_zeroes: DetectZeroes,
     /// What to do with the host's space, whatever the image says
     #[serde(
         serialize_with = "write_policy",
@@ -117,13 +137,18 @@ impl ImageOptions {
         !self.temporary && !self.refuses_writes(spec)
     }
 
-    /// Opens the image.
-    pub fn open(&self, spec: &ImageSpec) -> Result<SharedImage, Failure> {
+    /// Opens the image; its backing chain is shared with others that were opened with the same `bases`.
+    pub fn open(&self, spec: &ImageSpec, bases: &Bases) -> Result<SharedImage, Failure> {
         let read_only = self.refuses_writes(spec);
         let options = OpenOptions {
             read_only,
             direct: self.cache.direct(),
             discard: self.discard == Discard::Unmap,
+            detect_zeroes: match self.detect_zeroes {
+                DetectZeroes::Off => gaur_engine::DetectZeroes::Off,
+                DetectZeroes::On => gaur_engine::DetectZeroes::On,
+                DetectZeroes::Unmap => gaur_engine::DetectZeroes::Unmap,
+            },
             allocation: self.allocation,
             snapshot: self.snapshot.clone(),
             drop_bitmaps: self.drop_bitmaps,
@@ -132,10 +157,10 @@ impl ImageOptions {
         };
         let handover = self.handover.as_deref().filter(|_| !read_only);
         let image = match (self.temporary, handover, &self.kept) {
-            (true, ..) => temporary::open(spec, &options),
-            (_, Some(path), _) => SharedImage::open_with_handover(spec, &options, path),
-            (_, None, Some(kept)) => SharedImage::open_with_kept(spec, &options, kept),
-            (_, None, None) => SharedImage::open_to_serve(spec, &options),
+            (true, ..) => temporary::open(spec, &options, bases),
+            (_, Some(path), _) => SharedImage::open_with_handover(spec, &options, path, bases),
+            (_, None, Some(kept)) => SharedImage::open_with_kept(spec, &options, kept, bases),
+            (_, None, None) => SharedImage::open_to_serve(spec, &options, bases),
         };
         image.map_err(|failure| match failure.kind {
             Some(ErrorKind::FormatNotTold) => {

@@ -1,7 +1,7 @@
 //! The images that a process has open for its exports: each file once, however many exports show it.
 //!
 //! Rule: an image that one export writes to has no other export; any number of exports may read.
-//! Exports that read an image in the same way share it. Lock order: [`Images::open`], then
+//! Exports that read an image in the same way share it, and overlays over one base share that. Lock order: [`Images::open`], then
 //! [`OpenImage::uses`].
 
 use std::os::unix::fs::MetadataExt;
@@ -16,6 +16,7 @@ use super::image_options::ImageOptions;
 use crate::cache_cleaner::CacheCleaner;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
+use crate::open::Bases;
 use crate::shared_image::SharedImage;
 
 /// An open image.
@@ -93,6 +94,8 @@ impl Drop for CommandUse {
 #[derive(Default)]
 pub struct Images {
     open: Mutex<Vec<Arc<OpenImage>>>,
+    /// What overlays over one base share.
+    bases: Bases,
     cleaner: CacheCleaner,
 }
 
@@ -122,7 +125,7 @@ impl Images {
             image.share(name);
             return Ok(Arc::clone(image));
         }
-        let image = options.open(spec)?;
+        let image = options.open(spec, &self.bases)?;
         if let Some(interval) = spec.clean_interval() {
             self.cleaner.add(image.image(), interval);
         }

@@ -143,7 +143,7 @@ impl Exporter {
 fn bitmap(name: &str, served: &Served) -> Result<ExportBitmap, Failure> {
     let image = served.shared();
     let fail = |error| Failure::image(image.name(), &error);
-    let queue = image.queue(BlockingFile::new);
+    let queue = image.queue::<BlockingFile>();
     let all = block_on(queue.bitmaps()).map_err(fail)?;
     let bits = block_on(queue.bitmap_bits(name)).map_err(fail)?;
     let is_enabled = all.iter().any(|one| one.name == name && one.is_enabled);

@@ -48,13 +48,12 @@ impl Served {
 
     /// Whether the image itself is raw.
     pub fn is_raw(&self) -> bool {
-        let top = self.shared().image().layers().first();
-        top.is_some_and(|layer| layer.format() == Format::Raw)
+        self.shared().image().layers().top().format() == Format::Raw
     }
 
     /// A queue of the image for the calling thread, which runs a reactor.
     pub fn device(&self) -> Disk {
-        let queue = self.shared().queue(ReactorFile::new);
+        let queue = self.shared().queue::<ReactorFile>();
         gaur_reactor::keep_trimmed(queue.trimmer());
         CachedDevice::new(queue, self.policy, Some(Arc::clone(&self.health)))
     }
