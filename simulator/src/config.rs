@@ -3,7 +3,7 @@
 //! Every seed switches whole features on and off (swarm testing): a load without discards fills
 //! tables that one with discards never fills.
 
-use gaur_engine::AllocationPolicy;
+use gaur_engine::{AllocationPolicy, DetectZeroes, PassDiscard};
 use gaur_sim::{DiskProfile, Random};
 
 use crate::encryption::Encryption;
@@ -123,6 +123,8 @@ pub struct Config {
     pub refcount_cache_bytes: u64,
     /// Freed space is given back.
     pub discard: bool,
+    /// What becomes of freed space otherwise, and of writes of zeros.
+    pub space: SpaceOptions,
     /// The policy it is opened with, whatever the header says.
     pub allocation: Option<AllocationPolicy>,
     /// Queues on the image.
@@ -199,6 +201,7 @@ impl Config {
             l2_entry_bytes: draw_slice(seed, shape),
             refcount_cache_bytes: random.pick(&[0, 1024, 4096, 1 << 20]),
             discard: random.chance(700),
+            space: draw_space(seed, shape),
             allocation: space.pick(&[
                 None,
                 None,
@@ -565,6 +568,40 @@ fn draw_snapshot_load(seed: u64, shape: Shape, guest_bytes: u64) -> Option<Snaps
 }
 
 const SNAPSHOT_STREAM: u64 = 0x51ab_0a98;
+
+/// Options about space that most images are opened without.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SpaceOptions {
+    /// What frees space gives it back, or does not.
+    pub pass_discard: PassDiscard,
+    /// Clusters keep their place when they are discarded.
+    pub no_unref: bool,
+    /// Writes of zeros are looked for.
+    pub detect_zeroes: DetectZeroes,
+}
+
+/// Drawn apart, and such that the seeds in `seeds.txt` that are older have none.
+fn draw_space(seed: u64, shape: Shape) -> SpaceOptions {
+    if !matches!(seed % 16, 2 | 3 | 8 | 11 | 12 | 15) {
+        return SpaceOptions::default();
+    }
+    let mut random = Random::new(seed ^ 0x3fd1_6a2b_88e0_c957);
+    let mut some = || random.pick(&[None, None, Some(false), Some(true)]);
+    SpaceOptions {
+        pass_discard: PassDiscard {
+            request: some(),
+            snapshot: some(),
+            other: some(),
+        },
+        no_unref: shape.version == 3 && random.chance(400),
+        detect_zeroes: random.pick(&[
+            DetectZeroes::Off,
+            DetectZeroes::On,
+            DetectZeroes::Unmap,
+            DetectZeroes::Unmap,
+        ]),
+    }
+}
 
 /// Drawn apart, and such that the seeds in `seeds.txt` that are older have none.
 fn draw_packed(seed: u64) -> u32 {

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use gaur_block::{Device, Errno, Payload, Request, Segments, SegmentsMut, Source, Target};
-use gaur_engine::{ErrorKind, Job, Queue};
+use gaur_engine::{DetectZeroes, ErrorKind, Job, Queue};
 use gaur_format::plan::Preallocation;
 use gaur_sim::{Handle, Random, SimBuffer, SimFile, SimHost};
 
@@ -344,6 +344,15 @@ impl Load {
         let (fua, may_unmap) = (random.chance(self.config.fua_per_mille), random.chance(500));
         let tag = self.begin(format_args!("zero {units:?} fua {fua} unmap {may_unmap}"));
         let issued = self.model.borrow_mut().write(units, ZERO);
+        if self.config.space.detect_zeroes != DetectZeroes::Off {
+            // The guest writes them, and the engine finds out.
+            let zeros = vec![0; (bytes.end - bytes.start) as usize];
+            let offset_bytes = bytes.start;
+            let write = Request::Write { offset_bytes, fua };
+            let payload = Payload::Write(Source::memory(&zeros));
+            self.change(queue, tag, issued, (write, payload)).await;
+            return;
+        }
         let request = Request::WriteZeroes {
             offset_bytes: bytes.start,
             len_bytes: bytes.end - bytes.start,

@@ -289,6 +289,9 @@ impl<'a> Run<'a> {
                 ..CacheOptions::default()
             },
             discard: self.config.discard,
+            pass_discard: self.config.space.pass_discard,
+            discard_no_unref: self.config.space.no_unref,
+            detect_zeroes: self.config.space.detect_zeroes,
             allocation: self.config.allocation,
             drop_bitmaps: !self.config.keeps_bitmaps,
             keys,

@@ -228,6 +228,25 @@ impl<'a> Segments<'a> {
         }
     }
 
+    /// Whether all of it is zeros, as it is now. What is not is usually known after a few bytes.
+    pub fn is_zero(self) -> bool {
+        /// As much as is looked at before the next branch: it stays in the first cache.
+        const LOOK_BYTES: usize = 1024;
+        let mut look = [0; LOOK_BYTES];
+        let mut left = self;
+        while !left.is_empty() {
+            let (now, later) = left.split_at(left.len.min(LOOK_BYTES));
+            let bytes = &mut look[..now.len];
+            now.copy_to(bytes);
+            // A sum without branches, which the compiler makes wide.
+            if bytes.iter().fold(0, |sum, byte| sum | byte) != 0 {
+                return false;
+            }
+            left = later;
+        }
+        true
+    }
+
     /// Copies all of it to `into`, which is as long.
     pub fn copy_to(self, into: &mut [u8]) {
         assert_eq!(self.len, into.len(), "a copy has one length");

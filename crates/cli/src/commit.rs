@@ -16,6 +16,7 @@ use crate::image_spec::ImageSpec;
 use crate::new_image::file_id;
 use crate::open::{self, CacheMode, SourceArgs};
 use crate::progress::ProgressOptions;
+use crate::rate::{Pace, parse_rate};
 use crate::shared_image::SharedImage;
 
 /// Write what an overlay holds into its backing file
@@ -35,6 +36,9 @@ pub struct Args {
     /// Use of the host's cache
     #[arg(short = 't', long, value_name = "MODE", default_value = "writeback")]
     cache: CacheMode,
+    /// Move at most so many bytes of data a second
+    #[arg(short, long, value_name = "RATE", value_parser = parse_rate)]
+    rate: Option<u64>,
     /// Remove the persistent bitmaps of both images, which this would make useless
     #[arg(long)]
     drop_bitmaps: bool,
@@ -126,6 +130,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let base = args.open_base(&found)?;
     let keeps = args.keep || args.base.is_some();
     let job = Arc::new(Job::default());
+    let _pace = args.rate.map(|rate| Pace::start(&job, rate));
     let progress = args.show.start(None);
     let failed = |error| Failure::image(spec.path(), &error);
     let shares = Shares::default();

@@ -21,6 +21,7 @@ use crate::open::{
 };
 use crate::options::OptionList;
 use crate::progress::ProgressOptions;
+use crate::rate::{Rate, parse_rate};
 use crate::shared_image::SharedImage;
 use crate::size::parse_size;
 use crate::snapshot_choice::SnapshotChoice;
@@ -107,8 +108,15 @@ pub struct Args {
     /// Open the sources even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
-    #[command(flatten)]
-    refused: UnsupportedOptions,
+    /// Take zeros for what the sources fail to read, and tell where that was
+    #[arg(long)]
+    salvage: bool,
+    /// Move at most so many bytes of data a second
+    #[arg(short, long, value_name = "RATE", value_parser = parse_rate)]
+    rate: Option<u64>,
+    /// Without effect: the host may copy as it likes
+    #[arg(short = 'C', long)]
+    copy_range_offloading: bool,
     /// The sources, and the target as the last
     #[arg(
         required_unless_present = "target_options",
@@ -117,37 +125,11 @@ pub struct Args {
     files: Vec<OsString>,
 }
 
-/// Options of qemu-img that would be misleading to ignore.
-#[derive(Debug, clap::Args)]
-struct UnsupportedOptions {
-    #[arg(long, hide = true)]
-    salvage: bool,
-    #[arg(short = 'r', long, hide = true)]
-    rate: Option<String>,
-    /// Without effect: the host may copy as it likes
-    #[arg(short = 'C', long)]
-    copy_range_offloading: bool,
-}
-
-impl UnsupportedOptions {
-    fn check(&self) -> Result<(), Failure> {
-        let asked = [
-            (self.salvage, "--salvage: going on after read errors"),
-            (self.rate.is_some(), "-r: limiting the rate"),
-        ];
-        match asked.into_iter().find(|(asked, _)| *asked) {
-            Some((_, what)) => Err(Failure::new(format!("{what} is not supported yet"))),
-            None => Ok(()),
-        }
-    }
-}
-
 /// Most workers that are started without being asked for.
 const WORKERS_MAX: usize = 8;
 
 /// Converts.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    args.refused.check()?;
     if OptionList::asks_for_help(&args.target_options) {
         let last = args.files.last();
         let last = last.and_then(|name| new_image::format_by_name(name, "-O").ok());
@@ -394,6 +376,8 @@ fn open_target(
         sparse_bytes: args.sparse_size,
         workers: workers(args),
         in_order: !args.oob_writes,
+        salvage: args.salvage,
+        rate: args.rate.map(Rate::new),
         compression: args.compress.then_some(Compression {
             level: args.compression_level,
         }),

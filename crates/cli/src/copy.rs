@@ -5,6 +5,7 @@
 //! in guest order (a piece waits for its turn after it was read), which leaves the target laid out
 //! the way it will be read. Nothing is shared but the position, the turn and the first error.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,6 +19,8 @@ use crate::failure::Failure;
 use crate::file_holes::FileHoles;
 use crate::guest::Guest;
 use crate::interrupt;
+use crate::notice::say;
+use crate::rate::Rate;
 use crate::shared_image::SharedImage;
 
 mod packed;
@@ -25,6 +28,12 @@ mod packed;
 /// Most bytes of one piece. Pieces end at multiples of it in the target, so that two threads never
 /// write to one cluster.
 const PIECE_BYTES: u64 = 2 << 20;
+
+/// How far from where it cannot be told the next look is.
+const UNKNOWN_BYTES: u64 = 64 << 10;
+
+/// What is given up at once when a source cannot be read.
+const SECTOR_BYTES: usize = 512;
 
 /// Most bytes zeroed by one request, so that progress can be told.
 const ZEROES_BYTES: u64 = 1 << 30;
@@ -48,6 +57,10 @@ pub struct Copy {
     pub workers: usize,
     /// Pieces are written in the order of the guest's offsets.
     pub in_order: bool,
+    /// What cannot be read is taken for zeros.
+    pub salvage: bool,
+    /// How fast data is moved.
+    pub rate: Option<Rate>,
     /// The target's clusters are compressed.
     pub compression: Option<Compression>,
 }
@@ -217,9 +230,7 @@ impl Copy {
                 continue;
             }
             let index = at.source;
-            let extent = at
-                .map(&sources[index], index, offset, left)
-                .map_err(|errno| source.failed("read the allocation", offset, errno))?;
+            let extent = self.map(&mut at, sources, index, offset, left)?;
             let (kind, len) = self.cut(&extent, at.target_offset);
             let piece = kind.map(|kind| CopyTask {
                 number: at.number,
@@ -238,6 +249,27 @@ impl Copy {
             state.done_bytes.fetch_add(len, Ordering::Relaxed);
         }
         Ok(None)
+    }
+
+    /// What a source has at an offset. With `salvage` it is data where that cannot be told.
+    fn map(
+        &self,
+        position: &mut Position,
+        sources: &[Guest],
+        index: usize,
+        offset: u64,
+        left: u64,
+    ) -> Result<MapExtent, Failure> {
+        match position.map(&sources[index], index, offset, left) {
+            Err(_) if self.salvage => Ok(MapExtent {
+                len_bytes: left.min(UNKNOWN_BYTES - offset % UNKNOWN_BYTES),
+                present: true,
+                data: true,
+                ..MapExtent::default()
+            }),
+            found => found
+                .map_err(|errno| self.sources[index].failed("read the allocation", offset, errno)),
+        }
     }
 
     /// What to do at `target_offset` (nothing is `None`), and for how many bytes.
@@ -279,6 +311,56 @@ impl Copy {
         Ok(())
     }
 
+    /// Waits until so many bytes may be moved.
+    fn pace(&self, state: &CopyState, len_bytes: u64) {
+        if let Some(rate) = &self.rate {
+            rate.wait(len_bytes, || state.has_failed());
+        }
+    }
+
+    /// Reads from a source. With `salvage` what fails is read again sector by sector, and what still fails is zeros.
+    fn read(
+        &self,
+        guest: &Guest,
+        index: usize,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), Failure> {
+        let source = &self.sources[index];
+        let failed = match guest.read(offset, bytes) {
+            Err(errno) => errno,
+            Ok(()) => return Ok(()),
+        };
+        if !self.salvage {
+            return Err(source.failed("read", offset, failed));
+        }
+        let mut lost: Option<Range<u64>> = None;
+        let tell = |lost: &mut Option<Range<u64>>| {
+            if let Some(lost) = lost.take() {
+                let name = source.name();
+                say(format!(
+                    "{name}: cannot read {} bytes at {}; they are zeros in the target",
+                    lost.end - lost.start,
+                    lost.start
+                ));
+            }
+        };
+        let mut at = offset;
+        for sector in bytes.chunks_mut(SECTOR_BYTES) {
+            let end = at + sector.len() as u64;
+            match guest.read(at, sector) {
+                Ok(()) => tell(&mut lost),
+                Err(_) => {
+                    sector.fill(0);
+                    lost.get_or_insert(at..at).end = end;
+                }
+            }
+            at = end;
+        }
+        tell(&mut lost);
+        Ok(())
+    }
+
     fn copy_piece(
         &self,
         state: &CopyState,
@@ -290,9 +372,8 @@ impl Copy {
         if piece.kind == TaskKind::Data {
             let offset = piece.source_offset;
             let bytes = &mut buffer[..piece.len as usize];
-            sources[piece.source]
-                .read(offset, bytes)
-                .map_err(|errno| self.sources[piece.source].failed("read", offset, errno))?;
+            self.pace(state, piece.len);
+            self.read(&sources[piece.source], piece.source, offset, bytes)?;
         }
         if !self.in_order {
             return self.write(target, piece, buffer);

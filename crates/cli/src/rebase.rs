@@ -46,6 +46,9 @@ pub struct Args {
         default_value = "writeback"
     )]
     backing_cache: CacheMode,
+    /// Open the new backing file even if another program is writing
+    #[arg(short = 'U', long)]
+    force_share: bool,
     /// Remove the image's persistent bitmaps, which this would make useless
     #[arg(long)]
     drop_bitmaps: bool,
@@ -125,7 +128,7 @@ impl Args {
         Ok(OpenOptions {
             direct: self.backing_cache.direct(),
             keys: self.source.keys()?,
-            ..open::reading(format, false, self.source.references())
+            ..open::reading(format, self.force_share, self.source.references())
         })
     }
 }

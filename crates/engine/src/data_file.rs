@@ -20,6 +20,7 @@ use crate::active::Active;
 use crate::align;
 use crate::error::ImageError;
 use crate::image::DataFile;
+use crate::options::FreedBy;
 use crate::queue::Unmap;
 use crate::range::GuestRange;
 
@@ -52,7 +53,7 @@ impl<F: File> Active<'_, F> {
     /// Writes zeros to a raw data file, whatever is mapped.
     pub(crate) async fn zero_raw_data(&self, range: GuestRange, unmap: Unmap) -> Result<(), Errno> {
         let (file, pool) = (self.queue.data_file(), &self.queue.pool);
-        let may_unmap = unmap == Unmap::Allowed && self.image.options.discard;
+        let may_unmap = unmap == Unmap::Allowed && self.image.options.gives_back(FreedBy::Request);
         let range = range.start..range.end();
         align::write_zeroes(file, pool, self.image.data_locks(), range, may_unmap).await
     }
@@ -60,7 +61,8 @@ impl<F: File> Active<'_, F> {
     /// Gives space of a raw data file back, where the file reads as zeros then: what is not mapped does too.
     pub(crate) async fn discard_raw_data(&self, range: GuestRange) -> Result<(), Errno> {
         let file = self.queue.data_file();
-        if !self.image.options.discard || !file.limits().discard_zeroes {
+        let wanted = self.image.options.gives_back(FreedBy::Request);
+        if !wanted || !file.limits().discard_zeroes {
             return Ok(());
         }
         let range = range.start..range.end();

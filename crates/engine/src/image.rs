@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gaur_block::{Errno, File, FileId, FileLimits};
+use gaur_block::{Errno, File, FileId, FileLimits, Source};
 use gaur_format::feature::{Autoclear, Compatible};
 use gaur_format::geometry::{Geometry, Version};
 use gaur_format::header::{CompressionType, Header};
@@ -30,9 +30,9 @@ use crate::metadata::epochs::Epochs;
 use crate::metadata::l1_table::L1Table;
 use crate::metadata::maps::Maps;
 use crate::metadata::zeroed::ZeroedSpace;
-use crate::options::{Format, OpenOptions};
+use crate::options::{DetectZeroes, Format, OpenOptions};
 use crate::poison::Poison;
-use crate::queue::Queue;
+use crate::queue::{Change, Queue, Unmap};
 use crate::range::HostRange;
 use crate::sector_locks::SectorLocks;
 use crate::snapshot::SnapshotList;
@@ -278,6 +278,11 @@ impl Image {
             let text = "a version 2 image cannot name the log of the process that writes to it";
             return Err(ImageError::new(ErrorKind::Unsupported, text));
         }
+        if writable && options.discard_no_unref && version == Some(Version::V2) {
+            let text =
+                "discard-no-unref needs version 3, whose clusters may be zero and keep their place";
+            return Err(ImageError::new(ErrorKind::Unsupported, text));
+        }
         let mut writer = add_mapping(&mut top, options.cache, writable)?;
         if let (true, Some(qcow2)) = (writable, &mut top.layer.qcow2) {
             qcow2.maps.log.clone_from(&options.commit_log);
@@ -460,6 +465,19 @@ impl Image {
     /// Whether corruption was found that the header does not tell of yet; asks once.
     pub(crate) fn take_corrupt(&self) -> bool {
         self.corrupt.load(Ordering::Relaxed) && self.corrupt.swap(false, Ordering::AcqRel)
+    }
+
+    /// What a write is: zeros are looked for where that is asked for, in memory that can be looked into.
+    pub(crate) fn detect_zeroes<'a>(&self, source: Source<'a>) -> Change<'a> {
+        let unmap = match self.options.detect_zeroes {
+            DetectZeroes::Off => return Change::Write(source),
+            DetectZeroes::On => Unmap::Forbidden,
+            DetectZeroes::Unmap => Unmap::Allowed,
+        };
+        match source {
+            Source::Memory(memory) if memory.is_zero() => Change::Zero(unmap),
+            source => Change::Write(source),
+        }
     }
 
     /// The data file of the top layer.

@@ -111,7 +111,7 @@ pub use map::MapExtent;
 pub use merge::Shares;
 #[cfg(feature = "broken-order")]
 pub use options::BrokenRule;
-pub use options::{Format, OpenOptions};
+pub use options::{DetectZeroes, Format, OpenOptions, PassDiscard};
 pub use queue::Queue;
 pub use references::{Places, References};
 pub use repair::{repair, repair_on};

@@ -129,6 +129,7 @@ impl<F: File> Queue<F> {
         match piece.zero {
             true => base.put_zeros(range).await?,
             false => {
+                job.admit(range.len).await?;
                 let buffer = self.read_piece(range).await?;
                 base.put(range.start, &buffer).await?;
             }

@@ -79,6 +79,41 @@ impl std::fmt::Display for Format {
     }
 }
 
+/// What is done with writes of nothing but zeros.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DetectZeroes {
+    /// They are written like any other; nobody looks.
+    #[default]
+    Off,
+    /// They become zeros by the mapping, and keep their space.
+    On,
+    /// The same, and their space is given back.
+    Unmap,
+}
+
+/// Why clusters of an image were freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FreedBy {
+    /// A discard, or zeros written over them.
+    Request,
+    /// A change of the internal snapshots.
+    Snapshot,
+    /// Anything else.
+    Other,
+}
+
+/// Whether freed space is given back to the host file, by what has freed it; `None` is as
+/// [`OpenOptions::discard`] says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PassDiscard {
+    /// Discards, and zeros written over data.
+    pub request: Option<bool>,
+    /// Snapshots that were deleted or applied.
+    pub snapshot: Option<bool>,
+    /// Everything else: clusters that were compressed and are not any more, tables that have moved.
+    pub other: Option<bool>,
+}
+
 /// One of the write-order rules, broken on purpose so that the crash simulator can show that it
 /// would notice. The rules are in `docs/ordering.md`.
 #[cfg(feature = "broken-order")]
@@ -136,6 +171,13 @@ pub struct OpenOptions {
     pub cache: CacheOptions,
     /// Freed space is given back to the host file.
     pub discard: bool,
+    /// The same by what has freed it.
+    pub pass_discard: PassDiscard,
+    /// What is discarded keeps its place in the image, and only its space is given back: the file does not become
+    /// fragmented. Needs version 3.
+    pub discard_no_unref: bool,
+    /// What is done with writes of zeros.
+    pub detect_zeroes: DetectZeroes,
     /// What is done with the host's space; `None` as the image says, else compact.
     pub allocation: Option<AllocationPolicy>,
     /// Show the disk as it was when this internal snapshot (an id or a name) of the top image was made;
@@ -170,6 +212,9 @@ impl OpenOptions {
             stop_at: None,
             cache: CacheOptions::default(),
             discard: true,
+            pass_discard: PassDiscard::default(),
+            discard_no_unref: false,
+            detect_zeroes: DetectZeroes::Off,
             allocation: None,
             snapshot: None,
             backing_snapshot: None,
@@ -178,6 +223,21 @@ impl OpenOptions {
             #[cfg(feature = "broken-order")]
             broken: None,
         }
+    }
+
+    /// Whether space is given back that was freed in this way.
+    pub(crate) fn gives_back(&self, freed: FreedBy) -> bool {
+        let told = match freed {
+            FreedBy::Request => self.pass_discard.request,
+            FreedBy::Snapshot => self.pass_discard.snapshot,
+            FreedBy::Other => self.pass_discard.other,
+        };
+        told.unwrap_or(self.discard)
+    }
+
+    /// Whether what a request has freed has to be told from what else is free.
+    pub(crate) fn tells_requests(&self) -> bool {
+        self.gives_back(FreedBy::Request) != self.gives_back(FreedBy::Other)
     }
 }
 

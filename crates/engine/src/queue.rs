@@ -158,7 +158,8 @@ impl<F: File> Queue<F> {
             }
             (Request::Write { offset_bytes, fua }, Payload::Write(source)) => {
                 let range = GuestRange::checked(offset_bytes, source.len() as u64);
-                self.serve_change(range, Change::Write(source)).await?;
+                let change = self.image.detect_zeroes(source);
+                self.serve_change(range, change).await?;
                 self.flush_if(fua).await
             }
             (

@@ -11,7 +11,7 @@ use gaur_format::plan::CreateOptions;
 use crate::chain::open;
 use crate::create::create;
 use crate::job::Job;
-use crate::options::OpenOptions;
+use crate::options::{DetectZeroes, OpenOptions, PassDiscard};
 use crate::queue::Queue;
 use crate::references::References;
 use crate::test_file::{Event, TestFile, TestHost, block_on, cached_limits};
@@ -527,4 +527,112 @@ fn no_space_is_given_back_without_the_discard_option() {
     };
     assert_eq!(disk.given_back(host, trim), []);
     assert_eq!(disk.read(4096, 8192), [0; 8192]);
+}
+
+fn with(options: impl FnOnce(&mut OpenOptions)) -> OpenOptions {
+    let mut made = OpenOptions::new(References::Any);
+    options(&mut made);
+    made
+}
+
+#[test]
+fn writes_of_zeros_become_zeros_by_mapping_when_asked_to() {
+    for (detect, mapped, freed) in [
+        (DetectZeroes::Off, true, false),
+        (DetectZeroes::On, true, false),
+        (DetectZeroes::Unmap, false, true),
+    ] {
+        let disk = Disk::new(true).reopen(&with(|options| options.detect_zeroes = detect));
+        disk.write(0, 2 * CLUSTER, 7);
+        let host = disk.host_of(0);
+        let written = disk.transfers(|disk| disk.write(CLUSTER, CLUSTER, 0)).1;
+        assert_eq!(written.is_empty(), detect != DetectZeroes::Off);
+        let extent = block_on(disk.queue.map(CLUSTER, CLUSTER)).unwrap();
+        assert_eq!(extent.host_offset.is_some(), mapped, "{detect:?}");
+        assert_eq!(extent.zero, detect != DetectZeroes::Off);
+        let given_back = disk.given_back(host, Disk::flush);
+        assert_eq!(given_back == [(CLUSTER, CLUSTER)], freed);
+        assert_eq!(given_back.is_empty(), !freed);
+        // One byte is enough, wherever it is.
+        let mut memory = vec![0; CLUSTER as usize];
+        memory[CLUSTER as usize - 1] = 1;
+        let request = Request::Write {
+            offset_bytes: 0,
+            fua: false,
+        };
+        let payload = Payload::Write(Source::memory(&memory));
+        block_on(disk.queue.submit(request, payload)).unwrap();
+        assert_eq!(disk.read(0, CLUSTER), memory);
+        assert_eq!(disk.read(CLUSTER, CLUSTER), [0; CLUSTER as usize]);
+    }
+}
+
+#[test]
+fn discarded_clusters_keep_their_place_without_unref() {
+    for allocation in [AllocationPolicy::Compact, AllocationPolicy::Contiguous] {
+        let options = with(|options| options.discard_no_unref = true);
+        let disk = Disk::with_policy(allocation).reopen(&options);
+        disk.write(0, 2 * CLUSTER, 7);
+        let host = disk.host_of(0);
+        let trim = |disk: &Disk| {
+            disk.discard(CLUSTER, CLUSTER);
+            disk.flush();
+        };
+        assert_eq!(disk.given_back(host, trim), [(CLUSTER, CLUSTER)]);
+        let extent = block_on(disk.queue.map(CLUSTER, CLUSTER)).unwrap();
+        assert_eq!(
+            (extent.zero, extent.host_offset),
+            (true, Some(host + CLUSTER))
+        );
+        assert_eq!(disk.read(CLUSTER, CLUSTER), [0; CLUSTER as usize]);
+        disk.write(3 * CLUSTER, CLUSTER, 8);
+        disk.write(CLUSTER + 4096, 4096, 9);
+        assert_eq!(disk.host_of(CLUSTER + 4096), host + CLUSTER + 4096);
+        assert_eq!(disk.read(CLUSTER, 4096), [0; 4096]);
+        assert_eq!(disk.read(CLUSTER + 8192, 4096), [0; 4096]);
+    }
+}
+
+#[test]
+fn space_goes_back_by_what_has_freed_it() {
+    for (request, other) in [
+        (None, None),
+        (Some(false), None),
+        (Some(true), Some(false)),
+        (None, Some(false)),
+    ] {
+        let disk = Disk::new(true).reopen(&with(|options| {
+            options.pass_discard = PassDiscard {
+                request,
+                snapshot: None,
+                other,
+            };
+        }));
+        disk.write(0, 8 * CLUSTER, 7);
+        let host = disk.host_of(0);
+        let trim = |disk: &Disk| {
+            disk.discard(4096, 4096);
+            disk.discard(2 * CLUSTER, CLUSTER);
+            disk.flush();
+        };
+        let wanted = match request.unwrap_or(true) {
+            true => vec![(2 * CLUSTER, CLUSTER), (4096, 4096)],
+            false => Vec::new(),
+        };
+        assert_eq!(disk.given_back(host, trim), wanted);
+        // A disk that shrinks frees clusters by no request for that.
+        let shrink = |disk: &Disk| {
+            let job = Job::default();
+            block_on(disk.queue.resize(4 * CLUSTER, true, &job)).unwrap();
+            disk.flush();
+        };
+        let given_back = disk.given_back(host, shrink);
+        let wanted = other.unwrap_or(true);
+        assert_eq!(
+            given_back.contains(&(4 * CLUSTER, 4 * CLUSTER)),
+            wanted,
+            "{given_back:?}"
+        );
+        assert!(wanted || given_back.is_empty(), "{given_back:?}");
+    }
 }

@@ -16,6 +16,7 @@ use crate::align;
 use crate::image::Writer;
 use crate::metadata::alloc::{Alloc, AllocError, AllocNeed, Run, grown_len};
 use crate::metadata::area::SECTOR_ENTRIES;
+use crate::options::FreedBy;
 use crate::range::{ClusterRange, HostRange};
 use crate::snapshot::references;
 use crate::sync::atomic::Ordering;
@@ -287,7 +288,17 @@ impl<'q, F: File> Active<'q, F> {
     /// Notes references that a mapping no longer has in memory. They are given back after a pass
     /// has made that durable.
     pub(crate) fn unmapped(&self, frees: &[ClusterRange]) {
+        self.unmapped_by(FreedBy::Other, frees);
+    }
+
+    /// The same for what was freed in this way.
+    pub(crate) fn unmapped_by(&self, freed: FreedBy, frees: &[ClusterRange]) {
         let mut alloc = self.writer.alloc.lock();
+        if freed == FreedBy::Request && self.image.options.tells_requests() {
+            for clusters in frees {
+                alloc.requested.insert(*clusters);
+            }
+        }
         #[cfg(feature = "broken-order")]
         if self.image.breaks(crate::options::BrokenRule::O3) {
             alloc.releasable.extend_from_slice(frees);

@@ -17,6 +17,7 @@ use crate::active::Active;
 use crate::align;
 use crate::job::Job;
 use crate::metadata::alloc::{AllocNeed, Run};
+use crate::options::FreedBy;
 use crate::pool::PoolBuffer;
 use crate::queue::Queue;
 use crate::range::ClusterRange;
@@ -263,7 +264,7 @@ impl<F: File> Active<'_, F> {
     }
 
     async fn count_down(&self, free: &mut ClusterRange) -> Result<(), Errno> {
-        let mut result = Ok(());
+        let (all, mut result) = (*free, Ok(()));
         let mut zeroed = Vec::new();
         while free.len > 0 && result.is_ok() {
             let need = self.writer.alloc.lock().count_down(free, &mut zeroed);
@@ -272,10 +273,40 @@ impl<F: File> Active<'_, F> {
             }
         }
         for run in zeroed {
-            let run = self.empty(run, &Job::default()).await;
-            self.writer.alloc.lock().give_back(run);
+            let mut rest = run;
+            while rest.len > 0 {
+                let (part, freed) = self.freed_by(&mut rest);
+                let part = self.empty(part, freed, &Job::default()).await;
+                self.writer.alloc.lock().give_back(part);
+            }
+        }
+        if self.image.options.tells_requests() {
+            let done = ClusterRange::new(all.start, all.len - free.len);
+            self.writer.alloc.lock().requested.remove(done);
         }
         result
+    }
+
+    /// Takes from the start of `run` what was freed in one way.
+    fn freed_by(&self, run: &mut Run) -> (Run, FreedBy) {
+        let mut len = run.len;
+        let mut freed = FreedBy::Other;
+        if self.image.options.tells_requests() {
+            let requested = &self.writer.alloc.lock().requested;
+            let first = requested.contains(run.start);
+            let clusters = run.start..run.start + run.len;
+            len = clusters
+                .take_while(|cluster| requested.contains(*cluster) == first)
+                .count() as u64;
+            freed = match first {
+                true => FreedBy::Request,
+                false => FreedBy::Other,
+            };
+        }
+        let part = Run { len, ..*run };
+        run.start += len;
+        run.len -= len;
+        (part, freed)
     }
 
     /// Gives back the clusters that a switch of the whole image has freed. When `job` is cancelled their
@@ -286,7 +317,7 @@ impl<F: File> Active<'_, F> {
             let next = self.writer.alloc.lock().freed.run_from(from);
             let Some(run) = next else { return };
             from = run.start + run.len;
-            let run = self.empty(run, job).await;
+            let run = self.empty(run, FreedBy::Snapshot, job).await;
             let mut alloc = self.writer.alloc.lock();
             // Another task may have been at the same run.
             if alloc.freed.contains(run.start) {
@@ -297,11 +328,11 @@ impl<F: File> Active<'_, F> {
     }
 
     /// Punches free clusters, and notes whether they read as zeros now.
-    async fn empty(&self, run: Run, job: &Job) -> Run {
+    async fn empty(&self, run: Run, freed: FreedBy, job: &Job) -> Run {
         // Before anything else can be there.
         let host = run.range().bytes(self.geometry());
         self.image.decompressed(0).forget(0, host);
-        let zeroed = job.step(0).is_ok() && self.punch(run).await;
+        let zeroed = job.step(0).is_ok() && self.punch(run, freed).await;
         if zeroed {
             self.writer.zeroed.write().set(run.range());
         } else {
@@ -311,12 +342,13 @@ impl<F: File> Active<'_, F> {
     }
 
     /// Gives the space of free clusters back to the host; whether they read as zeros now.
-    async fn punch(&self, run: Run) -> bool {
+    async fn punch(&self, run: Run, freed: FreedBy) -> bool {
         /// Smaller clusters share the host's blocks; punching them would write zeros.
         const PUNCH_BYTES_MIN: u64 = 4096;
         let limits = &self.writer.limits;
         let size = self.writer.alloc.lock().geometry.cluster_size();
-        if !self.image.options.discard || !limits.discard_zeroes || size < PUNCH_BYTES_MIN {
+        let wanted = self.image.options.gives_back(freed);
+        if !wanted || !limits.discard_zeroes || size < PUNCH_BYTES_MIN {
             return false;
         }
         let range = run.start * size..(run.start + run.len) * size;

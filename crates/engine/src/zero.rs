@@ -19,6 +19,7 @@ use crate::image::Writer;
 use crate::job::Job;
 use crate::metadata::holes::Hole;
 use crate::metadata::maps::{Kind, Located, Maps};
+use crate::options::FreedBy;
 use crate::queue::Unmap;
 use crate::range::{ClusterRange, GuestRange};
 use crate::write::{Need, reference_of};
@@ -303,7 +304,11 @@ impl<F: File> Active<'_, F> {
         let mut frees = Vec::new();
         let step = unmapper.run(maps, free, &mut frees);
         if !frees.is_empty() {
-            self.unmapped(&frees);
+            let freed = match mode {
+                UnmapMode::Unmap | UnmapMode::Discard => FreedBy::Request,
+                _ => FreedBy::Other,
+            };
+            self.unmapped_by(freed, &frees);
         }
         Ok(step)
     }
@@ -402,12 +407,17 @@ impl<F: File> Unmapper<'_, F> {
         UnmapStep::Done(done)
     }
 
+    /// Whether the host gets the space back that requests free.
+    fn gives_back(&self) -> bool {
+        self.active.image.options.gives_back(FreedBy::Request)
+    }
+
     /// Notes the space of a part of a cluster of the data file, whatever became of the cluster.
     fn note_data_hole(&self, entry: L2Entry, part: GuestRange) {
         let geometry = self.active.geometry();
         let limits = self.active.queue.data_file().limits();
         let wanted = matches!(self.mode, UnmapMode::Unmap | UnmapMode::Discard);
-        let given_back = self.active.image.options.discard && limits.discard_zeroes;
+        let given_back = self.gives_back() && limits.discard_zeroes;
         let given_back = given_back && !self.active.is_encrypted();
         if !wanted || !given_back || geometry.cluster_size() < DATA_HOLE_BYTES_MIN {
             return;
@@ -440,11 +450,12 @@ impl<F: File> Unmapper<'_, F> {
         else {
             return;
         };
-        let given_back =
-            self.active.image.options.discard && self.active.writer.limits.discard_zeroes;
+        let given_back = self.gives_back() && self.active.writer.limits.discard_zeroes;
         let wanted = matches!(self.mode, UnmapMode::Unmap | UnmapMode::Discard) && given_back;
         let wanted = wanted && !self.active.is_encrypted();
-        if !wanted || self.active.writer.allocation != AllocationPolicy::Compact {
+        // A cluster that keeps its place without data is whole.
+        let whole = alloc == 0 && self.active.image.options.discard_no_unref;
+        if !wanted || !(whole || self.active.writer.allocation == AllocationPolicy::Compact) {
             return;
         }
         let geometry = self.active.geometry();
@@ -503,7 +514,12 @@ impl<F: File> Unmapper<'_, F> {
         }
         let (alloc, zero_now) = (alloc & !mask, zero | mask);
         // A cluster shared with a snapshot is no space of ours to keep.
-        let keep = self.mode == UnmapMode::Keep && copied;
+        let keep = copied
+            && match self.mode {
+                UnmapMode::Keep => true,
+                UnmapMode::Unmap | UnmapMode::Discard => self.active.image.options.discard_no_unref,
+                UnmapMode::Hide | UnmapMode::Forget => false,
+            };
         if host.is_some() && alloc == 0 && !keep {
             return EntryChange::free(plain_zero(zero_now));
         }

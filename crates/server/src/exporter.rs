@@ -34,7 +34,7 @@ mod nbd;
 mod served;
 
 pub use facts::{AddExport, ExportFacts};
-pub use image_options::{Discard, ImageOptions};
+pub use image_options::{DetectZeroes, Discard, ImageOptions};
 pub use images::CommandUse;
 use images::Images;
 pub use served::Served;

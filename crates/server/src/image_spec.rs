@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gaur_engine::{
-    AllocationPolicy, CacheOptions, ErrorKind, Format, Keys, OpenOptions, Opened, References,
+    AllocationPolicy, CacheOptions, DetectZeroes, ErrorKind, Format, Keys, OpenOptions, Opened,
+    PassDiscard, References,
 };
 use gaur_format::header::CryptMethod;
 use gaur_format::limit;
@@ -45,6 +46,9 @@ struct Overrides {
     backing_direct: Option<bool>,
     no_flush: Option<bool>,
     discard: Option<bool>,
+    pass_discard: PassDiscard,
+    discard_no_unref: Option<bool>,
+    detect_zeroes: Option<DetectZeroes>,
     allocation: Option<AllocationPolicy>,
     ignore_discards: Option<bool>,
     without_backing: bool,
@@ -265,9 +269,15 @@ impl ImageSpec {
             cache: changes.cache,
             data_file: changes.data_file.clone().or(base.data_file.clone()),
             discard: changes.discard.unwrap_or(base.discard),
+            pass_discard: changes.pass_discard,
+            discard_no_unref: changes.discard_no_unref.unwrap_or(base.discard_no_unref),
+            detect_zeroes: changes.detect_zeroes.unwrap_or(base.detect_zeroes),
             allocation: changes.allocation.or(base.allocation),
             ..base.clone()
         };
+        if options.detect_zeroes == DetectZeroes::Unmap && !options.discard {
+            return fail("detect-zeroes=unmap needs discard=unmap");
+        }
         if changes.aio == Some(Aio::Native) && !options.direct {
             return Err(self.native_without_direct());
         }
@@ -430,17 +440,14 @@ impl OptionReader {
             ("on", true),
         ];
         let discard = keys.take_choice(&key("discard"), &discards)?;
-        let detects = [("off", false), ("on", true), ("unmap", true)];
-        if keys.take_choice(&key("detect-zeroes"), &detects)? == Some(true) {
-            let message = format!("option '{}' is not supported", key("detect-zeroes"));
-            return Err(Failure::new(message).hint("off is"));
-        }
+        let detect_zeroes = keys.take_choice(&key("detect-zeroes"), &open::DETECT_ZEROES)?;
         Ok(Overrides {
             direct: keys.take_bool(&key("cache.direct"))?,
             no_flush: keys.take_bool(&key("cache.no-flush"))?,
             read_only: keys.take_bool(&key("read-only"))?,
             force_share: keys.take_bool(&key("force-share"))?,
             discard,
+            detect_zeroes,
             ..Overrides::default()
         })
     }
@@ -487,18 +494,14 @@ impl OptionReader {
         }
         keys.take_choice("data-file.driver", &[("file", ()), ("host_device", ())])?;
         changes.data_file = keys.take_text("data-file.filename")?.map(PathBuf::from);
-        if keys.take_bool("pass-discard-request")? == Some(false) {
-            changes.discard = Some(false);
-        }
-        if keys.take_bool("discard-no-unref")? == Some(true) {
-            let failure = Failure::new("option 'discard-no-unref' is not supported");
-            return Err(failure.hint("off is"));
-        }
-        // Allowed, but never done: refcounts are not put off, freed space is given back or not as
-        // `discard` says, and no write to metadata goes unchecked.
+        changes.pass_discard = PassDiscard {
+            request: keys.take_bool("pass-discard-request")?,
+            snapshot: keys.take_bool("pass-discard-snapshot")?,
+            other: keys.take_bool("pass-discard-other")?,
+        };
+        changes.discard_no_unref = keys.take_bool("discard-no-unref")?;
+        // Allowed, but never done: refcounts are not put off, and no write to metadata goes unchecked.
         keys.take_bool("lazy-refcounts")?;
-        keys.take_bool("pass-discard-snapshot")?;
-        keys.take_bool("pass-discard-other")?;
         let templates = ["none", "constant", "cached", "all"].map(|name| (name, ()));
         keys.take_choice("overlap-check", &templates)?;
         keys.take_choice("overlap-check.template", &templates)?;
@@ -535,251 +538,15 @@ impl Overrides {
         self.read_only = either(top.read_only, file.read_only);
         self.force_share = either(top.force_share, file.force_share);
         self.ignore_discards = top.discard.map(|discard| !discard);
-        let discards = [top.discard, file.discard, self.discard];
+        self.detect_zeroes = top.detect_zeroes.or(file.detect_zeroes);
+        let discards = [top.discard, file.discard];
         self.discard = discards.into_iter().flatten().reduce(|one, two| one && two);
+        if file.discard == Some(false) {
+            // The file has no holes made in it, whatever for.
+            self.pass_discard = PassDiscard::default();
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn spec(text: &str) -> ImageSpec {
-        let spec = ImageSpec::parse(text, !text.starts_with("json:"), None);
-        spec.unwrap_or_else(|failure| panic!("{failure}"))
-    }
-
-    fn refused(text: &str) -> String {
-        let spec = ImageSpec::parse(text, !text.starts_with("json:"), None);
-        spec.expect_err(text).to_string()
-    }
-
-    fn writing() -> OpenOptions {
-        OpenOptions::new(References::Any)
-    }
-
-    #[test]
-    fn option_string_and_json_give_the_same_spec() {
-        let string = spec(
-            "driver=qcow2,file.driver=file,file.filename=a,,b.qcow2,l2-cache-size=64k,\
-             allocation=contiguous,\
-             l2-cache-entry-size=4k,refcount-cache-size=1M,cache-clean-interval=7,\
-             decompressed-cache-size=8M,\
-             file.cache.direct=on,file.aio=native,file.locking=off,discard=ignore,backing=",
-        );
-        let json = spec(
-            r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"a,b.qcow2",
-               "cache":{"direct":true},"aio":"native","locking":"off"},"l2-cache-size":65536,
-               "allocation":"contiguous",
-               "l2-cache-entry-size":"4k","refcount-cache-size":1048576,
-               "decompressed-cache-size":"8M",
-               "cache-clean-interval":7,"discard":"off","backing":null}"#,
-        );
-        for spec in [string, json] {
-            assert_eq!(
-                (spec.path(), spec.format()),
-                ("a,b.qcow2", Some(Format::Qcow2))
-            );
-            assert_eq!(spec.clean_interval(), Some(Duration::from_secs(7)));
-            assert_eq!(spec.aio(), Some(Aio::Native));
-            let options = spec.open_options(&writing()).expect("consistent options");
-            assert!(options.direct && !options.lock && !options.discard && !options.backing);
-            assert_eq!(options.backing_direct, Some(false));
-            assert_eq!(options.allocation, Some(AllocationPolicy::Contiguous));
-            let cache = CacheOptions {
-                total_bytes: None,
-                l2_bytes: Some(65536),
-                l2_entry_bytes: Some(4096),
-                refcount_bytes: Some(1 << 20),
-                decompressed_bytes: Some(8 << 20),
-            };
-            assert_eq!(options.cache, cache);
-        }
-    }
-
-    #[test]
-    fn plain_path_is_not_parsed_as_options() {
-        let spec = ImageSpec::parse("a=b,c", false, None).expect("a path");
-        assert_eq!((spec.path(), spec.format()), ("a=b,c", None));
-        assert_eq!(spec.clean_interval(), Some(Duration::from_secs(600)));
-        let options = spec.open_options(&writing()).expect("no options");
-        assert!(options.lock && options.discard && options.backing && !options.direct);
-    }
-
-    #[test]
-    fn protocol_node_alone_or_below_format_node() {
-        for (text, format) in [
-            ("driver=raw,file.filename=a", Some(Format::Raw)),
-            ("driver=file,filename=a", Some(Format::Raw)),
-            (
-                "driver=host_device,filename=a,aio=threads",
-                Some(Format::Raw),
-            ),
-            ("file.filename=a", None),
-            (r#"json:{"file":{"driver":"file","filename":"a"}}"#, None),
-        ] {
-            assert_eq!(
-                (spec(text).path(), spec(text).format()),
-                ("a", format),
-                "{text}"
-            );
-        }
-    }
-
-    #[test]
-    fn format_switch_overrides_json_driver() {
-        let name = r#"json:{"driver":"raw","file.filename":"a"}"#;
-        let spec = ImageSpec::parse(name, false, Some(Format::Qcow2)).expect("a spec");
-        assert_eq!(spec.format(), Some(Format::Qcow2));
-    }
-
-    #[test]
-    fn cache_direct_of_image_applies_to_backing_files() {
-        let options = |text: &str| {
-            let options = spec(text).open_options(&writing()).expect("options");
-            (options.direct, options.backing_direct)
-        };
-        let all = "driver=qcow2,file.filename=a,cache.direct=on";
-        assert_eq!(options(all), (true, Some(true)));
-        let others = "driver=qcow2,file.filename=a,cache.direct=on,file.cache.direct=off";
-        assert_eq!(options(others), (false, Some(true)));
-        let own = "driver=qcow2,file.filename=a,file.cache.direct=on";
-        assert_eq!(options(own), (true, Some(false)));
-    }
-
-    /// What is refused, and words of the message.
-    const REFUSED: &[(&str, &str)] = &[
-        ("driver=qcow2,file.filename=a,foo=1", "'foo' is unknown"),
-        (
-            "driver=qcow2,file.filename=a,file.foo=1",
-            "'file.foo' is unknown",
-        ),
-        (
-            "driver=qcow2,file.filename=a,filename=b",
-            "'filename' is unknown",
-        ),
-        (
-            "driver=qcow2,file.filename=a,cache.writeback=on",
-            "'cache.writeback'",
-        ),
-        (
-            "driver=raw,file.filename=a,l2-cache-size=1M",
-            "'l2-cache-size' is unknown",
-        ),
-        (
-            "driver=raw,file.filename=a,backing=",
-            "'backing' is unknown",
-        ),
-        (
-            "driver=raw,file.filename=a,offset=512",
-            "'offset' is not supported",
-        ),
-        (
-            "driver=qcow2,file.filename=a,encrypt.format=des",
-            "'encrypt.format' is 'des'",
-        ),
-        (
-            "driver=qcow2,file.filename=a,encrypt.cipher-alg=aes-256",
-            "'encrypt.cipher-alg' is unknown",
-        ),
-        (
-            "driver=raw,file.filename=a,encrypt.key-secret=a",
-            "'encrypt.key-secret' is unknown",
-        ),
-        (
-            "driver=qcow2,file.filename=a,backing.driver=raw",
-            "'backing.driver' is not",
-        ),
-        ("driver=qcow2,file.filename=a,backing=b", "'backing' is 'b'"),
-        ("driver=qcow2,file=a", "'file' is 'a'"),
-        ("driver=qcow2", "'file.filename' is missing"),
-        ("driver=file,file.filename=a", "'filename' is missing"),
-        ("filename=a", "'file.filename' is missing"),
-        ("driver=qed,file.filename=a", "'qed' is not supported"),
-        (
-            "driver=qcow2,file.driver=nbd,file.host=a",
-            "'file.driver' is 'nbd'",
-        ),
-        (
-            "driver=qcow2,file.filename=a,detect-zeroes=on",
-            "'detect-zeroes'",
-        ),
-        (
-            "driver=qcow2,file.filename=a,discard-no-unref=on",
-            "'discard-no-unref'",
-        ),
-        (
-            "driver=qcow2,file.filename=a,overlap-check=some",
-            "'overlap-check' is 'some'",
-        ),
-        (
-            "driver=qcow2,file.filename=a,l2-cache-size=-1",
-            "'l2-cache-size'",
-        ),
-        (
-            "driver=qcow2,file.filename=a,cache-clean-interval=-1",
-            "'cache-clean-interval'",
-        ),
-        (
-            r#"json:{"driver":"qcow2","file":["a"]}"#,
-            "'file.filename' is missing",
-        ),
-        (
-            r#"json:{"driver":"qcow2","file":{"filename":null}}"#,
-            "'file.filename' is null",
-        ),
-    ];
-
-    #[test]
-    fn unknown_and_unsupported_options_are_named() {
-        for (text, key) in REFUSED {
-            let message = refused(text);
-            assert!(message.contains(key), "{message}");
-            assert_eq!(message.lines().count(), 1, "{message}");
-        }
-    }
-
-    #[test]
-    fn options_without_effect_are_accepted() {
-        let taken = spec(
-            "driver=qcow2,file.filename=a,node-name=n,auto-read-only=on,lazy-refcounts=on,\
-             overlap-check=none,overlap-check.main-header=off,pass-discard-other=on,\
-             pass-discard-snapshot=off,discard-no-unref=off,detect-zeroes=off,file.drop-cache=off,\
-             file.aio-max-batch=8,cache-clean-interval=0,cache.no-flush=on,pass-discard-request=off",
-        );
-        assert_eq!(taken.clean_interval(), None);
-        assert!(taken.ignores_flushes());
-    }
-
-    #[test]
-    fn discard_can_be_ignored_at_guest_image_or_file_level() {
-        let read = |options: &str| {
-            let spec = spec(&format!("driver=qcow2,file.filename=a,{options}"));
-            let opened = spec.open_options(&writing()).expect("options");
-            (spec.ignores_discards(), opened.discard)
-        };
-        assert_eq!(read("discard=unmap"), (Some(false), true));
-        assert_eq!(read("discard=ignore"), (Some(true), false));
-        assert_eq!(read("file.discard=ignore"), (None, false));
-        assert_eq!(
-            read("discard=on,pass-discard-request=off"),
-            (Some(false), false)
-        );
-    }
-
-    #[test]
-    fn options_that_contradict_the_command_are_refused() {
-        let told = |text: &str, base: &OpenOptions| {
-            let options = spec(text).open_options(base);
-            options.expect_err(text).to_string()
-        };
-        let reading = open::reading(None, true, References::Any);
-        let read_only = "driver=qcow2,file.filename=a,read-only=on";
-        assert!(told(read_only, &writing()).contains("this command writes"));
-        assert!(spec(read_only).open_options(&reading).is_ok());
-        let alone = "driver=qcow2,file.filename=a,force-share=off";
-        assert!(told(alone, &reading).contains("contradict"));
-        let native = "driver=qcow2,file.filename=a,file.aio=native";
-        assert!(told(native, &writing()).contains("aio=native"));
-    }
-}
+mod tests;

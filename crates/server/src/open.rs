@@ -5,7 +5,9 @@ use std::path::Path;
 #[cfg(feature = "clap")]
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gaur_block::{Errno, OpenError};
-use gaur_engine::{AllocationPolicy, ErrorKind, Format, Image, OpenOptions, Opened, References};
+use gaur_engine::{
+    AllocationPolicy, DetectZeroes, ErrorKind, Format, Image, OpenOptions, Opened, References,
+};
 use gaur_format::header::CryptMethod;
 use gaur_reactor::{BlockingFile, BlockingHost, block_on};
 use serde::{Deserialize, Serialize};
@@ -24,6 +26,13 @@ pub fn format_parser() -> impl TypedValueParser<Value = Format> {
 pub fn target_format_parser() -> impl TypedValueParser<Value = Format> {
     parser_of(Format::WRITABLE.into_iter())
 }
+
+/// Names of what is done with writes of zeros.
+pub const DETECT_ZEROES: [(&str, DetectZeroes); 3] = [
+    ("off", DetectZeroes::Off),
+    ("on", DetectZeroes::On),
+    ("unmap", DetectZeroes::Unmap),
+];
 
 /// The names of all formats, for people.
 pub fn known_formats() -> String {

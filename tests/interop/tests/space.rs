@@ -339,3 +339,113 @@ fn random_writes_take_the_space_of_their_data() {
         assert!(taken_mb <= most_mb, "clusters of {cluster}: {taken_mb} MB");
     }
 }
+
+/// What `map` says of a disk, without where it lies.
+fn kinds(map: &Value) -> Vec<(u64, bool, bool, bool)> {
+    let runs = map.as_array().expect("a list").iter();
+    let kind = |run: &Value| {
+        let is = |key: &str| run[key].as_bool().expect("a flag");
+        let start = run["start"].as_u64().expect("a number");
+        (start, is("present"), is("zero"), run["offset"].is_u64())
+    };
+    runs.map(kind).collect()
+}
+
+/// Zeros that are written become zeros of the image as they do with QEMU.
+#[test]
+fn detected_zeros_are_those_of_qemu() {
+    let scratch = Scratch::new("detect");
+    let zeros = scratch.zeros("zeros.raw", 4 << 20);
+    for detect in ["off", "on", "unmap"] {
+        let after = |tool: &dyn Fn(&[&str])| {
+            let image = scratch.path("disk.qcow2");
+            qemu_img(&["create", "-q", "-f", "qcow2", &image, "4M"]).ok();
+            let data = Op::Write {
+                offset: 64 << 10,
+                len: 1 << 20,
+                pattern: 7,
+            };
+            op::apply("qcow2", &image, &[data]);
+            let options =
+                format!("driver=qcow2,file.filename={image},discard=unmap,detect-zeroes={detect}");
+            let how = ["convert", "-n", "-S", "0", "-f", "raw"];
+            tool(&[&how[..], &["--target-image-opts", &zeros, &options]].concat());
+            assert_clean(&image);
+            kinds(&same_map(&image))
+        };
+        let theirs = after(&|arguments| {
+            qemu_img(arguments).ok();
+        });
+        let ours = after(&|arguments| {
+            gaur(arguments).ok();
+        });
+        let zero = |map: &[(u64, bool, bool, bool)]| map.iter().all(|run| run.2);
+        assert_eq!(zero(&ours), detect != "off", "{ours:?}");
+        assert_eq!(zero(&theirs), zero(&ours));
+        let mapped = |map: &[(u64, bool, bool, bool)]| map.iter().any(|run| run.3);
+        assert_eq!(mapped(&ours), mapped(&theirs), "{ours:?}, {theirs:?}");
+    }
+    let image = scratch.path("disk.qcow2");
+    let refused = gaur(&[
+        "serve",
+        "--discard",
+        "ignore",
+        "--detect-zeroes",
+        "unmap",
+        &image,
+    ]);
+    let refused = refused.refused();
+    assert!(refused.stderr.contains("discard=unmap"), "{refused}");
+}
+
+/// With `discard-no-unref` the space of a discarded cluster goes and its place stays, as with QEMU.
+#[test]
+fn discarded_clusters_keep_their_place() {
+    let scratch = Scratch::new("unref");
+    let ops = |ops: &mut Vec<String>| {
+        for op in [
+            Op::Discard {
+                offset: 1 << 20,
+                len: 1 << 20,
+            },
+            Op::Flush,
+        ] {
+            ops.extend(["-c".to_owned(), op.command()]);
+        }
+    };
+    let made = |name: &str| {
+        let image = scratch.path(name);
+        qemu_img(&["create", "-q", "-f", "qcow2", &image, "4M"]).ok();
+        let data = Op::Write {
+            offset: 0,
+            len: 4 << 20,
+            pattern: 7,
+        };
+        op::apply("qcow2", &image, &[data]);
+        let more = "discard=unmap,discard-no-unref=on,pass-discard-request=on";
+        let options = format!("driver=qcow2,file.filename={image},{more}");
+        (image, options)
+    };
+    let (theirs, options) = made("theirs.qcow2");
+    let mut arguments = vec!["--image-opts".to_owned(), options];
+    ops(&mut arguments);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    gaur_interop::tool::run("qemu-io", &arguments).ok();
+    let (ours, options) = made("ours.qcow2");
+    let before = space(&ours);
+    let server = serve_with(&options, &scratch.path("s"), &["--image-opts"]);
+    let mut arguments = vec!["-f".to_owned(), "raw".to_owned(), "-d".to_owned()];
+    arguments.push("unmap".to_owned());
+    ops(&mut arguments);
+    arguments.push(server.uri());
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    gaur_interop::tool::run("qemu-io", &arguments).ok();
+    server.stop();
+    assert_clean(&ours);
+    assert_eq!(same_map(&ours), same_map(&theirs));
+    assert!(kinds(&same_map(&ours)).contains(&(1 << 20, true, true, true)));
+    assert!(
+        space(&ours) + (1 << 20) <= before,
+        "its space is given back"
+    );
+}

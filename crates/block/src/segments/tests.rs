@@ -133,3 +133,28 @@ fn alignment_is_that_of_every_address_and_of_inner_lengths() {
 fn a_split_past_the_end_panics() {
     let _ = Segments::from(&[0; 4][..]).split_at(5);
 }
+
+#[test]
+fn zeros_are_found_whatever_the_segments_are() {
+    let mut bytes = vec![0_u8; 5000];
+    let is_zero = |bytes: &[u8], cuts: &[usize]| {
+        let mut rest = bytes;
+        let mut list = Vec::new();
+        for cut in cuts {
+            let (now, later) = rest.split_at(*cut);
+            list.push(Segment::from(now));
+            rest = later;
+        }
+        list.push(Segment::from(rest));
+        Segments::new(&list).is_zero()
+    };
+    for cuts in [&[][..], &[1], &[1024, 7, 1000], &[4999]] {
+        assert!(is_zero(&bytes, cuts));
+        for at in [0, 1023, 1024, 2050, 4999] {
+            bytes[at] = 0x80;
+            assert!(!is_zero(&bytes, cuts), "{at}");
+            bytes[at] = 0;
+        }
+    }
+    assert!(Segments::from(&[0_u8; 0][..]).is_zero());
+}

@@ -39,6 +39,7 @@ impl Copy {
         };
         while let Some(piece) = self.next_packed(state, &worker)? {
             if piece.kind == TaskKind::Data {
+                self.pace(state, piece.len);
                 let plain = &mut worker.plain[..piece.len as usize];
                 self.read_across(&worker.sources, piece.target_offset, plain)?;
                 worker.compress(piece.len as usize);
@@ -106,9 +107,7 @@ impl Copy {
         let (index, at) = self.source_at(offset);
         let source = &self.sources[index];
         let left = source.size_bytes() - at;
-        let extent = position
-            .map(&sources[index], index, at, left)
-            .map_err(|errno| source.failed("read the allocation", at, errno))?;
+        let extent = self.map(position, sources, index, at, left)?;
         Ok(self.cut(&extent, offset))
     }
 
@@ -131,9 +130,7 @@ impl Copy {
             let source = &self.sources[index];
             let len = (source.size_bytes() - at).min(rest.len() as u64);
             let (part, after) = rest.split_at_mut(len as usize);
-            sources[index]
-                .read(at, part)
-                .map_err(|errno| source.failed("read", at, errno))?;
+            self.read(&sources[index], index, at, part)?;
             (offset, rest) = (offset + len, after);
         }
         Ok(())

@@ -235,10 +235,90 @@ fn progress_is_told_in_the_form_of_qemu_img() {
     );
 }
 
+/// Where the L2 table of the first 512 MiB is.
+fn l2_table(image: &[u8]) -> usize {
+    let number = |at: usize| {
+        let bytes = image[at..at + 8].try_into().expect("eight bytes");
+        u64::from_be_bytes(bytes)
+    };
+    let table = number(number(40) as usize) & 0x00ff_ffff_ffff_fe00;
+    table as usize
+}
+
+/// A cluster that cannot lie where its entry says, and a compressed one whose stream is damaged.
 #[test]
-fn unsupported_convert_option_is_refused_by_name() {
+fn salvage_copies_what_can_be_read_and_says_what_cannot() {
     let dir = WorkDir::new();
-    dir.gaur(&["convert", "--salvage", "a", "b"])
-        .fails(1, &["salvage", "not supported"]);
+    let disk: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 512) as u8 | 1).collect();
+    std::fs::write(dir.path("disk.raw"), &disk).expect("written");
+    for compress in [&[][..], &["-c"]] {
+        let to = ["-f", "raw", "-O", "qcow2", "disk.raw", "bad.qcow2"];
+        dir.qemu_img(&[&["convert"], compress, &to].concat()).ok();
+        let entry = l2_table(&dir.read("bad.qcow2")) + 3 * 8;
+        let bad = if compress.is_empty() {
+            vec![0x80, 0, 0, 0, 0, 0x12, 0x34, 0]
+        } else {
+            let image = dir.read("bad.qcow2");
+            let mut bytes = image[entry..entry + 8].to_vec();
+            // Some other place of the stream.
+            bytes[7] ^= 0x0f;
+            bytes
+        };
+        dir.patch("bad.qcow2", entry, &bad);
+        dir.gaur(&["convert", "-O", "raw", "bad.qcow2", "ours.raw"])
+            .fails(1, &["incomplete"]);
+        for more in [&["-O", "raw"][..], &["-c", "-O", "qcow2"]] {
+            let salvage = ["convert", "--salvage", "bad.qcow2", "ours.img"];
+            let answer = dir.gaur(&[&salvage[..2], more, &salvage[2..]].concat());
+            assert!(
+                answer.err.contains("cannot read 65536 bytes at 196608"),
+                "{}",
+                answer.err
+            );
+            answer.ok();
+            dir.gaur(&["convert", "-O", "raw", "ours.img", "ours.raw"])
+                .ok();
+            let seen = dir.read("ours.raw");
+            let lost = 3 << 16..4 << 16;
+            assert!(seen[lost.clone()].iter().all(|byte| *byte == 0));
+            assert!(seen[..lost.start] == disk[..lost.start]);
+            assert!(seen[lost.end..] == disk[lost.end..]);
+        }
+    }
+}
+
+#[test]
+fn rates_of_convert_and_commit_are_kept() {
+    let dir = WorkDir::new();
+    let disk: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 512) as u8 | 1).collect();
+    std::fs::write(dir.path("disk.raw"), &disk).expect("written");
+    // Pieces of a disk, of which each waits for those before it.
+    std::fs::write(dir.path("long.raw"), [&disk[..], &disk, &disk].concat()).expect("written");
+    dir.gaur(&["create", "-q", "base.qcow2", "3M"]).ok();
+    let over = "backing_file=base.qcow2,backing_fmt=qcow2";
+    let to = ["-O", "qcow2", "-o", over, "long.raw", "top.qcow2"];
+    dir.gaur(&[&["convert", "-f", "raw"], &to[..]].concat())
+        .ok();
+    let timed = |args: &[&str]| {
+        let start = std::time::Instant::now();
+        dir.gaur(args).ok();
+        start.elapsed().as_millis()
+    };
+    for args in [
+        &["convert", "-r", "4M", "-f", "raw", "long.raw", "copy.raw"][..],
+        &["commit", "-q", "--rate", "4M", "top.qcow2"],
+    ] {
+        let limited = timed(args);
+        assert!((300..30_000).contains(&limited), "{args:?}: {limited} ms");
+    }
+    assert!(dir.read("copy.raw")[2 << 20..] == disk);
+    dir.identical("base.qcow2", "long.raw");
+    dir.gaur(&["convert", "-r", "0", "disk.raw", "copy.raw"])
+        .fails(1, &["one byte a second"]);
+}
+
+#[test]
+fn convert_without_a_target_is_refused() {
+    let dir = WorkDir::new();
     dir.gaur(&["convert", "a"]).fails(1, &["target"]);
 }

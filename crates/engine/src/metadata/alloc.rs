@@ -22,6 +22,7 @@ use gaur_format::refcount;
 
 use super::cache::SliceCache;
 use super::changed::ChangeWatch;
+use super::cluster_set::ClusterSet;
 use super::epochs::Epochs;
 use super::freed::FreedBlocks;
 use super::holes::{Hole, Holes};
@@ -105,6 +106,8 @@ pub(crate) struct Alloc {
     pub(crate) draining_epoch: u64,
     /// Free clusters whose space is being punched.
     punching: Vec<Run>,
+    /// Clusters that requests have freed and that are not counted down yet, where it matters what has freed them.
+    pub(crate) requested: ClusterSet,
     /// Clusters that a switch of the whole image has freed and that wait to be punched.
     pub(crate) freed: FreedBlocks,
     /// References that no request uses any more and that are to be counted down.
@@ -182,6 +185,7 @@ impl Alloc {
             draining: Vec::new(),
             draining_epoch: 0,
             punching: Vec::new(),
+            requested: ClusterSet::default(),
             freed: FreedBlocks::default(),
             releasable: Vec::new(),
             holes: Holes::default(),

@@ -72,7 +72,7 @@ pub struct AddExport {
 }
 
 /// The keys of [`ImageOptions`] in JSON.
-const IMAGE_KEYS: [&str; 13] = [
+const IMAGE_KEYS: [&str; 14] = [
     "format",
     "image-opts",
     "references",
@@ -82,6 +82,7 @@ const IMAGE_KEYS: [&str; 13] = [
     "temporary",
     "cache",
     "discard",
+    "detect-zeroes",
     "allocation",
     "drop-bitmaps",
     "bitmap",

@@ -30,6 +30,20 @@ pub enum Discard {
     Ignore,
 }
 
+/// What a client's write of zeros does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+pub enum DetectZeroes {
+    /// Write them
+    #[default]
+    Off,
+    /// Mark zeros in the image, with their space
+    On,
+    /// The same, and give the space back to the host
+    Unmap,
+}
+
 /// How an image is opened for an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
@@ -77,6 +91,12 @@ pub struct ImageOptions {
         arg(long, value_name = "MODE", default_value = "unmap")
     )]
     pub discard: Discard,
+    /// What a client's write of nothing but zeros does
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "MODE", default_value = "off")
+    )]
+    pub detect_zeroes: DetectZeroes,
     /// What to do with the host's space, whatever the image says
     #[serde(
         serialize_with = "write_policy",
@@ -124,6 +144,11 @@ impl ImageOptions {
             read_only,
             direct: self.cache.direct(),
             discard: self.discard == Discard::Unmap,
+            detect_zeroes: match self.detect_zeroes {
+                DetectZeroes::Off => gaur_engine::DetectZeroes::Off,
+                DetectZeroes::On => gaur_engine::DetectZeroes::On,
+                DetectZeroes::Unmap => gaur_engine::DetectZeroes::Unmap,
+            },
             allocation: self.allocation,
             snapshot: self.snapshot.clone(),
             drop_bitmaps: self.drop_bitmaps,
