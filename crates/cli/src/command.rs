@@ -64,7 +64,7 @@ impl Verb {
             Verb::Map(args) => map::run(args, out),
             Verb::Measure(args) => measure::run(args, out),
             Verb::Convert(args) => convert::run(args, out),
-            Verb::Dd(args) => dd::run(args),
+            Verb::Dd(args) => dd::run(args, out),
             Verb::Compare(args) => compare::run(args, out),
             Verb::Commit(args) => commit::run(args, out),
             Verb::Rebase(args) => rebase::run(args),
