@@ -108,9 +108,12 @@ impl Args {
     }
 
     /// Opens the base for writing: the file that the chain has, whatever its name means by now.
-    fn open_base(&self, base: &Base) -> Result<SharedImage, Failure> {
+    fn open_base(&self, overlay: &ImageSpec, base: &Base) -> Result<SharedImage, Failure> {
         let spec = ImageSpec::plain(&base.path, Some(base.format));
-        let opened = SharedImage::open(&spec, &self.options()?)?;
+        let mut options = self.options()?;
+        // As the overlay's options name them, counted from there.
+        options.keys = overlay.open_options(&options)?.keys.below(base.between + 1);
+        let opened = SharedImage::open(&spec, &options)?;
         if opened.file_ids().next() != Some(base.id) {
             return Err(Failure::about(spec.path(), "was exchanged meanwhile"));
         }
@@ -127,7 +130,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         ..args.options()?
     };
     let overlay = SharedImage::open(&spec, &overlay)?;
-    let base = args.open_base(&found)?;
+    let base = args.open_base(&spec, &found)?;
     let keeps = args.keep || args.base.is_some();
     let job = Arc::new(Job::default());
     let _pace = args.rate.map(|rate| Pace::start(&job, rate));

@@ -1,10 +1,11 @@
 //! `gaur dd`: copy a part of an image, from its front or its middle, to a new image.
 
 use std::ffi::{OsStr, OsString};
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
 use gaur_block::File;
-use gaur_engine::{Format, Job, Keys, OpenOptions};
+use gaur_engine::{Format, Job, OpenOptions};
 
 use crate::compare::is_zero;
 use crate::failure::Failure;
@@ -31,6 +32,9 @@ pub struct Args {
     /// Format of the output
     #[arg(short = 'O', long, value_name = "FMT", value_parser = target_format_parser(), default_value = "raw")]
     output_format: Format,
+    /// Options of the output's format; '-o help' lists them
+    #[arg(short = 'o', value_name = "KEY=VALUE,..")]
+    output_options: Vec<String>,
     /// Open the input even if another program is writing
     #[arg(short = 'U', long)]
     force_share: bool,
@@ -39,7 +43,7 @@ pub struct Args {
     #[command(flatten)]
     keys: KeyOptions,
     /// bs=SIZE of a block (512), count=BLOCKS, skip=BLOCKS, if=INPUT, of=OUTPUT
-    #[arg(required = true, value_name = "KEY=VALUE")]
+    #[arg(required_unless_present = "output_options", value_name = "KEY=VALUE")]
     operands: Vec<OsString>,
 }
 
@@ -111,7 +115,11 @@ fn number(key: &str, value: &OsStr) -> Result<u64, Failure> {
 }
 
 /// Copies.
-pub fn run(args: &Args) -> Result<u8, Failure> {
+pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
+    if OptionList::asks_for_help(&args.output_options) {
+        new_image::print_options(args.output_format, out)?;
+        return Ok(0);
+    }
     let operands = Operands::parse(&args.operands)?;
     let spec = ImageSpec::parse(operands.input, args.image_opts, args.format)?;
     let references = args.references.references();
@@ -128,14 +136,26 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
     let new = NewImage::new(
         operands.output,
         args.output_format,
-        OptionList::parse(&[])?,
+        OptionList::parse(&args.output_options)?,
         Some((end - start).next_multiple_of(SECTOR_BYTES)),
         Some(references.clone()),
-        Keys::default(),
+        reading.keys,
     )?;
+    if let Some(backing) = new.checked_backing() {
+        let message = "what is zeros in the input would show its backing file";
+        return Err(Failure::about(operands.output, message).hint(format!(
+            "gaur convert -B {} makes an overlay",
+            backing.display()
+        )));
+    }
     new.make(false, &job)?;
     let target = ImageSpec::plain(operands.output, Some(args.output_format));
-    let output = SharedImage::open(&target, &OpenOptions::new(references))?;
+    let writing = OpenOptions {
+        keys: new.open_keys(),
+        data_file: new.data_path(),
+        ..OpenOptions::new(references)
+    };
+    let output = SharedImage::open(&target, &writing)?;
     copy(&input, &output, (start, end), &job).map_err(|failure| {
         let path = target.path();
         failure.hint(format!("{path} is incomplete and not to be used"))

@@ -19,6 +19,7 @@ use gaur_reactor::{BlockingFile, CreateFile, OpenFile, block_on};
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::interrupt;
+use crate::new_image::file_hints::FileHints;
 use crate::new_luks::LuksChoice;
 use crate::notice::say;
 use crate::open;
@@ -26,6 +27,7 @@ use crate::options::{OptionList, wrong_value};
 use crate::size::SIZE_MAX;
 
 mod data_file;
+mod file_hints;
 
 pub use data_file::stored_name;
 
@@ -48,6 +50,8 @@ pub struct NewImage {
     backing_size: Option<u64>,
     /// Which files the backing file may refer to; without it that is neither opened nor checked.
     check_backing: Option<References>,
+    /// What the file system is asked for.
+    hints: FileHints,
     /// Encryption of the image.
     luks: Option<LuksChoice>,
     /// Keys of the image and of those below it.
@@ -76,14 +80,12 @@ const PREALLOCATIONS: [(&str, Preallocation); 4] = [
 ];
 
 /// Options that other tools have and this one does not, with what they would do.
-const UNSUPPORTED: [(&str, &str); 4] = [
+const UNSUPPORTED: [(&str, &str); 2] = [
     (
         "encryption",
         "encryption as old images have it (encrypt.format=luks is)",
     ),
     ("encrypt.", "this part of encryption"),
-    ("nocow", "turning copy-on-write off in the file system"),
-    ("extent_size_hint", "extent size hints of the file system"),
 ];
 
 const OPTIONS_QCOW2: &str = "\
@@ -105,7 +107,9 @@ Supported qcow2 options:
   encrypt.hash-alg=<str> - Hash of passphrases (allowed values: sha1, sha256, sha512)
   encrypt.iter-time=<num> - Milliseconds that trying a passphrase takes (default: 2000)
   extended_l2=<bool>     - Extended L2 tables: clusters of 32 subclusters
+  extent_size_hint=<size> - What the file system allocates at a time (XFS)
   lazy_refcounts=<bool>  - Postpone refcount updates
+  nocow=<bool>           - Turn off copy-on-write in the file system (btrfs)
   preallocation=<str>    - Preallocation mode (allowed values: off, metadata, falloc, full)
   refcount_bits=<num>    - Width of a reference count entry in bits (1 to 64, default: 16)
   size=<size>            - Virtual disk size
@@ -113,6 +117,8 @@ Supported qcow2 options:
 
 const OPTIONS_RAW: &str = "\
 Supported raw options:
+  extent_size_hint=<size> - What the file system allocates at a time (XFS)
+  nocow=<bool>           - Turn off copy-on-write in the file system (btrfs)
   preallocation=<str>    - Preallocation mode (allowed values: off, falloc, full)
   size=<size>            - Virtual disk size
 ";
@@ -172,6 +178,7 @@ impl NewImage {
             keeps_data: false,
             backing_size: None,
             check_backing,
+            hints: FileHints::take(&mut options).map_err(about)?,
             luks: None,
             keys,
         };
@@ -485,6 +492,7 @@ impl NewImage {
         };
         let file = OpenFile::create(&self.path, options)
             .map_err(|error| Failure::about(&self.name, format!("cannot create: {error}")))?;
+        self.hints.apply(&file, &self.name);
         let file = BlockingFile::new(file);
         let made = match self.format {
             Format::Qcow2 => block_on(gaur_engine::create(&file, &plan, job))

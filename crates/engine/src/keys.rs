@@ -49,6 +49,16 @@ impl Keys {
         }
     }
 
+    /// The keys of the chain that begins with the layer at `depth`.
+    pub fn below(&self, depth: usize) -> Keys {
+        let below = |(at, name): (&usize, &String)| Some((at.checked_sub(depth)?, name.clone()));
+        Keys {
+            named: self.named.clone(),
+            layers: self.layers.iter().filter_map(below).collect(),
+            others: self.others.clone(),
+        }
+    }
+
     /// Whether the layers below the top are opened with the same passphrases.
     pub(crate) fn same_below_top(&self, other: &Keys) -> bool {
         let same = |one: Option<&Passphrase>, other: Option<&Passphrase>| {
@@ -79,6 +89,11 @@ mod tests {
         assert_eq!(found(0), Some(b"rest".to_vec()));
         assert_eq!(found(1), Some(b"hidden".to_vec()));
         assert_eq!(found(2), None);
+        let below = keys.below(1);
+        let found = |depth| below.of_layer(depth).map(|key| key.as_bytes().to_vec());
+        assert_eq!(found(0), Some(b"hidden".to_vec()));
+        assert_eq!(found(1), None);
+        assert_eq!(found(2), Some(b"rest".to_vec()));
         assert!(!format!("{keys:?}").contains("hidden"));
     }
 }

@@ -3,10 +3,11 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use gaur_engine::{ErrorKind, Format, Job, OpenOptions, References};
+use gaur_engine::{ErrorKind, Format, Job, Keys, OpenOptions, Passphrase, References};
 use gaur_format::AllocationPolicy;
-use gaur_format::plan::{self, Preallocation};
-use gaur_reactor::{BlockingFile, CreateFile, OpenFile, block_on};
+use gaur_format::plan::{self, LuksArea, Preallocation};
+use gaur_luks::Encryption;
+use gaur_reactor::{BlockingFile, CreateFile, OpenFile, RandomBytes, block_on, processor_time};
 
 use crate::disk::Disk;
 use crate::error::{Error, Result};
@@ -26,6 +27,12 @@ pub struct CreateOptions {
     pub preallocation: Preallocation,
     /// What is done with the host's space; `None` does not say.
     pub allocation: Option<AllocationPolicy>,
+    /// What opens the new image, whose data is encrypted then (LUKS 1).
+    pub passphrase: Option<Passphrase>,
+    /// How its data is encrypted, if it is, and what trying a passphrase costs.
+    pub encryption: Encryption,
+    /// What opens the images below, of which the first has number 0.
+    pub backing_keys: Keys,
 }
 
 /// The image below a new one.
@@ -47,6 +54,9 @@ impl Default for CreateOptions {
             extended_l2: false,
             preallocation: Preallocation::Off,
             allocation: None,
+            passphrase: None,
+            encryption: Encryption::default(),
+            backing_keys: Keys::default(),
         }
     }
 }
@@ -73,7 +83,7 @@ impl CreateOptions {
     fn plan(&self, path: &Path) -> Result<plan::CreateOptions> {
         let backing = self.backing.as_ref();
         let backing_bytes = match backing {
-            Some(backing) => Some(backing_bytes(path, backing)?),
+            Some(backing) => Some(self.backing_bytes(path, backing)?),
             None => None,
         };
         let no_size = || Error::new(ErrorKind::InvalidInput, "a new image needs a size");
@@ -89,26 +99,49 @@ impl CreateOptions {
             allocation: self.allocation,
             backing_file: backing.map(|backing| backing.path.as_os_str().as_bytes().to_vec()),
             backing_format: backing.map(|backing| backing.format.name().to_owned()),
+            luks: self.luks()?,
             ..plan::CreateOptions::default()
         })
     }
 }
 
-/// Size of the disk below, which is there and can be opened.
-fn backing_bytes(overlay: &Path, backing: &Backing) -> Result<u64> {
-    let name = backing.path.as_os_str().as_bytes();
-    let path = gaur_engine::resolve_backing(overlay, name).map_err(|error| {
-        let text = format!("backing file {:?}: {error}", backing.path);
-        Error::new(ErrorKind::InvalidInput, text)
-    })?;
-    let options = OpenOptions {
-        format: Some(backing.format),
-        read_only: true,
-        // Its size does not depend on what is below it.
-        backing: false,
-        ..OpenOptions::new(References::Nothing)
-    };
-    Ok(Disk::open(path, &options)?.size_bytes())
+impl CreateOptions {
+    /// Size of the disk below, which is there and can be opened.
+    fn backing_bytes(&self, overlay: &Path, backing: &Backing) -> Result<u64> {
+        let name = backing.path.as_os_str().as_bytes();
+        let path = gaur_engine::resolve_backing(overlay, name).map_err(|error| {
+            let text = format!("backing file {:?}: {error}", backing.path);
+            Error::new(ErrorKind::InvalidInput, text)
+        })?;
+        let options = OpenOptions {
+            format: Some(backing.format),
+            read_only: true,
+            // Its size does not depend on what is below it.
+            backing: false,
+            keys: self.backing_keys.clone(),
+            ..OpenOptions::new(References::Nothing)
+        };
+        Ok(Disk::open(path, &options)?.size_bytes())
+    }
+
+    /// The header and the key of an encrypted image.
+    fn luks(&self) -> Result<Option<LuksArea>> {
+        let Some(passphrase) = &self.passphrase else {
+            return Ok(None);
+        };
+        let mut random = RandomBytes::default();
+        let fill = &mut |bytes: &mut [u8]| random.fill(bytes);
+        let made = self.encryption.make(passphrase, fill, &mut processor_time);
+        let bytes = made.map_err(|error| Error::new(ErrorKind::InvalidInput, error.to_string()))?;
+        random.check().map_err(|errno| {
+            let text = format!("no random bytes: {errno}");
+            Error::new(ErrorKind::Io, text)
+        })?;
+        Ok(Some(LuksArea {
+            bytes,
+            len_bytes: self.encryption.area_bytes(),
+        }))
+    }
 }
 
 impl Disk {

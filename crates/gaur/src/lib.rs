@@ -16,6 +16,26 @@
 //! # }
 //! ```
 //!
+//! An image whose data is encrypted (LUKS 1, as QEMU has it) is made with a passphrase, and opened with it:
+//!
+//! ```no_run
+//! use gaur::{CreateOptions, Disk, Keys, OpenOptions, Passphrase, References};
+//!
+//! # fn main() -> gaur::Result<()> {
+//! let passphrase = Passphrase::new(b"correct horse battery staple".to_vec());
+//! let create = CreateOptions {
+//!     passphrase: Some(passphrase.clone()),
+//!     ..CreateOptions::new(10 << 30)
+//! };
+//! Disk::create("secret.qcow2", &create)?;
+//! let mut options = OpenOptions::new(References::Beside);
+//! options.keys.for_others(passphrase);
+//! Disk::open("secret.qcow2", &options)?.close()
+//! # }
+//! ```
+//!
+//! [`Keys`] has a passphrase for each layer of a chain that wants one of its own.
+//!
 //! # Which queue
 //!
 //! A [`Disk`] is shared by all threads; requests go through queues, which are not. Pick the one that suits
@@ -86,10 +106,11 @@ pub use queue::{Queue, Unmap};
 
 pub use gaur_block::{Errno, Status};
 pub use gaur_engine::{
-    AllocationPolicy, CacheOptions, ErrorKind, Format, OpenOptions, References, Snapshot,
-    VmStateReader, VmStateWriter,
+    AllocationPolicy, CacheOptions, ErrorKind, Format, Keys, OpenOptions, Passphrase, References,
+    Snapshot, VmStateReader, VmStateWriter,
 };
 pub use gaur_format::plan::Preallocation;
+pub use gaur_luks::{Cipher, Encryption, Hash, Iv, KeyBits, Mode};
 pub use gaur_reactor::{Config as ReactorConfig, Driver, JoinHandle, Reactor, spawn};
 
 pub use {

@@ -3,10 +3,11 @@
 use std::io::{IoSlice, IoSliceMut, Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::thread;
+use std::time::Duration;
 
 use gaur::{
-    AsyncConfig, CreateOptions, Disk, ErrorKind, Format, OpenOptions, Reactor, ReactorConfig,
-    References, SharedBases, Unmap, spawn,
+    AsyncConfig, CreateOptions, Disk, Encryption, ErrorKind, Format, OpenOptions, Passphrase,
+    Reactor, ReactorConfig, References, SharedBases, Unmap, spawn,
 };
 use tempfile::TempDir;
 
@@ -359,4 +360,56 @@ fn overlays_that_share_their_base_are_read_and_written_apart_and_closed_in_any_o
     assert!(Disk::open(scratch.path("disk"), &options).is_err());
     disks[3].take().expect("open").close().expect("closed");
     scratch.open("disk").close().expect("closed");
+}
+
+#[test]
+fn encrypted_images_open_with_their_passphrase_only() {
+    let scratch = Scratch::new();
+    let passphrase = |text: &str| Passphrase::new(text.as_bytes().to_vec());
+    let create = CreateOptions {
+        passphrase: Some(passphrase("open")),
+        encryption: Encryption {
+            unlock_time: Duration::from_millis(1),
+            ..Encryption::default()
+        },
+        ..CreateOptions::new(SIZE)
+    };
+    Disk::create(scratch.path("secret"), &create).expect("a new image");
+    let open = |name: &str, key: Option<&str>| {
+        let mut options = OpenOptions::new(References::Beside);
+        if let Some(key) = key {
+            options.keys.for_others(passphrase(key));
+        }
+        Disk::open(scratch.path(name), &options)
+    };
+    let refused = |key| open("secret", key).expect_err("it is locked").kind();
+    assert_eq!(refused(None), ErrorKind::KeyMissing);
+    assert_eq!(refused(Some("other")), ErrorKind::WrongKey);
+    let disk = open("secret", Some("open")).expect("it opens");
+    let queue = disk.blocking();
+    let text = b"a text that shows";
+    queue.write_at(4096, text).expect("a write");
+    drop(queue);
+    disk.close().expect("a close");
+    let file = std::fs::read(scratch.path("secret")).expect("the file");
+    assert!(!file.windows(text.len()).any(|bytes| bytes == text));
+
+    // An overlay that is encrypted otherwise.
+    let mut overlay = CreateOptions {
+        passphrase: Some(passphrase("above")),
+        encryption: create.encryption,
+        ..CreateOptions::overlay("secret", Format::Qcow2)
+    };
+    let missing = Disk::create(scratch.path("above"), &overlay).expect_err("the base is locked");
+    assert_eq!(missing.kind(), ErrorKind::KeyMissing);
+    overlay.backing_keys.for_others(passphrase("open"));
+    Disk::create(scratch.path("above"), &overlay).expect("an overlay");
+    let mut options = OpenOptions::new(References::Beside);
+    options.keys.add("base", passphrase("open"));
+    options.keys.assign(1, "base");
+    options.keys.for_others(passphrase("above"));
+    let disk = Disk::open(scratch.path("above"), &options).expect("it opens");
+    let mut bytes = [0; 17];
+    disk.blocking().read_at(4096, &mut bytes).expect("a read");
+    assert_eq!(&bytes, text);
 }

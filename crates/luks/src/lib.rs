@@ -17,6 +17,7 @@
 )]
 
 mod algorithm;
+mod area;
 mod error;
 mod header;
 mod key_slot;
@@ -25,6 +26,7 @@ mod sector;
 mod stripes;
 
 pub use algorithm::{Cipher, Hash, Iv, KeyBits, Mode};
+pub use area::{Encryption, iterations};
 pub use error::{Error, ErrorKind};
 pub use header::{
     HEADER_BYTES, Header, ITERATIONS_MIN, KEY_SLOTS, KeySlot, New, STRIPES, WORK_MAX,

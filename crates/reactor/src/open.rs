@@ -120,6 +120,22 @@ impl OpenFile {
         Ok(file)
     }
 
+    /// Has the file system write over the file's data in place; it is empty.
+    ///
+    /// # Errors
+    /// Where the file system knows no such thing.
+    pub fn set_nocow(&self) -> Result<(), Errno> {
+        syscall::set_nocow(self.as_fd())
+    }
+
+    /// Has the file system allocate space in so many bytes at a time; the file is empty.
+    ///
+    /// # Errors
+    /// Where the file system knows no such thing, or not that size.
+    pub fn set_extent_size(&self, bytes: u32) -> Result<(), Errno> {
+        syscall::set_extent_size(self.as_fd(), bytes)
+    }
+
     fn open_with(path: &CStr, mode: OFlags, access: Access) -> Result<OpenFile, OpenError> {
         // Should the path have become a fifo since it was looked at, this open does not wait.
         let fd = syscall::open(path, mode | direct_flag(access) | OFlags::NONBLOCK)

@@ -18,6 +18,37 @@ pub(crate) const IOV_MAX: usize = 1024;
 /// The most bytes the kernel moves in one call (`MAX_RW_COUNT`).
 pub(crate) const RW_MAX: usize = 0x7fff_f000;
 
+/// Has the file system write over a file's data in place (btrfs). Only for one that is empty.
+pub(crate) fn set_nocow(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let flags = again(|| fs::ioctl_getflags(fd))?;
+    let nocow = flags | fs::IFlags::NOCOW;
+    again(|| fs::ioctl_setflags(fd, nocow))
+}
+
+/// Has the file system allocate a file's space in so many bytes at a time (XFS).
+pub(crate) fn set_extent_size(fd: BorrowedFd<'_>, bytes: u32) -> Result<(), Errno> {
+    /// `struct fsxattr` of the kernel's interface.
+    #[repr(C)]
+    struct FileAttributes {
+        flags: u32,
+        extent_size: u32,
+        others: [u32; 5],
+    }
+    const _: () = assert!(size_of::<FileAttributes>() == 28, "as the kernel has it");
+    /// `FS_IOC_FSSETXATTR`
+    const SET: libc::c_ulong = 0x401c_5820;
+    /// `FS_XFLAG_EXTSIZE`
+    const EXTENT_SIZE: u32 = 0x800;
+    let attributes = FileAttributes {
+        flags: EXTENT_SIZE,
+        extent_size: bytes,
+        others: [0; 5],
+    };
+    // SAFETY: the kernel reads the 28 bytes of a structure that is there for the call.
+    let set = || unsafe { libc::ioctl(fd.as_raw_fd(), SET as _, &raw const attributes) as isize };
+    retry(set).map(drop)
+}
+
 /// The error of the system call that just failed.
 pub(crate) fn last_errno() -> Errno {
     Errno::from_raw(

@@ -1,24 +1,18 @@
 //! Making LUKS headers and keys: what an option list asks for, random bytes, and how many iterations a passphrase
 //! costs on this machine.
 
-use std::fmt::Display;
 use std::time::Duration;
 
 use gaur_engine::{ErrorKind, Passphrase};
 use gaur_format::plan::LuksArea;
-use gaur_luks::{Cipher, Hash, Header, ITERATIONS_MIN, Iv, KeyBits, Mode, New};
-use rustix::rand::{GetRandomFlags, getrandom};
-use rustix::time::{ClockId, clock_gettime};
+use gaur_luks::{Cipher, Encryption, Hash, Iv, KeyBits, Mode};
+use gaur_reactor::{RandomBytes, processor_time};
 
 use crate::failure::Failure;
 use crate::options::{OptionList, wrong_value};
 
 /// Processor time that finding a passphrase takes, if nothing is said.
 const ITER_TIME: Duration = Duration::from_secs(2);
-/// How long the speed of hashing is measured.
-const MEASURED: Duration = Duration::from_millis(100);
-/// The digest of the volume key costs this much less than a passphrase.
-const DIGEST_DIVISOR: u32 = 8;
 
 const CIPHERS: [(&str, KeyBits); 3] = [
     ("aes-128", KeyBits::Aes128),
@@ -102,7 +96,7 @@ impl LuksChoice {
     pub fn measured(&self) -> LuksArea {
         LuksArea {
             bytes: Vec::new(),
-            len_bytes: Header::new_bytes(self.cipher),
+            len_bytes: self.encryption().area_bytes(),
         }
     }
 
@@ -120,26 +114,27 @@ impl LuksChoice {
 
     /// Makes a header with a new key, which `passphrase` opens.
     pub fn make(&self, passphrase: &Passphrase) -> Result<LuksArea, Failure> {
-        let iterations = iterations(self.cipher, self.hash, self.iter_time)?;
-        let mut chance = Chance::default();
-        let new = New {
-            cipher: self.cipher,
-            hash: self.hash,
-            iterations,
-            digest_iterations: (iterations / DIGEST_DIVISOR).max(ITERATIONS_MIN),
-            uuid: chance.uuid(),
-        };
-        let created = Header::create(&new, passphrase, &mut |bytes| chance.fill(bytes));
-        let created = created.map_err(|error| Failure::new(error.to_string()))?;
-        chance.check()?;
-        let slot = created.header.stripes_of(&created.header.slots[0]);
-        let mut bytes = created.header.encode();
-        bytes.resize(slot.start as usize, 0);
-        bytes.extend(created.stripes);
+        let mut random = RandomBytes::default();
+        let how = self.encryption();
+        let made = how.make(
+            passphrase,
+            &mut |bytes| random.fill(bytes),
+            &mut processor_time,
+        );
+        let bytes = made.map_err(|error| Failure::new(error.to_string()))?;
+        check_random(&random)?;
         Ok(LuksArea {
             bytes,
-            len_bytes: Header::new_bytes(self.cipher),
+            len_bytes: how.area_bytes(),
         })
+    }
+
+    fn encryption(&self) -> Encryption {
+        Encryption {
+            cipher: self.cipher,
+            hash: self.hash,
+            unlock_time: self.iter_time,
+        }
     }
 }
 
@@ -160,76 +155,23 @@ pub fn take_iter_time(options: &mut OptionList) -> Result<Duration, Failure> {
     }
 }
 
-/// Iterations that take so much processor time here, at least as many as QEMU and cryptsetup want, at most as many as a
-/// reader does.
-pub fn iterations(cipher: Cipher, hash: Hash, time: Duration) -> Result<u32, Failure> {
-    let wanted = time.min(MEASURED);
-    let passphrase = Passphrase::new(b"passphrase".to_vec());
-    let mut key = vec![0; cipher.key_bytes()];
-    let (mut tried, mut taken) = (1_u32 << 10, Duration::ZERO);
-    while taken < wanted && tried < 1 << 28 {
-        tried <<= 1;
-        let start = processor_time();
-        hash.derive(&passphrase, b"salt", tried, &mut key);
-        taken = processor_time().saturating_sub(start);
-    }
-    let found = u128::from(tried) * time.as_nanos() / taken.as_nanos().max(1);
-    let most = Header::iterations_max(cipher, hash);
-    let found = u32::try_from(found).unwrap_or(u32::MAX);
-    Ok(found.clamp(ITERATIONS_MIN, most))
+/// Iterations that take so much processor time here.
+pub fn iterations(cipher: Cipher, hash: Hash, time: Duration) -> u32 {
+    gaur_luks::iterations(cipher, hash, time, &mut processor_time)
 }
 
-/// What this thread has used of its processor.
-fn processor_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
-/// Random bytes of the kernel.
-#[derive(Debug, Default)]
-pub struct Chance {
-    failed: Option<rustix::io::Errno>,
-}
-
-impl Chance {
-    /// Fills memory. A failure shows in [`Chance::check`].
-    pub fn fill(&mut self, bytes: &mut [u8]) {
-        let mut done = 0;
-        while done < bytes.len() && self.failed.is_none() {
-            match getrandom(&mut bytes[done..], GetRandomFlags::empty()) {
-                Ok(count) => done += count,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => self.failed = Some(errno),
-            }
-        }
-    }
-
-    /// Whether all bytes asked for were random.
-    pub fn check(&self) -> Result<(), Failure> {
-        let failed = |why: &dyn Display| Failure::new(format!("no random bytes: {why}"));
-        match &self.failed {
-            None => Ok(()),
-            Some(errno) => Err(failed(errno).kind(ErrorKind::Io)),
-        }
-    }
-
-    /// A random name (RFC 9562, version 4).
-    fn uuid(&mut self) -> String {
-        let mut bytes = [0; 16];
-        self.fill(&mut bytes);
-        let number = u128::from_be_bytes(bytes);
-        let number = number & !(0xf << 76) & !(0b11 << 62) | 0x4 << 76 | 0b10 << 62;
-        let digits = format!("{number:032x}");
-        let (a, rest) = digits.split_at(8);
-        let (b, rest) = rest.split_at(4);
-        let (c, rest) = rest.split_at(4);
-        let (d, e) = rest.split_at(4);
-        format!("{a}-{b}-{c}-{d}-{e}")
-    }
+/// Random bytes of the kernel, or why there are none.
+pub fn check_random(random: &RandomBytes) -> Result<(), Failure> {
+    random.check().map_err(|errno| {
+        let failure = Failure::new(format!("no random bytes: {errno}"));
+        failure.kind(ErrorKind::Io)
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use gaur_luks::{Header, ITERATIONS_MIN};
+
     use super::*;
 
     fn taken(list: &str) -> Result<Option<LuksChoice>, Failure> {

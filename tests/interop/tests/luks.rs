@@ -622,3 +622,61 @@ fn what_cannot_be_encrypted_is_refused_before_anything_is_overwritten() {
         );
     }
 }
+
+/// What the library makes is an encrypted image to QEMU.
+#[test]
+fn images_of_the_library_pass_to_and_fro() {
+    let made = Encrypted::nothing();
+    let key = std::fs::read(&made.key).expect("the key is there");
+    let create = ::gaur::CreateOptions {
+        passphrase: Some(::gaur::Passphrase::new(key)),
+        encryption: ::gaur::Encryption {
+            unlock_time: std::time::Duration::from_millis(10),
+            ..::gaur::Encryption::default()
+        },
+        ..::gaur::CreateOptions::new(8 << 20)
+    };
+    ::gaur::Disk::create(&made.image, &create).expect("a new image");
+    made.is_new_and_passes_to_and_fro();
+}
+
+/// Keys of the base are named on the way down to it, and the copies of `dd` may be encrypted.
+#[test]
+fn commit_and_dd_take_the_keys_of_options() {
+    let base = Encrypted::by_gaur("cluster_size=64k");
+    base.qemu_io(&["write -P 1 0 1M"]);
+    let overlay = base.scratch.path("overlay.qcow2");
+    let create = ["create", "-q", "--key-file", &base.key, "-b", &base.image];
+    gaur(&[&create[..], &["-F", "qcow2", &overlay]].concat()).ok();
+    let name = format!("driver=qcow2,file.filename={overlay},backing.encrypt.key-secret=sec");
+    let object = ["--object", &base.object, "--image-opts"];
+    gaur(
+        &[
+            &["bench", "-q", "-w", "-c", "3", "--pattern", "7"],
+            &object[..],
+            &[&name],
+        ]
+        .concat(),
+    )
+    .ok();
+    gaur(&[&["commit", "-q"], &object[..], &[&name]].concat()).ok();
+    base.qemu_io(&["read -P 7 0 12k", "read -P 1 12k 1012k"]);
+    base.assert_both_read_the_same();
+
+    let copy = base.scratch.path("copy.qcow2");
+    let options = "encrypt.format=luks,encrypt.key-secret=sec,encrypt.iter-time=10";
+    let input = format!("if={}", base.options());
+    let dd = ["dd", "-O", "qcow2", "-o", options, "bs=1M", "count=2"];
+    gaur(&[&dd[..], &object, &[&input, &format!("of={copy}")]].concat()).ok();
+    let copied = base.options().replace(&base.image, &copy);
+    let read = [
+        "-c",
+        "read -P 7 0 12k",
+        "-c",
+        "read -P 1 12k 1012k",
+        "-c",
+        "read -P 0 1M 1M",
+    ];
+    let done = run("qemu-io", &[&object[..], &[&copied], &read].concat()).ok();
+    assert!(!done.stdout.contains("failed"), "{done}");
+}

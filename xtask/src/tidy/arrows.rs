@@ -24,7 +24,7 @@ const RULES: &[Rule] = &[
     ("reactor", "block model", "engine format"),
     ("sim", "block", "engine format"),
     ("export", "block reactor", "sim engine format"),
-    ("gaur", "format block engine reactor", "export"),
+    ("gaur", "format block luks engine reactor", "export"),
     ("server", "format block luks engine reactor export", ""),
     ("cli", "format block luks engine reactor export server", ""),
     ("simulator", "format block luks engine sim", ""),

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use gaur_engine::{KeySlots, Keys, NewKey, Passphrase};
-use gaur_reactor::{BlockingFile, block_on};
+use gaur_reactor::{BlockingFile, RandomBytes, block_on};
 
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
-use crate::new_luks::{self, Chance};
+use crate::new_luks;
 use crate::options::{OptionList, wrong_value};
 
 /// A key that is to be added or erased.
@@ -98,7 +98,7 @@ impl KeyChange {
     pub(super) fn carry_out(&self, file: &ImageFile) -> Result<(), Failure> {
         let failed = |error| Failure::image(file.name(), &error);
         let mut slots = block_on(KeySlots::open(file.file())).map_err(failed)?;
-        let mut chance = Chance::default();
+        let mut chance = RandomBytes::default();
         match self {
             KeyChange::Add {
                 opener,
@@ -108,8 +108,8 @@ impl KeyChange {
             } => {
                 // Before anything is written: the key must not be made of zeros.
                 chance.fill(&mut [0]);
-                chance.check()?;
-                let iterations = new_luks::iterations(slots.cipher(), slots.hash(), *iter_time)?;
+                new_luks::check_random(&chance)?;
+                let iterations = new_luks::iterations(slots.cipher(), slots.hash(), *iter_time);
                 let new = NewKey {
                     passphrase: new,
                     iterations,
@@ -133,7 +133,7 @@ impl KeyChange {
                 })?;
             }
         }
-        chance.check()
+        new_luks::check_random(&chance)
     }
 }
 

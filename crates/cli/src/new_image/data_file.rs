@@ -72,6 +72,7 @@ impl NewImage {
             keeps_data: false,
             backing_size: None,
             check_backing: None,
+            hints: self.hints,
             luks: None,
             keys: Keys::default(),
         };

@@ -1,0 +1,68 @@
+//! What the file system is asked for when a file is made: hints, without which the image is the same.
+
+use gaur_reactor::OpenFile;
+
+use crate::failure::Failure;
+use crate::notice::say;
+use crate::options::{OptionList, wrong_value};
+
+/// Hints for a new file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileHints {
+    nocow: bool,
+    /// 0 for the file system's own.
+    extent_size: u32,
+}
+
+impl FileHints {
+    /// Takes them out of a list.
+    pub fn take(options: &mut OptionList) -> Result<FileHints, Failure> {
+        let nocow = options.take_bool("nocow")?.unwrap_or(false);
+        let bytes = options.take_size("extent_size_hint")?.unwrap_or(0);
+        let extent_size = u32::try_from(bytes).ok().filter(|size| size % 512 == 0);
+        let extent_size = extent_size.ok_or_else(|| {
+            let allowed = "multiples of 512 below 4G";
+            wrong_value("extent_size_hint", &bytes.to_string(), allowed)
+        })?;
+        Ok(FileHints { nocow, extent_size })
+    }
+
+    /// Asks for them. A file system that knows none of it is no reason to fail, and is told of.
+    pub fn apply(self, file: &OpenFile, name: &str) {
+        let tell = |what: &str, errno| say(format!("{name}: {what} is not set: {errno}"));
+        if self.nocow
+            && let Err(errno) = file.set_nocow()
+        {
+            tell("nocow", errno);
+        }
+        if self.extent_size > 0
+            && let Err(errno) = file.set_extent_size(self.extent_size)
+        {
+            tell("extent_size_hint", errno);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_are_read_and_wrong_sizes_are_refused() {
+        let taken = |text: &str| FileHints::take(&mut OptionList::parse(&[text.to_owned()])?);
+        let hints = taken("nocow=on,extent_size_hint=1M").expect("hints");
+        let wanted = FileHints {
+            nocow: true,
+            extent_size: 1 << 20,
+        };
+        assert_eq!(hints, wanted);
+        assert_eq!(taken("size=1M").expect("none"), FileHints::default());
+        for wrong in [
+            "extent_size_hint=1000",
+            "extent_size_hint=4G",
+            "nocow=perhaps",
+        ] {
+            assert!(taken(wrong).is_err(), "{wrong}");
+        }
+    }
+}
