@@ -134,6 +134,9 @@ pub enum CorruptionKind {
     /// L1 entry: reserved bits are set.
     #[error("l1 entry has reserved bits set")]
     L1Reserved,
+    /// L1 entry: the copied flag, and no L2 table.
+    #[error("l1 entry has the copied flag and no l2 table")]
+    CopiedWithoutTable,
     /// L2 entry: the data cluster is not at a cluster boundary.
     #[error("l2 entry points to a data cluster that is not cluster aligned")]
     DataUnaligned,

@@ -58,7 +58,11 @@ pub fn encode(reference: Option<L1Ref>) -> u64 {
 
 /// What is wrong with an entry although [`decode`] accepts it.
 pub fn lint(raw: u64) -> Option<Corruption> {
-    (raw & RESERVED != 0).then(|| Corruption::new(CorruptionKind::L1Reserved, raw))
+    if raw & RESERVED != 0 {
+        return Some(Corruption::new(CorruptionKind::L1Reserved, raw));
+    }
+    // QEMU takes it for a table at offset 0.
+    (raw == COPIED).then(|| Corruption::new(CorruptionKind::CopiedWithoutTable, raw))
 }
 
 #[cfg(test)]
@@ -84,6 +88,10 @@ mod tests {
         }
         assert_eq!(lint(plain), None);
         assert_eq!(decode(COPIED, &GEOMETRY), Ok(None));
+        assert_eq!(
+            lint(COPIED).map(|found| found.kind),
+            Some(CorruptionKind::CopiedWithoutTable)
+        );
     }
 
     #[test]

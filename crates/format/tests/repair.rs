@@ -262,3 +262,72 @@ fn a_dry_run_writes_nothing_and_tells_what_a_repair_does() {
         }
     }
 }
+
+/// A header that leads to no refcount table; whatever interrupts the repair, the next one makes one.
+#[test]
+fn a_refcount_table_that_the_header_lost_is_made_anew() {
+    let scratch = Scratch::new("repair");
+    for (options, whole) in images(&scratch) {
+        let expected = contents(&whole);
+        let losses: [(usize, &[u8]); 4] = [
+            (56, &[0; 4]),
+            (56, &[0xff; 4]),
+            (48, &[0; 8]),
+            (48, &0x1_0001_u64.to_be_bytes()),
+        ];
+        for (at, bytes) in losses {
+            let mut file = whole.clone();
+            file[at..at + bytes.len()].copy_from_slice(bytes);
+            let (damaged, len) = (file.clone(), file.len() as u64);
+            assert!(Repair::new(&file, len, RepairMode::Leaks, false).is_err());
+            let mut left = Vec::new();
+            let repaired = repair_cut(
+                &mut file,
+                RepairMode::All,
+                Flushes::Work,
+                |_, recent, durable| {
+                    let random = &mut Random::new(recent.len() as u64);
+                    left.push(after_power_cut(durable, recent, random));
+                },
+            );
+            assert!(repaired.after.is_clean(), "{options}: {repaired:#?}");
+            assert!(contents(&file) == expected, "{options}");
+            assert_qemu_clean(&scratch, &file, options);
+            assert!(file[..damaged.len()][..72] != damaged[..72]);
+            assert!(left.len() > 2, "{options}");
+            for mut file in left {
+                repair(&mut file, RepairMode::All);
+                assert!(
+                    check(&file).is_clean() && contents(&file) == expected,
+                    "{options}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_copied_flag_without_a_table_is_cleared() {
+    let scratch = Scratch::new("repair");
+    let mut cleared = 0;
+    for (options, whole) in images(&scratch) {
+        let mut file = whole.clone();
+        let l1 = image::l1_tables(&file)[0].0;
+        let entries = (0..image::l1_tables(&file)[0].1).map(|index| l1 + index * 8);
+        let Some(at) = entries
+            .into_iter()
+            .find(|at| image::u64_at(&file, *at) == 0)
+        else {
+            continue;
+        };
+        image::put(&mut file, at, &(1_u64 << 63).to_be_bytes());
+        assert_eq!(check(&file).corruptions, 1, "{options}");
+        let repaired = repair(&mut file, RepairMode::All);
+        assert!(
+            repaired.after.is_clean() && file == whole,
+            "{options}: {repaired:#?}"
+        );
+        cleared += 1;
+    }
+    assert!(cleared > 0);
+}

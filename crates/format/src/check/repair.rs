@@ -42,7 +42,7 @@ use crate::check::report::Report;
 use crate::error::Error;
 use crate::feature::{Autoclear, Compatible, Incompatible};
 use crate::geometry::Version;
-use crate::header::field;
+use crate::header::{Header, field};
 use crate::limit;
 
 /// Writes start and end at multiples of this: what a power cut cannot tear.
@@ -138,6 +138,17 @@ enum Stage {
     Over,
 }
 
+/// Has a header lead to a refcount table behind the end of the file, where everything reads as zeros.
+fn lose_refcount_table(cluster0: &mut [u8], file_len: u64) -> Result<(), Error> {
+    let size = Header::cluster_size_of(cluster0)?;
+    let end = file_len.checked_next_multiple_of(size).unwrap_or(0);
+    let offset = end.to_be_bytes();
+    bytes::put(cluster0, field::REFCOUNT_TABLE_OFFSET as usize, &offset);
+    let clusters = 1_u32.to_be_bytes();
+    bytes::put(cluster0, field::REFCOUNT_TABLE_CLUSTERS as usize, &clusters);
+    Ok(())
+}
+
 /// A repair in progress.
 #[derive(Clone, Debug)]
 pub struct Repair {
@@ -161,19 +172,27 @@ pub struct Repair {
 
 impl Repair {
     /// Begins the repair of a file of `file_len` bytes; `cluster0` is its first cluster. With `dry_run` there
-    /// are no writes. Fails as [`Check::new`] does.
+    /// are no writes. Fails as [`Check::new`] does, but for a header whose refcount table cannot be one.
     pub fn new(
         cluster0: &[u8],
         file_len: u64,
         mode: RepairMode,
         dry_run: bool,
     ) -> Result<Repair, Error> {
+        let mut cluster0 = cluster0.to_vec();
+        let check = match Check::for_repair(&cluster0, file_len) {
+            Err(error) if mode == RepairMode::All => {
+                lose_refcount_table(&mut cluster0, file_len)?;
+                Check::for_repair(&cluster0, file_len).map_err(|_| error)?
+            }
+            check => check?,
+        };
         Ok(Repair {
             mode,
             dry_run,
-            cluster0: cluster0.to_vec(),
+            cluster0,
             file_len,
-            check: Box::new(Check::for_repair(cluster0, file_len)?),
+            check: Box::new(check),
             stage: Stage::Check(Then::Start),
             out: VecDeque::new(),
             pending: None,

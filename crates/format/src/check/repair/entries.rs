@@ -67,8 +67,9 @@ impl Rules<'_> {
 
     pub(super) fn l1(&self, raw: u64) -> u64 {
         if raw & OFFSET_MASK == 0 {
+            // No table, whatever the flags say.
             return match self.aim {
-                Aim::Fix => raw & !L1_RESERVED,
+                Aim::Fix => 0,
                 _ => raw,
             };
         }
