@@ -7,9 +7,11 @@ mod data;
 mod requests;
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 
@@ -134,8 +136,8 @@ fn compression(bench: &Bench, table: &mut Table) -> Result<()> {
     let mib = bench.arguments.compressed_mib;
     table.notes.push(format!(
         "A disk of {mib} MiB: half of it text, a quarter noise, a quarter zeros. Reads are of 4 KiB, 64 at a time: one \
-         after the other, and in steps of 1 MiB and 20 KiB, so that neighbours are seldom in one cluster. Seconds of a \
-         whole command."
+         after the other, and in steps of 1 MiB and 20 KiB, so that neighbours are seldom in one cluster. QEMU decompresses on \
+         up to four threads, gaur on those of its queues. Seconds of a whole command."
     ));
     let raw = bench.path("disk.raw");
     data::write_mixed(&raw, mib)?;
@@ -158,15 +160,25 @@ fn compression(bench: &Bench, table: &mut Table) -> Result<()> {
         table.cells.push(row);
         timed(qemu_img(&["compare", "-q"]).arg(&raw).arg(&ours))?;
         let clusters = mib * 256;
-        for (what, step, bound) in [
-            ("sequential", 4096, 8.0),
-            ("strided", (1 << 20) + 20480, 1.5),
+        let strided = (1 << 20) + 20480;
+        for (what, step, threads, bound) in [
+            ("sequential reads", 4096, 1, 8.0),
+            ("strided reads", strided, 1, 1.5),
+            ("strided reads on two queues", strided, 2, 1.5),
         ] {
             let line = format!("bench -f qcow2 -d 64 -s 4096 -S {step} -c {clusters}");
+            let own = words(&format!("{line} --threads {threads}"));
             bench.compare(
                 table,
-                (&format!("{what} reads, {kind}"), bound),
-                |_| [words(&line), vec![theirs.clone()]].concat(),
+                (&format!("{what}, {kind}"), bound),
+                |who| {
+                    let line = if who == GAUR {
+                        own.clone()
+                    } else {
+                        words(&line)
+                    };
+                    [line, vec![theirs.clone()]].concat()
+                },
                 |_| Ok(()),
             )?;
         }
@@ -250,6 +262,7 @@ fn chain(bench: &Bench, table: &mut Table) -> Result<()> {
         |_| [words("commit -q -f qcow2"), vec![top.clone()]].concat(),
         renew,
     )?;
+    bare_writes(bench, table, &own, mib)?;
     remove(&own)?;
     bench.compare(
         table,
@@ -262,6 +275,24 @@ fn chain(bench: &Bench, table: &mut Table) -> Result<()> {
     )?;
     let mut compare = qemu_img(&["compare", "-q", "-f", "qcow2", "-F", "qcow2"]);
     timed(compare.arg(&top).arg(&overlay)).map(drop)
+}
+
+/// Adds what the bytes of a commit take by themselves: as many scattered clusters written to a file, and made durable.
+fn bare_writes(bench: &Bench, table: &mut Table, file: &Path, mib: u64) -> Result<()> {
+    let mut row = row("the same bytes written to a file", Unit::Seconds);
+    let clusters = (mib << 4) as usize;
+    let bytes = vec![1; 64 << 10];
+    for _ in 0..bench.arguments.rounds {
+        let start = Instant::now();
+        let file = File::options().write(true).open(file)?;
+        for cluster in (3..clusters).step_by(10) {
+            file.write_all_at(&bytes, (cluster * bytes.len()) as u64)?;
+        }
+        file.sync_data()?;
+        row.add("write and fdatasync", start.elapsed().as_secs_f64());
+    }
+    table.cells.push(row);
+    Ok(())
 }
 
 /// Writes every `step`-th cluster of 64 KiB, from number `first` on.

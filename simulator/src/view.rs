@@ -127,6 +127,16 @@ impl<'a> View<'a> {
         self.read(l1, start, snapshot.state_bytes)
     }
 
+    /// What is read of the image: the disk, and the disk and the state of each snapshot.
+    pub fn contents(&self) -> Result<Vec<Vec<u8>>, String> {
+        let mut all = vec![self.read_disk(self.active)?];
+        for snapshot in &self.snapshots {
+            all.push(self.read_disk(snapshot.l1)?);
+            all.push(self.read_state(snapshot)?);
+        }
+        Ok(all)
+    }
+
     /// Reads from the start of a cluster on.
     fn read(&self, l1: L1, start: u64, len: u64) -> Result<Vec<u8>, String> {
         let mut bytes = vec![0; len as usize];

@@ -47,13 +47,7 @@ fn damage(file: &mut FileImage, random: &mut Random) {
 
 /// What is read of an image: the disk and its snapshots.
 fn contents(file: &FileImage) -> Vec<Vec<u8>> {
-    let view = View::open(file, &[]).unwrap();
-    let mut disks = vec![view.read_disk(view.active).unwrap()];
-    for snapshot in &view.snapshots {
-        disks.push(view.read_disk(snapshot.l1).unwrap());
-        disks.push(view.read_state(snapshot).unwrap());
-    }
-    disks
+    View::open(file, &[]).unwrap().contents().unwrap()
 }
 
 /// A machine on which a repair of the image has begun.

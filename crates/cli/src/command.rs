@@ -9,7 +9,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::failure::Failure;
 use crate::{
     amend, bench, bitmap, check, commit, compare, completions, convert, create, dd, export, info,
-    man, map, measure, notice, rebase, resize, serve, snapshot, ublk, usage,
+    man, map, measure, notice, qemu_io, rebase, resize, serve, snapshot, ublk, usage,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -47,6 +47,7 @@ enum Verb {
     Snapshot(snapshot::Args),
     Bitmap(bitmap::Args),
     Bench(bench::Args),
+    QemuIo(qemu_io::Args),
     Completions(completions::Args),
     Man(man::Args),
 }
@@ -72,6 +73,7 @@ impl Verb {
             Verb::Snapshot(args) => snapshot::run(args, out),
             Verb::Bitmap(args) => bitmap::run(args, out),
             Verb::Bench(args) => bench::run(args, out),
+            Verb::QemuIo(args) => qemu_io::run(args, out),
             Verb::Completions(args) => completions::run(args, out),
             Verb::Man(args) => man::run(args, out),
         }
@@ -79,8 +81,8 @@ impl Verb {
 }
 
 /// Runs the command with these arguments (the first is the program) and returns its exit code.
-pub fn run(args: Vec<OsString>) -> u8 {
-    let program = program_name(args.first());
+pub fn run(mut args: Vec<OsString>) -> u8 {
+    let program = program_name(&mut args);
     let parsed = Gaur::command()
         .bin_name(program.clone())
         .try_get_matches_from(&args)
@@ -89,7 +91,7 @@ pub fn run(args: Vec<OsString>) -> u8 {
         Ok(gaur) => gaur,
         Err(error) => return usage::report(&program, &args, &error),
     };
-    let mut out = BufWriter::new(std::io::stdout());
+    let mut out = BufWriter::with_capacity(OUT_BYTES, std::io::stdout());
     let outcome = gaur.verb.run(&mut out).and_then(|code| {
         out.flush()?;
         Ok(code)
@@ -106,17 +108,38 @@ pub fn run(args: Vec<OsString>) -> u8 {
     failure.code
 }
 
-/// The name to speak under: `qemu-img` when called so, otherwise `gaur`.
-fn program_name(first: Option<&OsString>) -> String {
-    let name = first
+/// Bytes of output that are collected before they are written: as many as C's library does for a pipe, so that lines of
+/// both outputs come in the order that scripts know.
+const OUT_BYTES: usize = 4096;
+
+/// The name to speak under: that of a program of QEMU when called so, by a link or as the first word, otherwise
+/// `gaur`. The verb that is such a program becomes a word of the command line.
+fn program_name(args: &mut Vec<OsString>) -> String {
+    let name = args
+        .first()
         .map(Path::new)
         .and_then(Path::file_name)
-        .and_then(|name| name.to_str());
-    match name {
-        Some(name) if name.ends_with("qemu-img") => name.to_owned(),
+        .and_then(|name| name.to_str())
+        .unwrap_or_default()
+        .to_owned();
+    if name.ends_with("qemu-img") {
+        return name;
+    }
+    if name.ends_with(QEMU_IO) {
+        args.insert(1, QEMU_IO.into());
+        return name;
+    }
+    match args.get(1).and_then(|word| word.to_str()) {
+        Some("qemu-img") => {
+            args.remove(1);
+            "qemu-img".to_owned()
+        }
+        Some(QEMU_IO) => QEMU_IO.to_owned(),
         _ => "gaur".to_owned(),
     }
 }
+
+const QEMU_IO: &str = "qemu-io";
 
 #[cfg(test)]
 mod tests {
@@ -146,10 +169,35 @@ mod tests {
 
     #[test]
     fn error_prefix_is_the_name_the_program_was_called_by() {
-        let name = |text: &str| program_name(Some(&OsString::from(text)));
-        assert_eq!(name("/usr/bin/gaur"), "gaur");
-        assert_eq!(name("./renamed"), "gaur");
-        assert_eq!(name("/opt/bin/my-qemu-img"), "my-qemu-img");
-        assert_eq!(program_name(None), "gaur");
+        let called = |line: &[&str]| {
+            let mut args: Vec<OsString> = line.iter().map(OsString::from).collect();
+            let name = program_name(&mut args);
+            let words: Vec<_> = args
+                .iter()
+                .skip(1)
+                .map(|word| word.to_string_lossy())
+                .collect();
+            (name, words.join(" "))
+        };
+        let expect = |name: &str, words: &str| (name.to_owned(), words.to_owned());
+        assert_eq!(called(&["/usr/bin/gaur", "info"]), expect("gaur", "info"));
+        assert_eq!(called(&["./renamed"]), expect("gaur", ""));
+        assert_eq!(
+            called(&["/opt/bin/my-qemu-img", "map"]),
+            expect("my-qemu-img", "map")
+        );
+        assert_eq!(
+            called(&["gaur", "qemu-img", "map"]),
+            expect("qemu-img", "map")
+        );
+        assert_eq!(
+            called(&["qemu-io", "-c", "q"]),
+            expect("qemu-io", "qemu-io -c q")
+        );
+        assert_eq!(
+            called(&["gaur", "qemu-io", "x"]),
+            expect("qemu-io", "qemu-io x")
+        );
+        assert_eq!(called(&[]), expect("gaur", ""));
     }
 }

@@ -39,6 +39,7 @@ mod notice;
 mod open;
 mod pin_args;
 mod progress;
+mod qemu_io;
 mod rate;
 mod rebase;
 mod reclaimable;

@@ -147,7 +147,8 @@ mod tests {
                 let Some(name) = line.strip_suffix("(1)") else {
                     continue;
                 };
-                let verb = name.rsplit("\\-").next().expect("a verb");
+                let name = name.replace("\\-", "-");
+                let verb = name[title.len()..].trim_start_matches('-');
                 left.push([&words[..], &[verb.to_owned()]].concat());
             }
             seen += 1;

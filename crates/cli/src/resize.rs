@@ -41,7 +41,7 @@ pub struct Args {
 
 /// What of the new space is taken at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum PreallocationArg {
+pub enum PreallocationArg {
     /// Space is allocated when it is written
     Off,
     /// Clusters have their place, the file may have holes there

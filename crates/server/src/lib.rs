@@ -33,7 +33,7 @@ pub mod size;
 pub mod snapshot_facts;
 pub mod snapshot_operation;
 pub mod state_pipe;
-mod temporary;
+pub mod temporary;
 mod trimmer;
 pub mod ublk_state;
 pub mod vm_state;
