@@ -180,6 +180,15 @@ impl Foreign {
         found(run.len.min(len), kind)
     }
 
+    /// Makes a page that was read what it is to be.
+    fn patch(&self, number: u64, start: u64, page: &mut [u8]) {
+        let file = (number / PAGES_OF_FILE) as usize;
+        let mut disks = self.parts.iter().filter(|part| part.file == file);
+        if let Some(disk) = disks.find_map(|part| part.disk.as_ref()) {
+            disk.patch(start, page);
+        }
+    }
+
     fn keep(&self, number: u64, page: Arc<[u8]>) {
         let mut pages = self.pages.lock();
         let pages = &mut *pages;
@@ -214,6 +223,7 @@ impl<F: File> Queue<F> {
         let start = number % PAGES_OF_FILE * PAGE_BYTES;
         let mut page = self.pool.take(file, PAGE_BYTES as usize);
         align::read(file, &self.pool, start, Target::memory(&mut page)).await?;
+        foreign.patch(number, start, &mut page);
         foreign.keep(number, Arc::from(&*page));
         Ok(())
     }

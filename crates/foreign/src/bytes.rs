@@ -40,16 +40,37 @@ pub(crate) fn le16(bytes: &[u8], offset: usize) -> Option<u16> {
     array(bytes, offset).map(u16::from_le_bytes)
 }
 
-/// The CRC-32C of the parts, one after the other. Bit by bit: headers are short, and read once.
-pub(crate) fn crc32c(parts: &[&[u8]]) -> u32 {
-    let mut crc = u32::MAX;
-    for byte in parts.iter().copied().flatten() {
-        crc ^= u32::from(*byte);
-        for _ in 0..8 {
+/// The steps of a CRC-32C for each value of a byte.
+const CRC32C: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0_u32;
+    while byte < 256 {
+        let (mut crc, mut bit) = (byte, 0);
+        while bit < 8 {
             crc = crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 };
+            bit = u32::wrapping_add(bit, 1);
         }
+        if let Some(slot) = table
+            .as_mut_slice()
+            .split_at_mut(byte as usize)
+            .1
+            .first_mut()
+        {
+            *slot = crc;
+        }
+        byte = byte.wrapping_add(1);
     }
-    !crc
+    table
+};
+
+/// The CRC-32C of the parts, one after the other.
+pub(crate) fn crc32c(parts: &[&[u8]]) -> u32 {
+    let step = |crc: u32, byte: &u8| {
+        let index = crc as u8 ^ byte;
+        let next = CRC32C.get(usize::from(index)).copied();
+        crc >> 8 ^ next.unwrap_or_default()
+    };
+    !parts.iter().copied().flatten().fold(u32::MAX, step)
 }
 
 #[cfg(test)]

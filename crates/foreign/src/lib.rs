@@ -8,8 +8,8 @@
 //! arithmetic uses it; no input panics. Tables are not held here: the caller reads the entries that a look-up asks
 //! for, and keeps as many as it likes.
 //!
-//! What has a parent (differencing VHD and VHDX, VMDK and VDI snapshots) is refused by name, and so is a VHDX whose log
-//! must be replayed. Sources: VirtualBox's `VDICore.h` as documented by its users, Microsoft's "Virtual Hard Disk Image Format
+//! What has a parent (differencing VHD and VHDX, VMDK and VDI snapshots) is refused by name. What the log of a VHDX
+//! says is laid over its tables. Sources: VirtualBox's `VDICore.h` as documented by its users, Microsoft's "Virtual Hard Disk Image Format
 //! Specification" 1.0 and MS-VHDX, VMware's "Virtual Disk Format 1.1". Where practice differs, what QEMU 10 reads.
 
 #![no_std]

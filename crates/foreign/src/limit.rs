@@ -19,6 +19,9 @@ pub const GRAIN_TABLE_ENTRIES: core::ops::RangeInclusive<u64> = 1..=512;
 /// Longest directory of a VMDK in bytes: of 128 TiB in grains of 64 KiB, twice what VMware has.
 pub const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
 
+/// Longest log of a VHDX that is replayed, in bytes; it is held in memory. Hyper-V and QEMU make one of 1 MiB.
+pub const VHDX_LOG_BYTES_MAX: u64 = 64 << 20;
+
 /// Longest descriptor of a VMDK in bytes. One of 10 TiB in files of 2 GiB has 300 KiB.
 pub const DESCRIPTOR_BYTES_MAX: u64 = 1 << 20;
 

@@ -4,10 +4,12 @@
 //! its bytes. Blocks that follow each other in the file, or have nothing, are answered as one run, as far as the
 //! caller has their entries at hand.
 
+use alloc::format;
 use alloc::vec::Vec;
 
-use crate::error::Damage;
+use crate::error::{Damage, Error};
 use crate::limit;
+use crate::vhdx::Patches;
 
 /// A disk as its image's header describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub struct Disk {
     pub(crate) map: Map,
     /// Length of the file in bytes.
     pub(crate) file_bytes: u64,
+    /// What a log changes in the table.
+    pub(crate) patches: Option<Patches>,
 }
 
 /// Where blocks are.
@@ -103,6 +107,34 @@ pub struct BadEntry {
     pub damage: Damage,
 }
 
+/// Checks that the table of a `format` begins with a sector and is inside the file.
+pub(crate) fn check_table(
+    format: &str,
+    offset: u64,
+    len: u64,
+    file_bytes: u64,
+) -> Result<(), Error> {
+    let end = offset.checked_add(len);
+    let inside = end.is_some_and(|end| end <= file_bytes.next_multiple_of(512));
+    if inside && offset.is_multiple_of(512) {
+        return Ok(());
+    }
+    Err(Error::damaged(format!(
+        "{format} table of {len} bytes at {offset} is not in sectors inside the file of {file_bytes} bytes; it is \
+         damaged or was truncated"
+    )))
+}
+
+/// Checks the size of a disk.
+pub(crate) fn check_size(size_bytes: u64) -> Result<(), Error> {
+    if size_bytes <= limit::DISK_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!(
+        "a disk of {size_bytes} bytes is more than is supported"
+    )))
+}
+
 impl Disk {
     /// A disk of `size_bytes` that lies in one piece from host offset `start` on; shorter if the file ends before.
     pub fn flat(start: u64, size_bytes: u64, file_bytes: u64) -> Disk {
@@ -112,6 +144,14 @@ impl Disk {
             block_bytes: None,
             map: Map::Flat(start),
             file_bytes,
+            patches: None,
+        }
+    }
+
+    /// Makes `bytes` of its table, which were read at host offset `at`, what they are to be.
+    pub fn patch(&self, at: u64, bytes: &mut [u8]) {
+        if let Some(patches) = &self.patches {
+            patches.apply(at, bytes);
         }
     }
 

@@ -5,7 +5,7 @@ use alloc::format;
 use crate::bytes::{le32, le64};
 use crate::error::Error;
 use crate::limit;
-use crate::map::{Disk, Entries, Map, Table};
+use crate::map::{Disk, Entries, Map, Table, check_size, check_table};
 
 /// Bytes of the header, at the start of the file.
 pub const HEADER_BYTES: u64 = 512;
@@ -59,17 +59,14 @@ pub fn parse(header: &[u8], file_bytes: u64) -> Result<Disk, Error> {
         return Err(Error::unsupported(text));
     }
     let size = le64(header, DISK_BYTES).ok_or_else(short)?;
-    if size > limit::DISK_BYTES_MAX {
-        let text = format!("a disk of {size} bytes is more than is supported");
-        return Err(Error::unsupported(text));
-    }
+    check_size(size)?;
     let size_bytes = size.next_multiple_of(512);
     let (table, data) = (
         u64::from(le32(TABLE_OFFSET)?),
         u64::from(le32(DATA_OFFSET)?),
     );
-    if table % 512 != 0 || data % 512 != 0 {
-        let text = format!("VDI table at {table} or data at {data} are not sector aligned");
+    if !data.is_multiple_of(512) {
+        let text = format!("VDI data at {data} do not begin with a sector");
         return Err(Error::damaged(text));
     }
     let blocks = u64::from(le32(BLOCKS)?);
@@ -77,13 +74,7 @@ pub fn parse(header: &[u8], file_bytes: u64) -> Result<Disk, Error> {
         let text = format!("VDI table of {blocks} blocks is too short for {size} bytes");
         return Err(Error::damaged(text));
     }
-    if blocks.saturating_mul(4).saturating_add(table) > file_bytes.next_multiple_of(512) {
-        let text = format!(
-            "VDI table of {blocks} blocks at {table} is not inside the file of {file_bytes} bytes; \
-             it is damaged or was truncated"
-        );
-        return Err(Error::damaged(text));
-    }
+    check_table("VDI", table, blocks.saturating_mul(4), file_bytes)?;
     Ok(Disk {
         size_bytes,
         block_bytes: Some(block_bytes),
@@ -92,5 +83,6 @@ pub fn parse(header: &[u8], file_bytes: u64) -> Result<Disk, Error> {
             entries: Entries::Vdi { data },
         }),
         file_bytes,
+        patches: None,
     })
 }

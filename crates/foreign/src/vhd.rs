@@ -10,7 +10,7 @@ use alloc::format;
 use crate::bytes::{be16, be32, be64, sum};
 use crate::error::Error;
 use crate::limit;
-use crate::map::{Disk, Entries, Map, Table};
+use crate::map::{Disk, Entries, Map, Table, check_size, check_table};
 
 /// Bytes of the footer, at the end of the file and, of a dynamic disk, at the start too.
 pub const FOOTER_BYTES: u64 = 512;
@@ -96,15 +96,9 @@ impl Footer {
 
     /// The disk in a file of `file_bytes`; `header` is that of a dynamic disk.
     pub fn disk(&self, header: Option<&[u8]>, file_bytes: u64) -> Result<Disk, Error> {
+        check_size(self.size_bytes)?;
         let size_bytes = self.size_bytes.next_multiple_of(512);
         match (self.kind, header) {
-            (_, _) if self.size_bytes > limit::DISK_BYTES_MAX => {
-                let text = format!(
-                    "a disk of {} bytes is more than is supported",
-                    self.size_bytes
-                );
-                Err(Error::unsupported(text))
-            }
             (FIXED, _) if size_bytes.saturating_add(FOOTER_BYTES) > file_bytes => {
                 let text = format!(
                     "fixed VHD of {size_bytes} bytes is in a file of {file_bytes}; it is damaged or was truncated"
@@ -116,6 +110,7 @@ impl Footer {
                 block_bytes: None,
                 map: Map::Flat(0),
                 file_bytes,
+                patches: None,
             }),
             (DYNAMIC, Some(header)) => dynamic(size_bytes, header, file_bytes),
             (DIFFERENCING, _) => {
@@ -148,14 +143,7 @@ fn dynamic(size_bytes: u64, header: &[u8], file_bytes: u64) -> Result<Disk, Erro
         let text = format!("VHD table of {entries} blocks is too short for {size_bytes} bytes");
         return Err(Error::damaged(text));
     }
-    let table_end = offset.checked_add(entries.saturating_mul(4));
-    if offset % 512 != 0 || table_end.is_none_or(|end| end > file_bytes) {
-        let text = format!(
-            "VHD table of {entries} blocks at {offset} is not inside the file of {file_bytes} bytes; \
-             it is damaged or was truncated"
-        );
-        return Err(Error::damaged(text));
-    }
+    check_table("VHD", offset, entries.saturating_mul(4), file_bytes)?;
     Ok(Disk {
         size_bytes,
         block_bytes: Some(block_bytes),
@@ -167,6 +155,7 @@ fn dynamic(size_bytes: u64, header: &[u8], file_bytes: u64) -> Result<Disk, Erro
             },
         }),
         file_bytes,
+        patches: None,
     })
 }
 

@@ -1,15 +1,18 @@
 //! VHDX, the format of Hyper-V: two headers, two tables of regions, metadata as a list of items, and a table of blocks.
 //! Little endian.
 //!
-//! Changes of its metadata go through a log. A VHDX whose log was not replayed is refused: the tables are older than
-//! what the guest was told to be durable.
+//! Changes of its metadata go through a log. Where it was not replayed, what it says counts more than the tables
+//! (`log`).
 
 use alloc::format;
 
 use crate::bytes::{crc32c, le16, le32, le64};
 use crate::error::Error;
-use crate::limit;
-use crate::map::{Disk, Entries, Map, Table};
+use crate::map::{Disk, Entries, Map, Table, check_size, check_table};
+
+mod log;
+
+pub use log::Patches;
 
 /// Host offsets of the two headers, and their length in bytes.
 pub const HEADERS: [u64; 2] = [64 << 10, 128 << 10];
@@ -81,8 +84,24 @@ fn has_checksum(bytes: &[u8]) -> bool {
     crc32c(&[before, &[0; 4], rest]) == stored
 }
 
-/// Checks the headers: that there is one, and that no log waits to be replayed.
-pub fn check_headers(headers: [&[u8]; 2]) -> Result<(), Error> {
+/// The header that counts.
+#[derive(Clone, Debug)]
+pub struct Header<'a>(&'a [u8]);
+
+impl Header<'_> {
+    /// Where the log is that waits to be replayed; `None` if none does.
+    pub fn log(&self) -> Result<Option<Region>, Error> {
+        log::log_of(self.0)
+    }
+
+    /// What that log, whose bytes these are, changes in a file of `file_bytes`.
+    pub fn replay(&self, log: &[u8], file_bytes: u64) -> Result<Patches, Error> {
+        log::replay(self.0, log, file_bytes)
+    }
+}
+
+/// Finds the newer of the sound headers.
+pub fn find_header<'a>(headers: [&'a [u8]; 2]) -> Result<Header<'a>, Error> {
     let sound = |header: &&[u8]| header.starts_with(b"head") && has_checksum(header);
     let current = headers
         .into_iter()
@@ -95,12 +114,7 @@ pub fn check_headers(headers: [&[u8]; 2]) -> Result<(), Error> {
         let text = format!("VHDX version {version} is not supported, 1 is");
         return Err(Error::unsupported(text));
     }
-    if current.get(LOG_GUID) != Some(&[0; 16]) {
-        let text = "VHDX image was not closed and has a log to be replayed, which is not supported; \
-                    'qemu-img check -r all -f vhdx' replays it, or opening it once in Hyper-V";
-        return Err(Error::unsupported(text));
-    }
-    Ok(())
+    Ok(Header(current))
 }
 
 /// Finds the regions in one of the two tables.
@@ -158,8 +172,29 @@ impl Regions {
         self.metadata.len.min(METADATA_REGION_BYTES_MAX)
     }
 
-    /// The disk in a file of `file_bytes`, by what is in the metadata region.
-    pub fn disk(&self, metadata: &[u8], file_bytes: u64) -> Result<Disk, Error> {
+    /// The disk in a file of `file_bytes`, by what is in the metadata region. `patches` are what its log changes.
+    pub fn disk(
+        &self,
+        metadata: &[u8],
+        file_bytes: u64,
+        patches: Option<Patches>,
+    ) -> Result<Disk, Error> {
+        let tables = REGION_TABLES.map(|offset| Region {
+            offset,
+            len: REGION_TABLE_BYTES,
+        });
+        let [first, second] = tables;
+        let places = [first, second, self.bat, self.metadata];
+        if patches
+            .as_ref()
+            .is_some_and(|patches| !patches.are_within(&places))
+        {
+            let text = "VHDX log changes more than the tables, which is not supported; \
+                        'qemu-img check -r all -f vhdx' replays it, or opening it once in Hyper-V";
+            return Err(Error::unsupported(text));
+        }
+        let longer = patches.as_ref().map(|patches| patches.file_bytes);
+        let file_bytes = longer.unwrap_or(file_bytes);
         let items = read_items(metadata)?;
         let Items {
             block_bytes,
@@ -181,10 +216,7 @@ impl Regions {
             let text = format!("VHDX of {size_bytes} bytes cannot have sectors of {sector_bytes}");
             return Err(Error::damaged(text));
         }
-        if size_bytes > limit::DISK_BYTES_MAX {
-            let text = format!("a disk of {size_bytes} bytes is more than is supported");
-            return Err(Error::unsupported(text));
-        }
+        check_size(size_bytes)?;
         // Each so many entries of blocks are followed by one of a map of sectors, which only differencing disks have.
         let chunk = sector_bytes
             .saturating_mul(1 << 23)
@@ -194,15 +226,9 @@ impl Regions {
         let last = blocks.saturating_sub(1);
         let entries = blocks.saturating_add(last.checked_div(chunk).unwrap_or_default());
         let Region { offset, len } = self.bat;
-        let end = offset.checked_add(len);
-        if entries.saturating_mul(8) > len
-            || offset % 512 != 0
-            || end.is_none_or(|end| end > file_bytes)
-        {
-            let text = format!(
-                "VHDX block table of {len} bytes at {offset} is too short for {size_bytes} bytes, or not inside \
-                 the file of {file_bytes}; it is damaged or was truncated"
-            );
+        check_table("VHDX", offset, len, file_bytes)?;
+        if entries.saturating_mul(8) > len {
+            let text = format!("VHDX table of {len} bytes is too short for {size_bytes} bytes");
             return Err(Error::damaged(text));
         }
         Ok(Disk {
@@ -213,6 +239,7 @@ impl Regions {
                 entries: Entries::Vhdx { chunk },
             }),
             file_bytes,
+            patches,
         })
     }
 }

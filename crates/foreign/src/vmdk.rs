@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use crate::bytes::{le16, le32, le64};
 use crate::error::Error;
 use crate::limit;
-use crate::map::{Disk, Entries, Grains, Map, Table};
+use crate::map::{Disk, Entries, Grains, Map, Table, check_size};
 
 /// Bytes of the header, at the start of the file.
 pub const HEADER_BYTES: u64 = 512;
@@ -113,13 +113,7 @@ impl Header {
             directory: sectors(DIRECTORY)?,
             flags: le32(head, FLAGS).ok_or_else(short)?,
         };
-        if header.size_bytes > limit::DISK_BYTES_MAX {
-            let text = format!(
-                "a disk of {} bytes is more than is supported",
-                header.size_bytes
-            );
-            return Err(Error::unsupported(text));
-        }
+        check_size(header.size_bytes)?;
         let grain = header.grain_bytes;
         if !grain.is_power_of_two() || !limit::GRAIN_BYTES.contains(&grain) {
             return Err(Error::unsupported(format!(
@@ -189,6 +183,7 @@ impl Header {
                 entries: Entries::Vmdk(grains),
             }),
             file_bytes,
+            patches: None,
         }
     }
 }

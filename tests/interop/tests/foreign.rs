@@ -290,7 +290,7 @@ fn verbs_that_write_refuse_foreign_images_and_leave_them_alone() {
 }
 
 #[test]
-fn differencing_images_and_a_waiting_log_are_refused_by_name() {
+fn differencing_images_and_unusual_logs_are_refused_by_name() {
     use std::os::unix::fs::FileExt;
     let scratch = Scratch::new("refused");
     let disk = disk(&scratch, 1);
@@ -324,18 +324,143 @@ fn differencing_images_and_a_waiting_log_are_refused_by_name() {
         set(&image, at + 64, &sum.to_be_bytes());
     }
     refused(&image, "differencing VHD");
-    // A header that names a log, as a program leaves it that was killed.
+    // A log longer than what is replayed, and one that changes what is no table.
     let image = convert(&scratch, ("vhdx", "VHDX", ""), &disk);
+    let bytes = std::fs::read(&image).expect("an image");
+    let mut longer = bytes.clone();
+    name_log(&mut longer, 128 << 20);
+    set(&image, 0, &longer);
+    refused(&image, "134217728 bytes to be replayed");
+    let mut elsewhere = bytes.clone();
+    let place = name_log(&mut elsewhere, 1 << 20);
+    let sector = (elsewhere.len() as u64 - 4096) & !4095;
+    put_entry(&mut elsewhere, place, 1, &[(sector, Some(&[7; 4096]))]);
+    set(&image, 0, &elsewhere);
+    refused(&image, "changes more than the tables");
+}
+
+/// Makes the headers of a VHDX name its log, whose length they say; gives its place.
+fn name_log(image: &mut [u8], len: u32) -> usize {
     for at in [64 << 10, 128 << 10] {
-        let bytes = std::fs::read(&image).expect("an image");
-        let mut header = bytes[at..at + 4096].to_vec();
+        let header = &mut image[at..at + 4096];
         header[48..64].fill(1);
+        header[68..72].copy_from_slice(&len.to_le_bytes());
         header[4..8].fill(0);
-        let sum = crc32c(&header).to_le_bytes();
+        let sum = crc32c(header).to_le_bytes();
         header[4..8].copy_from_slice(&sum);
-        set(&image, at as u64, &header);
     }
-    refused(&image, "has a log to be replayed");
+    let place = image[(64 << 10) + 72..][..8].try_into();
+    u64::from_le_bytes(place.expect("eight bytes")) as usize
+}
+
+/// Writes an entry of the log with a number to `at`; its sequence begins at the start of the log. It changes sectors, by
+/// their place in the file, to zeros where nothing else is given. Gives its length.
+fn put_entry(image: &mut [u8], at: usize, number: u64, changes: &[(u64, Option<&[u8]>)]) -> usize {
+    let file_len = (image.len() as u64).to_le_bytes();
+    let mut entry = vec![0; 4096];
+    entry[..4].copy_from_slice(b"loge");
+    entry[16..24].copy_from_slice(&number.to_le_bytes());
+    entry[24..28].copy_from_slice(&(changes.len() as u32).to_le_bytes());
+    entry[32..48].fill(1);
+    entry[48..56].copy_from_slice(&file_len);
+    entry[56..64].copy_from_slice(&file_len);
+    for (index, (place, bytes)) in changes.iter().enumerate() {
+        let mut descriptor = [0; 32];
+        descriptor[16..24].copy_from_slice(&place.to_le_bytes());
+        descriptor[24..32].copy_from_slice(&number.to_le_bytes());
+        match bytes {
+            None => {
+                descriptor[..4].copy_from_slice(b"zero");
+                descriptor[8..16].copy_from_slice(&4096_u64.to_le_bytes());
+            }
+            Some(bytes) => {
+                descriptor[..4].copy_from_slice(b"desc");
+                descriptor[4..8].copy_from_slice(&bytes[4092..]);
+                descriptor[8..16].copy_from_slice(&bytes[..8]);
+                let mut sector = bytes.to_vec();
+                sector[..4].copy_from_slice(b"data");
+                sector[4..8].copy_from_slice(&((number >> 32) as u32).to_le_bytes());
+                sector[4092..].copy_from_slice(&(number as u32).to_le_bytes());
+                entry.extend(sector);
+            }
+        }
+        entry[64 + 32 * index..][..32].copy_from_slice(&descriptor);
+    }
+    let len = entry.len() as u32;
+    entry[8..12].copy_from_slice(&len.to_le_bytes());
+    let sum = crc32c(&entry).to_le_bytes();
+    entry[4..8].copy_from_slice(&sum);
+    image[at..at + entry.len()].copy_from_slice(&entry);
+    entry.len()
+}
+
+/// A program was killed before the table of blocks had its last changes: the log has them. QEMU replays it when it opens the
+/// image for writing, here it is laid over what is read.
+#[test]
+fn a_vhdx_with_a_log_reads_as_after_its_replay() {
+    let scratch = Scratch::new("vhdx-log");
+    let disk = disk(&scratch, 3);
+    let made = convert(&scratch, ("vhdx", "VHDX", "block_size=1M"), &disk);
+    let clean = std::fs::read(&made).expect("an image");
+    let is_bat = b"\x66\x77\xc2\x2d\x23\xf6\x00\x42\x9d\x64\x11\x5e\x9b\xfd\x4a\x08";
+    let regions = &clean[192 << 10..256 << 10];
+    let entry = regions.windows(16).position(|guid| guid == is_bat);
+    let place = &regions[entry.expect("a table of blocks") + 16..][..8];
+    let bat = u64::from_le_bytes(place.try_into().expect("eight bytes"));
+    let table = clean[bat as usize..][..4096].to_vec();
+    let mut half = table.clone();
+    half[40..80].fill(0);
+    // What the log says in all, and which entries lack a valid checksum.
+    let (whole, part): (&[u8], &[u8]) = (&table, &half);
+    type Entries<'a> = Vec<Vec<(u64, Option<&'a [u8]>)>>;
+    let cases: [(Entries<'_>, Option<u64>, &[u8]); 4] = [
+        (vec![vec![(bat, Some(whole))]], None, whole),
+        (
+            vec![
+                vec![(bat, None)],
+                vec![(bat, Some(part))],
+                vec![(bat, Some(whole))],
+            ],
+            None,
+            whole,
+        ),
+        // The last entry was torn: the sequence ends before it.
+        (
+            vec![vec![(bat, Some(part))], vec![(bat, None)]],
+            Some(2),
+            part,
+        ),
+        // No entry is whole: nothing is replayed.
+        (vec![vec![(bat, Some(whole))]], Some(1), part),
+    ];
+    for (number, (entries, torn, expected)) in cases.into_iter().enumerate() {
+        let mut dirty = clean.clone();
+        dirty[bat as usize..][..4096].copy_from_slice(part);
+        let log = name_log(&mut dirty, 1 << 20);
+        let mut at = log;
+        for (changes, number) in entries.iter().zip(1..) {
+            let len = put_entry(&mut dirty, at, number, changes);
+            if torn == Some(number) {
+                dirty[at + 100] ^= 1;
+            }
+            at += len;
+        }
+        let image = scratch.path("dirty.vhdx");
+        std::fs::write(&image, &dirty).expect("an image");
+        let replayed = scratch.path("replayed.vhdx");
+        std::fs::write(&replayed, &dirty).expect("an image");
+        run("qemu-io", &["-f", "vhdx", "-c", "flush", &replayed]).ok();
+        let after = std::fs::read(&replayed).expect("an image");
+        assert!(after[bat as usize..][..4096] == *expected, "case {number}");
+        let wanted = read_by_qemu(&scratch, "vhdx", &replayed);
+        let raw = scratch.path("raw");
+        gaur(&["convert", "-O", "raw", &image, &raw]).ok();
+        assert_same_bytes(&wanted, &raw);
+        assert!(
+            std::fs::read(&image).expect("an image") == dirty,
+            "it was changed"
+        );
+    }
 }
 
 /// The checksum of VHDX.

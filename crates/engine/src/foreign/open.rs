@@ -128,13 +128,31 @@ impl<F: File> LayerReader<'_, F> {
         let headers = self
             .pair("header", vhdx::HEADERS, vhdx::HEADER_BYTES)
             .await?;
-        vhdx::check_headers(headers.each_ref().map(Vec::as_slice)).map_err(refused)?;
+        let header = vhdx::find_header(headers.each_ref().map(Vec::as_slice)).map_err(refused)?;
+        let patches = match header.log().map_err(refused)? {
+            None => None,
+            Some(log) => {
+                let bytes = self.bytes("log", log.offset, log.len).await?;
+                Some(header.replay(&bytes, self.len_bytes).map_err(refused)?)
+            }
+        };
+        let patch = |at: u64, bytes: &mut [u8]| {
+            if let Some(patches) = &patches {
+                patches.apply(at, bytes);
+            }
+        };
         let len = vhdx::REGION_TABLE_BYTES;
-        let tables = self.pair("region table", vhdx::REGION_TABLES, len).await?;
+        let mut tables = self.pair("region table", vhdx::REGION_TABLES, len).await?;
+        for (at, table) in vhdx::REGION_TABLES.into_iter().zip(&mut tables) {
+            patch(at, table);
+        }
         let regions = vhdx::find_regions(tables.each_ref().map(Vec::as_slice)).map_err(refused)?;
         let (at, len) = (regions.metadata.offset, regions.metadata_bytes());
-        let metadata = self.bytes("metadata", at, len).await?;
-        regions.disk(&metadata, self.len_bytes).map_err(refused)
+        let mut metadata = self.bytes("metadata", at, len).await?;
+        patch(at, &mut metadata);
+        regions
+            .disk(&metadata, self.len_bytes, patches)
+            .map_err(refused)
     }
 
     /// The disk in a sparse VMDK, and the descriptor that is in it, if there is one; or a descriptor alone.

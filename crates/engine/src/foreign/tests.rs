@@ -175,13 +175,17 @@ fn repair_crcs(image: &mut [u8]) {
     }
 }
 
-/// Headers and region tables.
-const VHDX_CHECKED: [(usize, usize); 4] = [
+/// Headers, region tables, and the entry of a log.
+const VHDX_CHECKED: [(usize, usize); 5] = [
     (64 << 10, 4096),
     (128 << 10, 4096),
     (192 << 10, 64 << 10),
     (256 << 10, 64 << 10),
+    (LOG, 8192),
 ];
+
+/// Where the log of a VHDX is, behind its blocks.
+const LOG: usize = 16 << 20;
 
 fn vhdx() -> Sample {
     let disk = disk_of(BLOCK_VHDX);
@@ -376,12 +380,54 @@ fn vmdk_in_files() -> Sample {
     }
 }
 
+/// A VHDX whose table of blocks is in its log alone.
+fn vhdx_with_log() -> Sample {
+    let mut sample = vhdx();
+    let bat: usize = 2 << 20;
+    for at in [64 << 10, 128 << 10] {
+        put(&mut sample.image, at + 48, &[1; 16]);
+        put(&mut sample.image, at + 68, &(1_u32 << 20).to_le_bytes());
+        put(&mut sample.image, at + 72, &(LOG as u64).to_le_bytes());
+    }
+    let mut data = sample.image[bat..bat + 4096].to_vec();
+    sample.image[bat..bat + 4096].fill(0xff);
+    let file_len = (LOG as u64 + (1 << 20)).to_le_bytes();
+    let entry = [
+        &b"loge\0\0\0\0"[..],
+        &8192_u64.to_le_bytes(),
+        &5_u64.to_le_bytes(),
+        &2_u64.to_le_bytes(),
+        &[1; 16],
+        &file_len,
+        &file_len,
+        b"zero\0\0\0\0",
+        &4096_u64.to_le_bytes(),
+        &(bat as u64).to_le_bytes(),
+        &5_u64.to_le_bytes(),
+        b"desc",
+        &data[4092..],
+        &data[..8],
+        &(bat as u64).to_le_bytes(),
+        &5_u64.to_le_bytes(),
+    ]
+    .concat();
+    put(&mut sample.image, LOG, &entry);
+    data[..8].copy_from_slice(b"data\0\0\0\0");
+    data[4092..].copy_from_slice(&5_u32.to_le_bytes());
+    put(&mut sample.image, LOG + 4096, &data);
+    put(&mut sample.image, LOG + (1 << 20) - 1, &[0]);
+    repair_crcs(&mut sample.image);
+    sample.metadata.extend([(LOG, 128), (LOG + 4096, 4096)]);
+    sample
+}
+
 fn samples() -> Vec<Sample> {
     vec![
         vdi(),
         vhd_fixed(),
         vhd_dynamic(),
         vhdx(),
+        vhdx_with_log(),
         vmdk(false),
         vmdk(true),
         vmdk_in_files(),
