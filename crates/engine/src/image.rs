@@ -520,7 +520,8 @@ pub(crate) fn add_mapping(
     let (metadata, clean) = metadata_clusters(part, header, &geometry);
     if writable && !clean {
         let path = part.layer.path.display();
-        let text = format!("tables of {path} overlap; check the image first");
+        let text =
+            format!("tables of {path} overlap; open it read-only, and copy it (gaur convert)");
         return Err(ImageError::new(ErrorKind::Corrupt, text));
     }
     let sizes = cache.resolve(&geometry, part.layer.size_bytes)?;
