@@ -140,7 +140,7 @@ fn a_hundred_overlays_of_a_deep_base_cost_a_file_each_and_read_as_qemu_does() {
         };
         let number = left.swap_remove(next);
         shelf.command(&["remove", &number.to_string()]);
-        if left.len() % 20 == 0 {
+        if left.len().is_multiple_of(20) {
             shelf.assert_same(left[0]);
         }
     }
