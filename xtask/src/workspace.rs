@@ -51,10 +51,13 @@ pub fn output(command: &mut Command) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The packages that cargo knows: ours, and with `all` those that they depend on.
+/// The packages that cargo knows: ours, and with `all` those that they depend on here. Cargo has not loaded those of other
+/// systems.
 pub fn packages(all: bool) -> Result<Vec<Value>, String> {
     let mut command = cargo();
     command.args(["metadata", "--format-version=1", "--offline"]);
+    let here = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    command.args(["--filter-platform", &here]);
     command.args((!all).then_some("--no-deps"));
     let mut metadata: Value = serde_json::from_str(&output(&mut command)?)
         .map_err(|error| format!("cargo metadata: {error}"))?;
