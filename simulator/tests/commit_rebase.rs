@@ -9,7 +9,8 @@ use std::rc::Rc;
 use futures_util::future::join;
 use gaur_block::{Access, Device, Host, Payload, Request, Source, Target};
 use gaur_engine::{
-    BrokenRule, Format, Job, OpenOptions, Opened, Queue, References, Shares, create, open,
+    BrokenRule, Compressor, Format, Job, OpenOptions, Opened, Queue, References, Shares, create,
+    open,
 };
 use gaur_format::plan::CreateOptions;
 use gaur_format::{Header, Version};
@@ -147,7 +148,7 @@ async fn make(host: SimHost, seed: u64) {
     }
 }
 
-async fn work(host: SimHost, what: Work, broken: Option<BrokenRule>) {
+async fn work(seed: u64, host: SimHost, what: Work, broken: Option<BrokenRule>) {
     let job = Job::default();
     // Small ones, so that two queues find some.
     let shares = Shares::new(4096);
@@ -185,10 +186,15 @@ async fn work(host: SimHost, what: Work, broken: Option<BrokenRule>) {
         }
         _ => (None, None),
     };
+    // Every other run stores what it copies compressed.
+    let compressor = |queue: &Queue<SimFile>| {
+        let wanted = seed.is_multiple_of(2);
+        wanted.then(|| Compressor::new(queue.image(), None).unwrap())
+    };
     let (over, under) = new.as_ref().map(|(one, two)| (one, two)).unzip();
     let both = join(
-        top.rebase_onto(over, None, &shares, &job),
-        second.rebase_onto(under, None, &shares, &job),
+        top.rebase_onto(over, None, compressor(&top), &shares, &job),
+        second.rebase_onto(under, None, compressor(&second), &shares, &job),
     );
     let (one, two) = both.await;
     one.and(two).unwrap();
@@ -251,7 +257,7 @@ fn cut(seed: u64, what: Work, broken: Option<BrokenRule>) -> (u64, Option<String
     for (name, file) in &files {
         host.add(name, file.clone(), profile(seed));
     }
-    handle.spawn("work", work(host.clone(), what, broken));
+    handle.spawn("work", work(seed, host.clone(), what, broken));
     let random = &mut Random::new(seed);
     let mut cuts = 0;
     loop {

@@ -358,11 +358,6 @@ fn open_target(
         })
     };
     let opened = SharedImage::open(target, &options)?;
-    let top = opened.image().layers().top();
-    if args.compress && top.data_file().is_some() {
-        let message = "-c: an image with an external data file has no compressed clusters";
-        return Err(Failure::about(target.path(), message));
-    }
     let backing_bytes = new.and_then(NewImage::backing_bytes);
     let file = opened.top_file();
     let fixed = file.is_some_and(|file| !file.limits().resizable);

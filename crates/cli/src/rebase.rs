@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use gaur_block::FileId;
-use gaur_engine::{Format, Job, OpenOptions, Shares};
+use gaur_engine::{Compressor, Format, Job, OpenOptions, Shares};
 use gaur_reactor::ReactorFile;
 
 use crate::drive::drive_together;
@@ -35,6 +35,9 @@ pub struct Args {
     /// unless the new file shows what the old one showed
     #[arg(short = 'u', long = "backing-unsafe")]
     name_only: bool,
+    /// Store what is copied compressed
+    #[arg(short, long, conflicts_with = "name_only")]
+    compress: bool,
     /// Use of the host's cache for the image
     #[arg(short = 't', long, value_name = "MODE", default_value = "writeback")]
     cache: CacheMode,
@@ -159,7 +162,9 @@ pub fn run(args: &Args) -> Result<u8, Failure> {
                 return Ok(());
             }
             let over = base.map(|base| base.queue::<ReactorFile>());
-            let copied = queue.rebase_onto(over.as_ref(), same_from, &shares, &job);
+            let compressor = args.compress.then(|| Compressor::new(queue.image(), None));
+            let compressor = compressor.transpose().map_err(failed)?;
+            let copied = queue.rebase_onto(over.as_ref(), same_from, compressor, &shares, &job);
             copied.await.map_err(failed)
         },
         async |queue| {

@@ -74,13 +74,22 @@ impl Compressor {
     /// (7 by default), 1 to 22 for zstd (3).
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the image is raw, [`ErrorKind::InvalidInput`] for another level.
+    /// [`ErrorKind::Unsupported`] if the image is raw, encrypted, or has an external data file,
+    /// [`ErrorKind::InvalidInput`] for another level.
     pub fn new(image: &Image, level: Option<u32>) -> Result<Compressor, ImageError> {
-        let top = image.top.qcow2.as_ref();
-        let Some(top) = top else {
-            let text = "a raw image cannot have compressed clusters";
-            return Err(ImageError::new(ErrorKind::Unsupported, text));
+        let refuse = |what: &str| {
+            let text = format!("{what} cannot have compressed clusters");
+            Err(ImageError::new(ErrorKind::Unsupported, text))
         };
+        let Some(top) = image.top.qcow2.as_ref() else {
+            return refuse("a raw image");
+        };
+        if top.cipher.is_some() {
+            return refuse("an encrypted image");
+        }
+        if image.data_file().is_some() {
+            return refuse("an image with an external data file");
+        }
         let level = Compressor::level(top.compression, level)?;
         let cluster_bytes = top.geometry.cluster_size() as usize;
         Ok(Compressor::with(top.compression, level, cluster_bytes))

@@ -5,6 +5,7 @@
 //! images above hide anyway, and only then empties the top. A rebase first copies what the new base lacks, and then
 //! switches the name by one header write between two flushes (O5).
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use futures_util::{TryStreamExt, stream};
@@ -13,6 +14,7 @@ use gaur_format::feature::Autoclear;
 use gaur_format::header::HeaderChange;
 
 use crate::active::Active;
+use crate::compressor::{CompressedCluster, Compressor};
 use crate::error::{ErrorKind, ImageError};
 use crate::job::Job;
 use crate::map::MapExtent;
@@ -156,8 +158,8 @@ impl<F: File> Queue<F> {
 
     /// Copies into the top image what reads differently over `new`, its next backing file (`None` for none), so that
     /// [`Queue::set_backing`] changes nothing that the guest sees. Layers from number `same_from` on are part of
-    /// the new chain too. Several queues may do it together, each with a queue of `new`: each has done its own
-    /// `shares` when it returns.
+    /// the new chain too. What is copied is stored by `compressor` if there is one, cluster by cluster. Several queues
+    /// may do it together, each with a queue of `new` and a compressor: each has done its own `shares` when it returns.
     ///
     /// No other request changes the image meanwhile. If it fails, or `job` is cancelled, it shows the disk it showed.
     ///
@@ -167,10 +169,12 @@ impl<F: File> Queue<F> {
         &self,
         new: Option<&Queue<B>>,
         same_from: Option<u32>,
+        compressor: Option<Compressor>,
         shares: &Shares,
         job: &Job,
     ) -> Result<(), ImageError> {
         self.changing()?;
+        let compressor = compressor.map(RefCell::new);
         let pieces = self.pieces(
             shares,
             job,
@@ -198,7 +202,7 @@ impl<F: File> Queue<F> {
             },
         );
         let copied = pieces
-            .map_ok(|piece| self.copy_difference(new, piece, job))
+            .map_ok(|piece| self.copy_difference(new, compressor.as_ref(), piece, job))
             .try_buffer_unordered(IN_FLIGHT_MAX)
             .try_collect::<()>();
         let copied = copied.await;
@@ -208,6 +212,7 @@ impl<F: File> Queue<F> {
     async fn copy_difference<B: File>(
         &self,
         new: Option<&Queue<B>>,
+        compressor: Option<&RefCell<Compressor>>,
         piece: Piece,
         job: &Job,
     ) -> Result<(), Errno> {
@@ -227,9 +232,35 @@ impl<F: File> Queue<F> {
         }
         let old = self.read_piece(range).await?;
         for run in differences(&old, &other) {
-            self.put(range.start + run.start as u64, &old[run]).await?;
+            let at = range.start + run.start as u64;
+            match compressor {
+                None => self.put(at, &old[run]).await?,
+                Some(compressor) => {
+                    let range = GuestRange::new(at, run.len() as u64);
+                    self.compress_clusters(range, compressor).await?;
+                }
+            }
         }
         job.step(range.len)
+    }
+
+    /// Stores the clusters that a range lies in compressed, with what they show.
+    async fn compress_clusters(
+        &self,
+        range: GuestRange,
+        compressor: &RefCell<Compressor>,
+    ) -> Result<(), Errno> {
+        let size = self.cluster_bytes();
+        let mut packed = CompressedCluster::default();
+        let mut at = range.start - range.start % size;
+        while at < range.end() {
+            let whole = GuestRange::new(at, size.min(self.size_bytes() - at));
+            let plain = self.read_piece(whole).await?;
+            compressor.borrow_mut().compress(&plain, &mut packed);
+            self.write_compressed(at, &plain, &packed).await?;
+            at += size;
+        }
+        Ok(())
     }
 
     /// Makes the image name `backing` as its backing file, of `format`; without a name it stands alone. Everything

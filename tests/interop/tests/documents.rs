@@ -139,33 +139,14 @@ fn the_table_of_qemu_nbds_options_is_true() {
     assert!(left.is_empty(), "not in the table: {left:?}");
 }
 
-/// The README says that the verbs take the options of `qemu-img`.
+/// docs/commands.md says that the verbs take all options of `qemu-img`.
 #[test]
-fn the_table_of_qemu_imgs_options_is_true() {
-    let text = documents().remove("docs/commands.md").expect("a document");
-    let rows = text
-        .lines()
-        .skip_while(|line| !line.contains("options of `qemu-img` that are missing |"));
-    let rows: Vec<&str> = rows
-        .skip(2)
-        .take_while(|line| line.starts_with('|'))
-        .collect();
-    let words = |cell: &str| -> Vec<String> {
-        let words = cell.split(',').map(|word| word.trim().trim_matches('`'));
-        words.map(str::to_owned).collect()
-    };
+fn the_verbs_take_all_options_of_qemu_img() {
     let verbs = [
-        "create", "info", "check", "map", "measure", "convert", "compare", "resize", "amend",
-        "snapshot", "bitmap", "bench",
+        "create", "info", "check", "map", "measure", "convert", "compare", "commit", "rebase",
+        "resize", "amend", "snapshot", "bitmap", "bench",
     ];
     for verb in verbs {
-        let mut told = Vec::new();
-        for row in &rows {
-            let cells: Vec<&str> = row.split('|').collect();
-            if words(cells[1]).iter().any(|word| word == verb) {
-                told.extend(words(cells[2]));
-            }
-        }
         let theirs = run("qemu-img", &[verb, "--help"]).ok().stdout;
         // A slip in the help of QEMU 10's amend.
         let theirs = options(&theirs.replace("--progres\n", "--progress\n"));
@@ -178,10 +159,7 @@ fn the_table_of_qemu_imgs_options_is_true() {
             let found = ours.get(*long);
             !alias && found.is_none_or(|ours| short.is_some() && ours != *short)
         };
-        let missing = theirs.iter().filter(lacks);
-        let mut missing: Vec<String> = missing.map(|(long, _)| format!("--{long}")).collect();
-        missing.sort();
-        told.sort();
-        assert_eq!(missing, told, "{verb}");
+        let missing: Vec<_> = theirs.iter().filter(lacks).collect();
+        assert!(missing.is_empty(), "{verb}: {missing:?}");
     }
 }

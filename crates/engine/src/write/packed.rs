@@ -132,7 +132,7 @@ impl<F: File> Queue<F> {
     }
 
     /// Bytes of a cluster; 1 for a raw image.
-    fn cluster_bytes(&self) -> u64 {
+    pub(crate) fn cluster_bytes(&self) -> u64 {
         let active = self.active();
         active.map_or(1, |active| active.geometry().cluster_size())
     }
