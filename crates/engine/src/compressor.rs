@@ -25,6 +25,7 @@ pub struct Compressor {
     kind: CompressionType,
     level: u32,
     cluster_bytes: usize,
+    stores_zeros: bool,
     deflate: Option<Compress>,
     zstd: Option<CCtx<'static>>,
     /// The last cluster of a disk, filled up with zeros.
@@ -118,9 +119,18 @@ impl Compressor {
             kind,
             level,
             cluster_bytes,
+            stores_zeros: false,
             deflate: None,
             zstd: None,
             padded: Vec::new(),
+        }
+    }
+
+    /// The same for clusters of zeros that are to be stored as any others, not by a mark.
+    pub fn storing_zeros(self) -> Compressor {
+        Compressor {
+            stores_zeros: true,
+            ..self
         }
     }
 
@@ -139,7 +149,7 @@ impl Compressor {
             "one cluster is compressed at a time"
         );
         (out.kind, out.plain_bytes, out.len) = (self.kind, plain.len(), 0);
-        if is_zero(plain) {
+        if !self.stores_zeros && is_zero(plain) {
             out.content = Content::Zeros;
             return;
         }

@@ -168,6 +168,24 @@ fn overlays_and_existing_targets_get_compressed_clusters() {
 }
 
 #[test]
+fn zeros_are_compressed_too_where_that_is_asked_for() {
+    let scratch = Scratch::new("compress");
+    let source = scratch.zeros("zeros.raw", 1 << 20);
+    let map = |name: &str, image: &str| {
+        let line = [
+            "convert", "-c", "-S", "0", "-f", "raw", "-O", "qcow2", &source, image,
+        ];
+        match name {
+            "ours" => gaur(&line).ok(),
+            _ => qemu_img(&line).ok(),
+        };
+        qemu_img(&["map", "--output=json", image]).ok().stdout
+    };
+    let [ours, theirs] = ["ours", "theirs"].map(|name| map(name, &scratch.path(name)));
+    assert_eq!(ours, theirs);
+}
+
+#[test]
 fn what_cannot_be_compressed_is_refused_before_anything_is_touched() {
     let scratch = Scratch::new("compressed");
     let raw = scratch.zeros("disk.raw", 1 << 20);

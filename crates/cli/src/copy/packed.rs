@@ -31,6 +31,10 @@ impl Copy {
     ) -> Result<(), Failure> {
         let compressor = Compressor::new(hold(target).image(), compression.level)
             .map_err(|error| Failure::image(self.target.name(), &error))?;
+        let compressor = match self.sparse_bytes {
+            0 => compressor.storing_zeros(),
+            _ => compressor,
+        };
         let mut worker = Worker {
             sources: self.sources.iter().map(|source| source.guest()).collect(),
             compressor,

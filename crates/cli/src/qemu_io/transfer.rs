@@ -227,7 +227,8 @@ async fn write(disk: &Disk, span: Span, data: &Data, fua: bool) -> Result<(), Er
 /// Stores whole clusters compressed, where the image has none of its own.
 async fn write_compressed(disk: &Disk, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
     let level = None;
-    let mut compressor = Compressor::new(disk.image(), level).map_err(|_| Errno::EOPNOTSUPP)?;
+    let compressor = Compressor::new(disk.image(), level).map_err(|_| Errno::EOPNOTSUPP)?;
+    let mut compressor = compressor.storing_zeros();
     let cluster = compressor.cluster_bytes();
     let end = offset + bytes.len() as u64;
     let whole = |at: u64| at.is_multiple_of(cluster as u64);
