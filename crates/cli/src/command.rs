@@ -83,7 +83,13 @@ impl Verb {
 /// Runs the command with these arguments (the first is the program) and returns its exit code.
 pub fn run(mut args: Vec<OsString>) -> u8 {
     let program = program_name(&mut args);
-    let parsed = Gaur::command()
+    notice::speak_as(&program);
+    let mut command = Gaur::command();
+    if notice::is_qemu() {
+        command = command.mut_subcommands(|verb| verb.args_override_self(true));
+        allow_any(&command, &mut args);
+    }
+    let parsed = command
         .bin_name(program.clone())
         .try_get_matches_from(&args)
         .and_then(|matches| Gaur::from_arg_matches(&matches));
@@ -103,7 +109,7 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
     // What was printed before the failure belongs before its message.
     let _ = out.flush();
     if !failure.silent {
-        notice::say_as(&program, &failure);
+        notice::say(&failure);
     }
     failure.code
 }
@@ -135,11 +141,26 @@ fn program_name(args: &mut Vec<OsString>) -> String {
             "qemu-img".to_owned()
         }
         Some(QEMU_IO) => QEMU_IO.to_owned(),
-        _ => "gaur".to_owned(),
+        _ => notice::OWN_NAME.to_owned(),
     }
 }
 
 const QEMU_IO: &str = "qemu-io";
+
+/// Under the name of a program of QEMU an image may refer to any file, as there, unless an option says otherwise.
+fn allow_any(command: &clap::Command, args: &mut Vec<OsString>) {
+    let said = |option: &str| {
+        args.iter()
+            .any(|word| word.as_encoded_bytes().starts_with(option.as_bytes()))
+    };
+    if said("--allow") || said("--untrusted") {
+        return;
+    }
+    let verb = args.get(1).and_then(|word| command.find_subcommand(word));
+    if verb.is_some_and(|verb| verb.get_arguments().any(|one| one.get_id() == "allow_any")) {
+        args.insert(2, "--allow-any".into());
+    }
+}
 
 #[cfg(test)]
 mod tests {

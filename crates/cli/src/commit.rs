@@ -14,6 +14,7 @@ use crate::drive::drive_together;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::new_image::file_id;
+use crate::notice;
 use crate::open::{self, CacheMode, SourceArgs};
 use crate::progress::ProgressOptions;
 use crate::rate::{Pace, parse_rate};
@@ -157,7 +158,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     work.and(overlay.close())?;
     if !args.show.quiet {
         writeln!(out, "Image committed.")?;
-        if found.between > 0 {
+        if found.between > 0 && !notice::is_qemu() {
             writeln!(
                 out,
                 "{} images between it and {:?} do not show what they did and are not to be used.",

@@ -7,6 +7,7 @@
 use std::fmt;
 use std::io::Write;
 use std::os::unix::net::UnixDatagram;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use gaur_server::notice::one_line;
@@ -29,13 +30,30 @@ pub fn detach() {
     DETACHED.store(true, Ordering::Relaxed);
 }
 
-/// Says `line` under the name of the command.
-pub fn say(line: impl fmt::Display) {
-    say_as("gaur", line);
+/// What the command is called, if not [`OWN_NAME`]. Set once, at its start.
+static PROGRAM: OnceLock<String> = OnceLock::new();
+
+/// The name of the command when it is not called as a program of QEMU.
+pub const OWN_NAME: &str = "gaur";
+
+/// From now on lines are said under this name.
+pub fn speak_as(program: &str) {
+    // Tests run several commands in a process.
+    let _ = PROGRAM.set(program.to_owned());
 }
 
-/// Says `line` under another name.
-pub fn say_as(program: &str, line: impl fmt::Display) {
+fn program() -> &'static str {
+    PROGRAM.get().map_or(OWN_NAME, String::as_str)
+}
+
+/// Whether the command was called as a program of QEMU, which says less.
+pub fn is_qemu() -> bool {
+    program() != OWN_NAME
+}
+
+/// Says `line` under the name of the command.
+pub fn say(line: impl fmt::Display) {
+    let program = program();
     let line = one_line(&line.to_string());
     if DETACHED.load(Ordering::Relaxed) {
         let line = format!("{PRIORITY}{program}[{}]: {line}", std::process::id());

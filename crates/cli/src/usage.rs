@@ -18,7 +18,7 @@ pub fn report(program: &str, args: &[OsString], error: &clap::Error) -> u8 {
             };
             let failure = Failure::from(error);
             if !failure.silent {
-                notice::say_as(program, &failure);
+                notice::say(&failure);
             }
             return failure.code;
         }
@@ -29,8 +29,10 @@ pub fn report(program: &str, args: &[OsString], error: &clap::Error) -> u8 {
         _ => {}
     }
     let verbs = verbs(args);
-    let help = [&[program], &verbs[..], &["--help"]].concat().join(" ");
-    notice::say_as(program, explain(args, error).hint(format!("see '{help}'")));
+    let mut words = [&[program], &verbs[..], &["--help"]].concat();
+    words.dedup();
+    let help = words.join(" ");
+    notice::say(explain(args, error).hint(format!("see '{help}'")));
     match verbs.first() {
         // 1 would say that the images differ.
         Some(&"compare") => compare::EXIT_OPEN,

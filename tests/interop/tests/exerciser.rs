@@ -1,4 +1,5 @@
-//! `gaur qemu-io`: the lines, the exit code and the disk are those of QEMU's program.
+//! `gaur qemu-io`: the lines, the exit code and the disk are those of QEMU's program. And what differs under the names of
+//! QEMU's programs.
 
 use gaur_interop::builder::create;
 use gaur_interop::compare::assert_same_view;
@@ -196,4 +197,29 @@ fn images_are_reopened_and_named_by_options() {
         &options,
     ])
     .ok();
+}
+
+#[test]
+fn images_refer_to_any_file_under_the_names_of_qemu() {
+    let scratch = Scratch::new("exerciser-references");
+    for folder in ["bases", "disks"] {
+        std::fs::create_dir(scratch.path(folder)).expect("a folder");
+    }
+    let (base, disk) = (
+        scratch.path("bases/base.qcow2"),
+        scratch.path("disks/disk.qcow2"),
+    );
+    qemu_img(&["create", "-q", "-f", "qcow2", &base, "1M"]).ok();
+    qemu_img(&[
+        "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", &base, &disk,
+    ])
+    .ok();
+    gaur(&["map", &disk]).refused();
+    gaur(&["qemu-img", "map", &disk]).ok();
+    gaur(&["qemu-io", "-c", "read 0 1k", &disk]).ok();
+    let said = gaur(&["qemu-img", "map", "--untrusted", &disk]).refused();
+    assert!(said.stderr.starts_with("qemu-img: "), "{said}");
+    // The last of several counts, as with getopt.
+    gaur(&["qemu-img", "map", "-f", "raw", "-f", "qcow2", &disk]).ok();
+    gaur(&["map", "-f", "raw", "-f", "qcow2", &disk]).refused();
 }

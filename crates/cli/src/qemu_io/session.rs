@@ -28,9 +28,6 @@ use crate::open::{Bases, CacheMode};
 use crate::resize::PreallocationArg;
 use crate::shared_image::SharedImage;
 
-/// The name to speak under.
-const NAME: &str = "qemu-io";
-
 /// What became of a command: the error was printed already.
 pub(super) type Outcome = Result<(), Wrong>;
 
@@ -241,7 +238,7 @@ impl<'o> Session<'o> {
             Err(Wrong::Usage) => writeln!(self.out, "{}", command.line())?,
             Err(Wrong::Line(line)) => writeln!(self.out, "{line}")?,
             Err(Wrong::Message(failure)) if failure.silent => return Err(failure),
-            Err(Wrong::Message(failure)) => notice::say_as(NAME, &failure),
+            Err(Wrong::Message(failure)) => notice::say(&failure),
             Err(Wrong::Told) => {}
         }
         Ok(Next::Go { worked: false })
