@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use gaur_block::{Access, Host};
-use gaur_engine::{Job, repair};
-use gaur_format::check::RepairMode;
+use gaur_engine::{ImageError, Job, repair};
+use gaur_format::check::{RepairMode, Repaired};
 use gaur_format::{Header, refcount};
-use gaur_sim::{DiskProfile, FileImage, Random, Scheduler, SimHost, Stop, Survivors, Trace};
+use gaur_sim::{
+    DiskProfile, FileImage, Random, Scheduler, SimFile, SimHost, Stop, Survivors, Trace,
+};
 use gaur_simulator::config::Config;
 use gaur_simulator::content::ValueEncoding;
 use gaur_simulator::judge;
@@ -50,8 +52,24 @@ fn contents(file: &FileImage) -> Vec<Vec<u8>> {
     View::open(file, &[]).unwrap().contents().unwrap()
 }
 
+/// A repair of all, with rule O5 broken if the build lets it be.
+async fn repair_all(file: &SimFile, _breaks: bool) -> Result<Repaired, ImageError> {
+    let (mode, job) = (RepairMode::All, Job::default());
+    #[cfg(feature = "broken-order")]
+    if _breaks {
+        return gaur_engine::repair_breaking(file, mode, &job, Some(gaur_engine::BrokenRule::O5))
+            .await;
+    }
+    repair(file, mode, false, &job).await
+}
+
 /// A machine on which a repair of the image has begun.
-fn repairing(seed: u64, file: FileImage, profile: DiskProfile) -> (Scheduler, SimHost) {
+fn repairing(
+    seed: u64,
+    file: FileImage,
+    profile: DiskProfile,
+    breaks: bool,
+) -> (Scheduler, SimHost) {
     let scheduler = Scheduler::new(seed, Trace::default());
     let handle = scheduler.handle();
     let host = SimHost::from_images(&handle, [(NAME, file, profile)]);
@@ -64,16 +82,95 @@ fn repairing(seed: u64, file: FileImage, profile: DiskProfile) -> (Scheduler, Si
             force_share: false,
         };
         let file = machine.open(Path::new(NAME), access).await.unwrap();
-        let repaired = repair(&file, RepairMode::All, false, &Job::default()).await;
+        let repaired = repair_all(&file, breaks).await;
         assert!(repaired.unwrap().after.is_clean(), "seed {seed}");
     });
     (scheduler, host)
 }
 
 fn repaired(seed: u64, file: FileImage, profile: DiskProfile) -> FileImage {
-    let (mut scheduler, host) = repairing(seed, file, profile);
+    let (mut scheduler, host) = repairing(seed, file, profile, false);
     assert_eq!(scheduler.run(10_000_000).unwrap(), Stop::Done);
     host.crash_images(Survivors::Nothing, &mut Random::new(seed))[NAME].clone()
+}
+
+/// Damages the entry of a snapshot, or says that there are more; what is left to be read afterwards.
+fn damage_snapshots(file: &mut FileImage, random: &mut Random) -> Vec<Vec<u8>> {
+    let mut left = contents(file);
+    let table = header(file).snapshots_offset.0;
+    let count = (left.len() as u64 - 1) / 2;
+    let lengths = |at: u64| u64_at(file, at + 8) & 0xffff_ffff;
+    let mut at = table;
+    let number = random.below(count);
+    for _ in 0..number {
+        let names = (lengths(at) >> 16) + (lengths(at) & 0xffff);
+        let extra = u64_at(file, at + 32) & 0xffff_ffff;
+        at += (40 + extra + names).next_multiple_of(8);
+    }
+    let gone = 1 + 2 * number as usize;
+    match random.below(4) {
+        0 => file.write(at, &(u64_at(file, at) + 8).to_be_bytes()),
+        1 => file.write(at, &(1_u64 << 45).to_be_bytes()),
+        2 => file.write(at + 8, &[0x7f; 4]),
+        _ => {
+            file.write(at + 36, &[0xff; 4]);
+            left.truncate(gone);
+            return left;
+        }
+    }
+    left.drain(gone..gone + 2);
+    left
+}
+
+/// Repairs with power cuts, and again after each: what reads differently then, or is not sound.
+fn cut_while_tables_are_replaced(seed: u64, breaks: bool) -> (u64, Option<String>) {
+    let config = Config::draw(seed);
+    let random = &mut Random::new(seed);
+    let script = ValueEncoding::new(seed, config.unit_bytes);
+    let mut file = prepare(&config.image, script, &mut 0, random).file;
+    if header(&file).nb_snapshots == 0 {
+        return (0, None);
+    }
+    let expected = damage_snapshots(&mut file, random);
+    let profile = DiskProfile::default();
+    let (mut scheduler, host) = repairing(seed, file, profile, breaks);
+    for cuts in 1.. {
+        let stop = scheduler.run(1 + random.below(4)).unwrap();
+        let left = host.crash_images(Survivors::draw(random), random)[NAME].clone();
+        let whole = repaired(seed, left, profile);
+        if contents(&whole) != expected {
+            return (cuts, Some("other disks".to_owned()));
+        }
+        match judge::check(&whole, config.image.shape) {
+            Ok(counts) if counts.leaks == 0 => {}
+            wrong => return (cuts, Some(format!("{wrong:?}"))),
+        }
+        if stop == Stop::Done {
+            return (cuts, None);
+        }
+    }
+    (0, None)
+}
+
+#[test]
+fn a_power_cut_while_a_snapshot_table_is_replaced_loses_no_snapshot() {
+    let mut cuts = 0;
+    for seed in 0..120 {
+        let (more, wrong) = cut_while_tables_are_replaced(seed, false);
+        assert_eq!(wrong, None, "seed {seed}");
+        cuts += more;
+    }
+    assert!(cuts > 100, "{cuts} cuts were repaired");
+}
+
+#[cfg(feature = "broken-order")]
+#[test]
+fn a_switch_to_a_snapshot_table_that_is_not_durable_is_noticed() {
+    let noticed = (0..300).find(|seed| cut_while_tables_are_replaced(*seed, true).1.is_some());
+    println!(
+        "noticed after {} seeds",
+        noticed.expect("rule O5 is broken") + 1
+    );
 }
 
 #[test]
@@ -91,7 +188,7 @@ fn a_power_cut_during_a_repair_loses_nothing_that_could_be_read() {
             memory_alignment: 512,
             ..DiskProfile::default()
         };
-        let (mut scheduler, host) = repairing(seed, file, profile);
+        let (mut scheduler, host) = repairing(seed, file, profile, false);
         loop {
             let stop = scheduler.run(1 + random.below(12)).unwrap();
             let left = host.crash_images(Survivors::draw(random), random)[NAME].clone();

@@ -114,6 +114,8 @@ pub use options::BrokenRule;
 pub use options::{DetectZeroes, Format, OpenOptions, PassDiscard};
 pub use queue::Queue;
 pub use references::{Places, References};
+#[cfg(feature = "broken-order")]
+pub use repair::repair_breaking;
 pub use repair::{repair, repair_on};
 pub use snapshot::{NewSnapshot, Snapshot, find_snapshot};
 pub use statistics::{CacheStatistics, HoleStatistics};

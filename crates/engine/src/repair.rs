@@ -10,6 +10,8 @@ use gaur_format::feature::Incompatible;
 use crate::error::{ErrorKind, ImageError};
 use crate::job::Job;
 use crate::layer::{LayerReader, check_supported};
+#[cfg(feature = "broken-order")]
+use crate::options::BrokenRule;
 use crate::{align, pool::Pool, sector_locks::SectorLocks};
 
 /// Checks the qcow2 image in `file` and repairs what `mode` says; with `dry_run` it is only told what would
@@ -39,7 +41,34 @@ pub async fn repair_on<F: File>(
     dry_run: bool,
     job: &Job,
     threads: usize,
+    look: impl FnMut(&mut [TablePart]),
+) -> Result<Repaired, ImageError> {
+    carry_out(file, (mode, dry_run), job, threads, look, true).await
+}
+
+/// [`repair`] with one rule of the write order broken, for tests of the tests.
+///
+/// # Errors
+/// Those of [`repair`].
+#[cfg(feature = "broken-order")]
+pub async fn repair_breaking<F: File>(
+    file: &F,
+    mode: RepairMode,
+    job: &Job,
+    broken: Option<BrokenRule>,
+) -> Result<Repaired, ImageError> {
+    let flushes = broken != Some(BrokenRule::O5);
+    carry_out(file, (mode, false), job, 1, |_| {}, flushes).await
+}
+
+/// Without `flushes` they are left out.
+async fn carry_out<F: File>(
+    file: &F,
+    (mode, dry_run): (RepairMode, bool),
+    job: &Job,
+    threads: usize,
     mut look: impl FnMut(&mut [TablePart]),
+    flushes: bool,
 ) -> Result<Repaired, ImageError> {
     let cancelled = |errno| ImageError::io(errno, "the repair was cancelled");
     let reader = LayerReader::new(file).await?;
@@ -78,6 +107,7 @@ pub async fn repair_on<F: File>(
                         ImageError::io(errno, what)
                     })?;
             }
+            RepairStep::Flush if !flushes => {}
             RepairStep::Flush => {
                 let flushed = file.flush().await;
                 flushed.map_err(|errno| ImageError::io(errno, "cannot repair: flush failed"))?;
@@ -94,7 +124,7 @@ pub(crate) async fn repair_if_dirty<F: File>(file: &F) -> Result<bool, ImageErro
     if !header.incompatible.has(Incompatible::DIRTY) {
         return Ok(false);
     }
-    let repaired = repair(file, RepairMode::All, false, &Job::default()).await?;
+    let repaired = repair(file, RepairMode::Unclosed, false, &Job::default()).await?;
     if repaired.after.only_leaks() {
         return Ok(true);
     }

@@ -181,6 +181,48 @@ pub(crate) fn parse_entries(bytes: &[u8], count: u32) -> Result<(Vec<Snapshot>, 
     Ok((snapshots, at as u64))
 }
 
+/// An entry of a table that may be damaged.
+pub(crate) enum Salvaged {
+    /// This many bytes of the table are needed to tell.
+    Need(u64),
+    /// An entry that can be told from those around it.
+    Entry {
+        snapshot: Snapshot,
+        /// There was more extra data than any entry may have, and it was cut to what is known.
+        cut: bool,
+        /// Where the next entry begins.
+        end: usize,
+    },
+    /// Where this entry ends cannot be known.
+    Lost,
+}
+
+/// The entry at `at` of a damaged table, of which `bytes` is the beginning; the file has `room` bytes from the
+/// start of the table on.
+pub(crate) fn salvage_entry(bytes: &[u8], at: usize, room: u64) -> Salvaged {
+    let Some(entry) = Entry::at(bytes, at) else {
+        let needed = at.saturating_add(FIXED_BYTES);
+        return match check_len(needed, at) {
+            Ok(()) => Salvaged::Need(needed as u64),
+            Err(_) => Salvaged::Lost,
+        };
+    };
+    let end = at.saturating_add(entry.len());
+    let cut = check_extra(&entry, at).is_err();
+    if check_len(end, at).is_err() || cut && end as u64 > room {
+        return Salvaged::Lost;
+    }
+    match parse_entry(bytes, at, &entry) {
+        None => Salvaged::Need(end as u64),
+        Some(mut snapshot) => {
+            if cut {
+                snapshot.unknown_extra.clear();
+            }
+            Salvaged::Entry { snapshot, cut, end }
+        }
+    }
+}
+
 fn truncated(at: usize, len: usize) -> Error {
     Error::new(ErrorKind::Truncated, STRUCTURE, "entry ends too early")
         .at(at as u64)
@@ -259,6 +301,17 @@ impl Snapshot {
             return Err(wrong(ErrorKind::InvalidInput, "too much extra data"));
         }
         Ok(())
+    }
+
+    /// Whether it is what bytes that are all zeros say: no snapshot at all.
+    pub(crate) fn is_blank(&self) -> bool {
+        let numbers = [
+            self.l1_table_offset.0,
+            u64::from(self.l1_size),
+            u64::from(self.date_sec),
+            self.vm_state_size,
+        ];
+        numbers == [0; 4] && self.id.is_empty() && self.name.is_empty()
     }
 
     fn encode_extra(&self) -> Vec<u8> {

@@ -12,11 +12,15 @@ mod image;
 mod qemu;
 #[path = "repair/random.rs"]
 mod random;
+#[path = "repair/snapshots.rs"]
+mod snapshots;
 
 use std::collections::BTreeSet;
 
 use gaur_format::check::{Finding, Repair, RepairMode, RepairStep, Report, Severity};
-use image::{Flushes, after_power_cut, assert_kept, check, contents, part, repair, repair_cut};
+use image::{
+    Flushes, after_power_cut, assert_kept, check, contents, contents_of, part, repair, repair_cut,
+};
 use qemu::Scratch;
 use random::Random;
 
@@ -330,4 +334,144 @@ fn a_copied_flag_without_a_table_is_cleared() {
         cleared += 1;
     }
     assert!(cleared > 0);
+}
+
+/// Images with three snapshots, each of another disk. Behind the table of snapshots there are zeros.
+fn images_with_snapshots(scratch: &Scratch) -> Vec<(&'static str, Vec<u8>)> {
+    let options = [
+        "compat=0.10,cluster_size=4k",
+        "cluster_size=4k",
+        "cluster_size=16k,extended_l2=on,refcount_bits=64",
+    ];
+    let make = |options| {
+        let path = scratch.path("made.qcow2");
+        qemu::img(&["create", "-q", "-f", "qcow2", "-o", options, &path, "2M"]);
+        for (number, name) in ["first", "second", "third"].iter().enumerate() {
+            let write = format!("write -P {} {}k 80k", number + 1, number * 40);
+            qemu::io(&path, &[&write]);
+            qemu::img(&["snapshot", "-c", name, &path]);
+        }
+        qemu::io(&path, &["write -P 7 20k 50k"]);
+        (options, std::fs::read(&path).unwrap())
+    };
+    options.map(make).into()
+}
+
+/// Whether this damage is none in an image of this version.
+fn is_none(options: &str, what: &str) -> bool {
+    options.contains("0.10") && what.ends_with("incomplete")
+}
+
+#[test]
+fn a_damaged_snapshot_table_loses_only_what_cannot_be_read() {
+    let scratch = Scratch::new("repair");
+    for (options, whole) in images_with_snapshots(&scratch) {
+        for what in snapshots::DAMAGES {
+            let mut file = whole.clone();
+            let left = snapshots::damage(&mut file, what);
+            let expected = contents_of(&whole, &left);
+            let what = &format!("{options}, {what}");
+            let repaired = repair(&mut file, RepairMode::All);
+            assert!(repaired.after.is_clean(), "{what}: {repaired:#?}");
+            assert!(check(&file).is_clean(), "{what}");
+            assert!(
+                contents(&file) == expected,
+                "{what}: {:#?}",
+                repaired.actions
+            );
+            assert_qemu_clean(&scratch, &file, what);
+            let before = file.clone();
+            let again = repair(&mut file, RepairMode::All);
+            assert!(before == file && again.actions.is_empty(), "{what}");
+            assert_eq!(
+                repaired.corruptions_fixed == 0,
+                is_none(options, what),
+                "{what}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_snapshot_that_is_dropped_is_named_also_by_a_dry_run_and_its_space_is_free() {
+    let scratch = Scratch::new("repair");
+    let (_, whole) = images_with_snapshots(&scratch).swap_remove(1);
+    let mut file = whole.clone();
+    snapshots::damage(&mut file, "unaligned");
+    let damaged = file.clone();
+    let mut dry = Repair::new(&file, file.len() as u64, RepairMode::All, true).unwrap();
+    let told = loop {
+        match dry.next() {
+            RepairStep::Need { offset, len } => dry.feed(&part(&file, offset, len)),
+            RepairStep::Done(told) => break told,
+            step => panic!("{step:?}"),
+        }
+    };
+    let done = repair(&mut file, RepairMode::All);
+    assert_eq!(told.actions[0], done.actions[0]);
+    assert!(
+        done.actions[0].starts_with("snapshot 2 ('second') is dropped: "),
+        "{done:#?}"
+    );
+    assert!(
+        told.leaks_fixed > 0 && done.leaks_fixed > told.leaks_fixed,
+        "the old table as well"
+    );
+    let names: Vec<_> = snapshots::snapshots(&file)
+        .into_iter()
+        .map(|one| one.name)
+        .collect();
+    assert_eq!(names, [b"first".to_vec(), b"third".to_vec()]);
+    let mut leaks = damaged.clone();
+    let repaired = repair(&mut leaks, RepairMode::Leaks);
+    assert!(
+        repaired.actions.is_empty() && leaks == damaged,
+        "{repaired:#?}"
+    );
+}
+
+/// With every other sector since the last flush, at every write.
+#[test]
+fn a_power_cut_while_a_snapshot_table_is_replaced_loses_nothing() {
+    let scratch = Scratch::new("repair");
+    let (mut cuts, mut worse) = (0, 0);
+    for (options, whole) in images_with_snapshots(&scratch) {
+        for (what, seed) in snapshots::DAMAGES.iter().zip(0..) {
+            let random = &mut Random::new(seed);
+            let mut damaged = whole.clone();
+            let left = snapshots::damage(&mut damaged, what);
+            let (active, expected) = (&left[..1], contents_of(&whole, &left));
+            for flushes in [Flushes::Work, Flushes::Ignored] {
+                let is_judged = flushes == Flushes::Work;
+                let mut file = damaged.clone();
+                repair_cut(
+                    &mut file,
+                    RepairMode::All,
+                    flushes,
+                    |number, recent, durable| {
+                        let what = format!("{options}, {what}, write {number}");
+                        let mut left = after_power_cut(durable, recent, random);
+                        if is_judged {
+                            // Whatever number of snapshots the header has.
+                            let mut disk = left.clone();
+                            image::put(
+                                &mut disk,
+                                gaur_format::header::field::NB_SNAPSHOTS,
+                                &[0; 4],
+                            );
+                            let disk = contents_of(&disk, active);
+                            assert!(disk == contents_of(&whole, active), "{what}");
+                        }
+                        let repaired = repair(&mut left, RepairMode::All);
+                        let kept = contents(&left) == expected && repaired.after.is_clean();
+                        assert!(kept || !is_judged, "{what}: {repaired:#?}");
+                        cuts += usize::from(is_judged);
+                        worse += usize::from(!kept);
+                    },
+                );
+            }
+        }
+    }
+    assert!(cuts > 100, "writes were interrupted: {cuts}");
+    assert!(worse > 0, "the judge sees what flushes are for");
 }

@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 
 use gaur_block::{Device, Errno, Payload, Request, Source, Target};
-use gaur_format::Header;
 use gaur_format::check::{RepairMode, TablePart};
 use gaur_format::feature::Incompatible;
 use gaur_format::header::field;
 use gaur_format::plan::CreateOptions;
+use gaur_format::snapshot::{Snapshot, encode_table};
+use gaur_format::{Header, HostOffset};
 
 use super::{repair, repair_on};
 use crate::chain::open;
@@ -233,4 +234,37 @@ fn a_repair_that_is_cancelled_while_threads_look_at_tables_changes_nothing() {
             assert!(file.bytes() == *before.borrow(), "nothing more was written");
         }
     }
+}
+
+/// The repair that an open for writing does was not asked for.
+#[test]
+fn a_dirty_image_keeps_a_snapshot_that_a_repair_drops() {
+    let mut bytes = whole();
+    let at = bytes.len().next_multiple_of(4096);
+    bytes.resize(at, 0);
+    let snapshot = Snapshot {
+        l1_table_offset: HostOffset(0x1200),
+        l1_size: 1,
+        id: b"1".to_vec(),
+        name: b"lost".to_vec(),
+        date_sec: 1,
+        date_nsec: 0,
+        vm_clock_nsec: 0,
+        vm_state_size: 0,
+        disk_size: Some(SIZE),
+        icount: None,
+        unknown_extra: Vec::new(),
+    };
+    bytes.extend_from_slice(&encode_table(&[snapshot]));
+    bytes[field::NB_SNAPSHOTS as usize..][..4].copy_from_slice(&1_u32.to_be_bytes());
+    bytes[field::SNAPSHOTS_OFFSET as usize..][..8].copy_from_slice(&(at as u64).to_be_bytes());
+    mark(&mut bytes, Incompatible::DIRTY);
+    let file = TestFile::new(bytes, cached_limits());
+    let error = opened(&file, false).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert_eq!(Header::parse(&file.bytes()).unwrap().nb_snapshots, 1);
+    let all = block_on(repair(&file, RepairMode::All, false, &Job::default())).unwrap();
+    assert!(all.after.is_clean(), "{all:#?}");
+    assert_eq!(Header::parse(&file.bytes()).unwrap().nb_snapshots, 0);
+    assert!(opened(&file, false).is_ok());
 }

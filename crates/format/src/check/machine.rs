@@ -8,7 +8,7 @@ use crate::check::mapping::{L1Tables, L2Tables, UseCounts, check_l2_table};
 use crate::check::reader::Range;
 use crate::check::refcounts::Refcounts;
 use crate::check::report::Report;
-use crate::check::snapshots::SnapshotTable;
+use crate::check::snapshots::{SnapshotTable, TableChange};
 use crate::check::tally::Tally;
 use crate::error::{Error, ErrorKind};
 use crate::header::Header;
@@ -73,6 +73,8 @@ pub struct Check {
     pub(super) l1_tables: Vec<L1Place>,
     /// Snapshots whose L1 tables wait until the refcounts are read.
     snapshots: Vec<Snapshot>,
+    /// The snapshot table that a repair puts in place of a damaged one.
+    pub(super) table_change: Option<TableChange>,
     pub(super) stage: Stage,
     /// What was asked for and not yet fed.
     pub(super) pending: Option<Range>,
@@ -103,6 +105,7 @@ impl Check {
             refcounts: Refcounts::new(&header, file_len),
             stage: Stage::Snapshots(SnapshotTable::new(&header)),
             snapshots: Vec::new(),
+            table_change: None,
             l1_tables: alloc::vec![L1Place {
                 offset: header.l1_table_offset.0,
                 entries: header.l1_size,
@@ -115,11 +118,21 @@ impl Check {
     }
 
     /// The same check for a repair: what the data path reads counts as a reference whatever QEMU's checker
-    /// makes of it.
-    pub(super) fn for_repair(header: &[u8], file_len: u64) -> Result<Check, Error> {
+    /// makes of it. With `salvage` the entries of a damaged snapshot table that the repair drops have none.
+    pub(super) fn for_repair(header: &[u8], file_len: u64, salvage: bool) -> Result<Check, Error> {
         let mut check = Check::new(header, file_len)?;
         check.tally.count_unlisted = true;
+        if salvage {
+            check.stage = Stage::Snapshots(SnapshotTable::salvaging(&check.header));
+        }
         Ok(check)
+    }
+
+    /// Says that the snapshot table has so many more entries, which are not looked at.
+    pub(super) fn lose_snapshots(&mut self, more: u32) {
+        if let Stage::Snapshots(table) = &mut self.stage {
+            table.lose(more);
+        }
     }
 
     /// The header of the image being checked.
@@ -209,7 +222,7 @@ impl Check {
         let tally = &mut self.tally;
         self.stage = match core::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Snapshots(stage) => {
-                self.snapshots = stage.finish(tally);
+                (self.snapshots, self.table_change) = stage.finish(tally);
                 let places = self.snapshots.iter().map(|snapshot| L1Place {
                     offset: snapshot.l1_table_offset.0,
                     entries: snapshot.l1_size,

@@ -8,6 +8,8 @@
 //! raise   refcounts below the references go up; damaged tables and blocks are built anew behind
 //!         the end of the file, and one write of the header switches to them
 //! FLUSH
+//! tables  a new snapshot table in place of a damaged one is written behind the end of the file, FLUSH, one
+//!         write of the header switches to it, FLUSH, check again
 //! fix     entries that are certainly wrong; copied flags that may not be set are cleared
 //! FLUSH   check again, if entries changed
 //! lower   refcounts above the references go down, if every reference is known
@@ -23,6 +25,7 @@
 mod counts;
 mod entries;
 mod rebuild;
+mod tables;
 mod walk;
 
 use alloc::boxed::Box;
@@ -37,6 +40,7 @@ use crate::check::reader::Range;
 use crate::check::repair::counts::CountsPass;
 use crate::check::repair::entries::Aim;
 use crate::check::repair::rebuild::Rebuild;
+use crate::check::repair::tables::NewTables;
 use crate::check::repair::walk::Walk;
 use crate::check::report::Report;
 use crate::error::Error;
@@ -53,7 +57,10 @@ const SECTOR_BYTES: usize = 512;
 pub enum RepairMode {
     /// Refcounts above the references go down.
     Leaks,
-    /// Whatever can be repaired without a guess.
+    /// Whatever can be repaired without a guess, but no snapshot is dropped: for an image that was not closed, which
+    /// nobody has asked to repair.
+    Unclosed,
+    /// Whatever can be repaired without a guess. What cannot be read is dropped.
     All,
 }
 
@@ -123,6 +130,7 @@ impl Repaired {
 enum Then {
     Start,
     Raise,
+    Fix,
     Lower,
     End,
 }
@@ -132,6 +140,7 @@ enum Stage {
     Check(Then),
     Raise(CountsPass),
     Rebuild(Rebuild),
+    Tables(NewTables),
     Fix(Walk),
     Lower(CountsPass),
     Copied(Walk),
@@ -147,6 +156,17 @@ fn lose_refcount_table(cluster0: &mut [u8], file_len: u64) -> Result<(), Error> 
     let clusters = 1_u32.to_be_bytes();
     bytes::put(cluster0, field::REFCOUNT_TABLE_CLUSTERS as usize, &clusters);
     Ok(())
+}
+
+/// Has a header lead to no more snapshots than there may be; how many less.
+fn limit_snapshots(cluster0: &mut [u8]) -> u32 {
+    let at = field::NB_SNAPSHOTS as usize;
+    let count = bytes::u32_at(cluster0, at).unwrap_or(0);
+    let less = count.saturating_sub(limit::SNAPSHOTS_MAX);
+    if less > 0 {
+        bytes::put(cluster0, at, &limit::SNAPSHOTS_MAX.to_be_bytes());
+    }
+    less
 }
 
 /// A repair in progress.
@@ -167,12 +187,17 @@ pub struct Repair {
     written: bool,
     /// Refcount structures are built anew once.
     rebuilt: bool,
+    /// A table to be written and switched to.
+    tables: Option<NewTables>,
+    /// A damaged table of which no new one could be made: what it refers to is not known.
+    tables_left: bool,
     result: Repaired,
 }
 
 impl Repair {
     /// Begins the repair of a file of `file_len` bytes; `cluster0` is its first cluster. With `dry_run` there
-    /// are no writes. Fails as [`Check::new`] does, but for a header whose refcount table cannot be one.
+    /// are no writes. Fails as [`Check::new`] does, but for a header whose refcount table cannot be one, or that has too
+    /// many snapshots.
     pub fn new(
         cluster0: &[u8],
         file_len: u64,
@@ -180,13 +205,20 @@ impl Repair {
         dry_run: bool,
     ) -> Result<Repair, Error> {
         let mut cluster0 = cluster0.to_vec();
-        let check = match Check::for_repair(&cluster0, file_len) {
-            Err(error) if mode == RepairMode::All => {
+        let all = mode == RepairMode::All;
+        let lost = if all {
+            limit_snapshots(&mut cluster0)
+        } else {
+            0
+        };
+        let mut check = match Check::for_repair(&cluster0, file_len, all) {
+            Err(error) if mode != RepairMode::Leaks => {
                 lose_refcount_table(&mut cluster0, file_len)?;
-                Check::for_repair(&cluster0, file_len).map_err(|_| error)?
+                Check::for_repair(&cluster0, file_len, all).map_err(|_| error)?
             }
             check => check?,
         };
+        check.lose_snapshots(lost);
         Ok(Repair {
             mode,
             dry_run,
@@ -200,6 +232,8 @@ impl Repair {
             unchecked: false,
             written: false,
             rebuilt: false,
+            tables: None,
+            tables_left: false,
             result: Repaired::default(),
         })
     }
@@ -241,6 +275,12 @@ impl Repair {
         }
         let mut old = read.to_vec();
         old.resize(usize::try_from(len).unwrap_or(0), 0);
+        if let Stage::Tables(tables) = &mut self.stage {
+            if let Some((at, bytes)) = tables.copy(old, &self.check.tally) {
+                self.write(at, bytes);
+            }
+            return;
+        }
         let mut new = old.clone();
         let (check, result) = (&mut self.check, &mut self.result);
         match &mut self.stage {
@@ -248,7 +288,7 @@ impl Repair {
             Stage::Fix(walk) | Stage::Copied(walk) => {
                 walk.feed(check, Range { offset, len }, &mut new, result);
             }
-            Stage::Check(_) | Stage::Rebuild(_) | Stage::Over => {}
+            Stage::Check(_) | Stage::Rebuild(_) | Stage::Tables(_) | Stage::Over => {}
         }
         if let Some((start, changed)) = changed_sectors(&old, &new) {
             self.write(offset.saturating_add(start as u64), changed.to_vec());
@@ -264,8 +304,14 @@ impl Repair {
         let Some(Range { len, .. }) = self.pending.take() else {
             return;
         };
-        if let Stage::Fix(walk) | Stage::Copied(walk) = &mut self.stage {
-            walk.failed(len);
+        match &mut self.stage {
+            Stage::Fix(walk) | Stage::Copied(walk) => walk.failed(len),
+            // Without all of it there is no new table; what was damaged stays.
+            Stage::Tables(_) => {
+                self.tables_left = true;
+                self.stage = self.fix();
+            }
+            _ => {}
         }
     }
 
@@ -295,16 +341,19 @@ impl Repair {
             },
             Stage::Raise(pass) | Stage::Lower(pass) => pass.wanted(&self.check),
             Stage::Fix(walk) | Stage::Copied(walk) => walk.wanted(&self.check),
+            Stage::Tables(tables) => tables.wanted(),
             Stage::Rebuild(_) | Stage::Over => None,
         }
     }
 
-    /// Writes the next piece of the new refcount structures, if there is one.
+    /// Writes the next piece of new structures, if there is one.
     fn build(&mut self) -> bool {
-        let Stage::Rebuild(rebuild) = &mut self.stage else {
-            return false;
+        let next = match &mut self.stage {
+            Stage::Rebuild(rebuild) => rebuild.next_write(&self.check.tally),
+            Stage::Tables(tables) => tables.next_write(&self.check.tally),
+            _ => None,
         };
-        match rebuild.next_write(&self.check.tally) {
+        match next {
             Some((offset, bytes)) => {
                 self.write(offset, bytes);
                 true
@@ -317,7 +366,10 @@ impl Repair {
         self.flush();
         self.stage = match core::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Check(then) => self.checked(then),
-            Stage::Raise(_) => self.fix(),
+            Stage::Raise(_) => match self.tables.take() {
+                Some(tables) => Stage::Tables(tables),
+                None => self.fix(),
+            },
             Stage::Rebuild(rebuild) => {
                 let bytes = rebuild.header_bytes();
                 self.write_header(field::REFCOUNT_TABLE_OFFSET, &bytes);
@@ -325,6 +377,7 @@ impl Repair {
                 self.rebuilt = true;
                 self.recheck(Then::Raise)
             }
+            Stage::Tables(tables) => self.switch_tables(tables),
             Stage::Fix(_) if self.unchecked => self.recheck(Then::Lower),
             Stage::Fix(_) => self.lower(),
             Stage::Lower(_) => Stage::Copied(Walk::new(&self.check, Aim::Copied)),
@@ -337,7 +390,8 @@ impl Repair {
     /// Another check of what is on the disk by now; without writes there is nothing new to see.
     fn recheck(&mut self, then: Then) -> Stage {
         if !self.dry_run {
-            match Check::for_repair(&self.cluster0, self.file_len) {
+            let all = self.mode == RepairMode::All;
+            match Check::for_repair(&self.cluster0, self.file_len, all) {
                 Ok(check) => *self.check = check,
                 // It was understood before, and only fields that are certain have changed.
                 Err(_) => return Stage::Over,
@@ -357,16 +411,50 @@ impl Repair {
                 }
                 match self.mode {
                     RepairMode::Leaks => self.lower(),
-                    RepairMode::All => self.raise(),
+                    RepairMode::Unclosed => self.raise(),
+                    RepairMode::All => {
+                        self.plan_tables();
+                        self.raise()
+                    }
                 }
             }
             Then::Raise => self.raise(),
+            Then::Fix => self.fix(),
             Then::Lower => self.lower(),
             Then::End => self.end(),
         }
     }
 
+    fn plan_tables(&mut self) {
+        let damaged = self.check.table_change.is_some();
+        match NewTables::plan(&mut self.check, self.file_len) {
+            Some(tables) if self.dry_run => self.note_tables(tables.actions),
+            Some(tables) => self.tables = Some(tables),
+            None => self.tables_left = damaged,
+        }
+    }
+
+    fn note_tables(&mut self, actions: Vec<String>) {
+        for action in actions {
+            self.result.corruption(|| action);
+        }
+    }
+
+    /// The new table is durable, and so are the counts of its clusters: the header switches to it.
+    fn switch_tables(&mut self, tables: NewTables) -> Stage {
+        let (at, fields) = tables.header;
+        self.note_tables(tables.actions);
+        self.begin_writing();
+        bytes::put(&mut self.cluster0, at as usize, &fields);
+        self.push(at, fields);
+        self.flush();
+        self.recheck(Then::Fix)
+    }
+
     fn raise(&mut self) -> Stage {
+        if let Some(tables) = &self.tables {
+            tables.refer(&mut self.check.tally);
+        }
         let damaged = self.check.tally.refcounts_damaged;
         if !damaged && !rebuild::lacks_block(&self.check) {
             return Stage::Raise(CountsPass::raise());
@@ -392,7 +480,8 @@ impl Repair {
     /// may be using.
     fn lower(&mut self) -> Stage {
         let tally = &self.check.tally;
-        let pass = match tally.all_followed() && (!tally.refcounts_damaged || self.dry_run) {
+        let known = tally.all_followed() && self.tables.is_none() && !self.tables_left;
+        let pass = match known && (!tally.refcounts_damaged || self.dry_run) {
             true => CountsPass::lower(),
             false => CountsPass::nothing(),
         };
@@ -456,10 +545,14 @@ impl Repair {
         if self.dry_run {
             return;
         }
+        self.begin_writing();
+        self.push(offset, bytes);
+    }
+
+    fn begin_writing(&mut self) {
         if !core::mem::replace(&mut self.written, true) {
             self.announce();
         }
-        self.push(offset, bytes);
     }
 
     fn push(&mut self, offset: u64, bytes: Vec<u8>) {

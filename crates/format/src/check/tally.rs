@@ -19,6 +19,10 @@ pub(super) struct Tally {
     pub(super) file_len: u64,
     /// Clusters that are compared: those of the file, and one that begins before its end.
     pub(super) clusters: u64,
+    /// From this cluster on they are what a repair is about to write behind the end of the file.
+    pub(super) planned: u64,
+    /// Size of the active disk in bytes.
+    pub(super) disk_size: u64,
     /// Guest data lies in another file: L2 entries refer to that.
     pub(super) data_file: bool,
     /// References found.
@@ -61,6 +65,8 @@ impl Tally {
             geometry,
             file_len,
             clusters: geometry.clusters_for(file_len),
+            planned: u64::MAX,
+            disk_size: header.size_bytes,
             data_file: header.incompatible.has(Incompatible::DATA_FILE),
             references: Counts::default(),
             refcounts: Arc::default(),
@@ -212,6 +218,16 @@ impl Tally {
             }
             at = end;
         }
+    }
+
+    /// Counts one reference to each cluster that a repair is about to write behind the end of the file.
+    pub(super) fn plan(&mut self, first: u64, count: u64) {
+        let end = first.saturating_add(count);
+        for cluster in first..end {
+            self.references.set(cluster, 1);
+        }
+        self.clusters = self.clusters.max(end);
+        self.planned = self.planned.min(first);
     }
 
     fn note_outside(&mut self, start: u64, end: u64) {

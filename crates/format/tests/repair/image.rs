@@ -72,10 +72,15 @@ fn bytes_of(file: &[u8], offset: u64, len: u64) -> Content {
 
 /// What the guest and all snapshots read, subcluster by subcluster; what is missing is backing.
 pub fn contents(file: &[u8]) -> BTreeMap<(usize, u64), Content> {
+    contents_of(file, &l1_tables(file))
+}
+
+/// The same through these L1 tables.
+pub fn contents_of(file: &[u8], tables: &[(u64, u64)]) -> BTreeMap<(usize, u64), Content> {
     let geometry = header(file).geometry();
     let mut all = BTreeMap::new();
     let (size, sub) = (geometry.cluster_size(), geometry.subcluster_size());
-    for (number, (offset, entries)) in l1_tables(file).into_iter().enumerate() {
+    for (number, (offset, entries)) in tables.iter().copied().enumerate() {
         for index in 0..entries {
             let first = index * geometry.l2_entries() * u64::from(geometry.subclusters());
             let table = match l1::decode(u64_at(file, offset + index * 8), &geometry) {

@@ -123,7 +123,7 @@ impl Rebuild {
         let mut cluster = 0;
         while let Some(used) = tally
             .next_used(cluster)
-            .filter(|used| *used < tally.clusters)
+            .filter(|used| *used < tally.clusters.min(tally.planned))
         {
             cluster = used.saturating_add(1);
             let old = tally.refcount_of(ClusterIndex(used)).unwrap_or(0);
