@@ -195,6 +195,23 @@ pub fn parse_directory(
     geometry: &Geometry,
 ) -> Result<Vec<Bitmap>, Error> {
     let mut list = Vec::new();
+    for (bitmap, checked) in parse_entries(bytes, count, geometry)? {
+        checked?;
+        list.push(bitmap);
+    }
+    Ok(list)
+}
+
+/// A bitmap, and what is wrong with it.
+pub(crate) type CheckedBitmap = (Bitmap, Result<(), Error>);
+
+/// Like [`parse_directory`], with what is wrong with each of them.
+pub(crate) fn parse_entries(
+    bytes: &[u8],
+    count: u32,
+    geometry: &Geometry,
+) -> Result<Vec<CheckedBitmap>, Error> {
+    let mut list = Vec::new();
     let mut at = 0usize;
     while at < bytes.len() {
         if list.len() as u64 >= u64::from(count) {
@@ -203,8 +220,8 @@ pub fn parse_directory(
         let (bitmap, len) = parse_entry(bytes, at).ok_or_else(|| {
             Error::new(ErrorKind::Truncated, STRUCTURE, "entry ends too early").at(at as u64)
         })?;
-        bitmap.check(geometry, at)?;
-        list.push(bitmap);
+        let checked = bitmap.check(geometry, at);
+        list.push((bitmap, checked));
         at = at.saturating_add(len);
     }
     if list.len() as u64 != u64::from(count) {

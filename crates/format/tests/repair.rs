@@ -5,6 +5,8 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests look at files")]
 
+#[path = "repair/bitmaps.rs"]
+mod bitmaps;
 #[path = "repair/damage.rs"]
 mod damage;
 #[path = "repair/image.rs"]
@@ -473,5 +475,103 @@ fn a_power_cut_while_a_snapshot_table_is_replaced_loses_nothing() {
         }
     }
     assert!(cuts > 100, "writes were interrupted: {cuts}");
+    assert!(worse > 0, "the judge sees what flushes are for");
+}
+
+/// Images with three bitmaps. With a backing file the extension that leads to them lies behind the first sector.
+fn images_with_bitmaps(scratch: &Scratch) -> Vec<(&'static str, Vec<u8>)> {
+    let base = scratch.path("base.qcow2");
+    qemu::img(&["create", "-q", "-f", "qcow2", &base, "2M"]);
+    let make = |options: &'static str| {
+        let path = scratch.path("made.qcow2");
+        let mut create = vec!["create", "-q", "-f", "qcow2", "-o", options];
+        if options.ends_with("16k") {
+            create.extend(["-b", &base, "-F", "qcow2"]);
+        }
+        create.extend([path.as_str(), "2M"]);
+        qemu::img(&create);
+        qemu::io(&path, &["write -P 1 0 80k"]);
+        for name in ["first", "second", "third"] {
+            qemu::img(&["bitmap", "--add", "-g", "512", &path, name]);
+        }
+        qemu::io(&path, &["write -P 7 20k 50k", "write -P 8 1M 9k"]);
+        (options, std::fs::read(&path).unwrap())
+    };
+    ["cluster_size=4k", "cluster_size=16k"].map(make).into()
+}
+
+/// What stays of the bitmaps of `whole`.
+fn bitmaps_left(whole: &[u8], loses_all: bool) -> Vec<gaur_format::bitmap::Bitmap> {
+    let mut all = bitmaps::bitmaps(whole);
+    assert_eq!(all.len(), 3);
+    all.remove(1);
+    all.retain(|_| !loses_all);
+    all
+}
+
+#[test]
+fn a_damaged_bitmap_is_removed_and_the_others_stay() {
+    let scratch = Scratch::new("repair");
+    for (options, whole) in images_with_bitmaps(&scratch) {
+        for (what, loses_all) in bitmaps::DAMAGES {
+            let mut file = whole.clone();
+            bitmaps::damage(&mut file, what);
+            let what = &format!("{options}, {what}");
+            let repaired = repair(&mut file, RepairMode::All);
+            assert!(repaired.after.is_clean(), "{what}: {repaired:#?}");
+            assert!(check(&file).is_clean(), "{what}");
+            assert!(contents(&file) == contents(&whole), "{what}");
+            let action = match loses_all {
+                true => "bitmap directory is dropped, with all bitmaps: ",
+                false => "bitmap 'second' is removed: ",
+            };
+            let first = &repaired.actions[0];
+            assert!(first.starts_with(action), "{what}: {repaired:#?}");
+            assert_eq!(
+                bitmaps::bitmaps(&file),
+                bitmaps_left(&whole, loses_all),
+                "{what}"
+            );
+            assert_qemu_clean(&scratch, &file, what);
+            let before = file.clone();
+            let again = repair(&mut file, RepairMode::All);
+            assert!(before == file && again.actions.is_empty(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_power_cut_while_a_bitmap_is_removed_loses_no_other() {
+    let scratch = Scratch::new("repair");
+    let (mut cuts, mut worse) = (0, 0);
+    for (options, whole) in images_with_bitmaps(&scratch) {
+        let disk = contents(&whole);
+        for ((what, loses_all), seed) in bitmaps::DAMAGES.into_iter().zip(0..) {
+            let random = &mut Random::new(seed);
+            let mut damaged = whole.clone();
+            bitmaps::damage(&mut damaged, what);
+            for flushes in [Flushes::Work, Flushes::Ignored] {
+                let is_judged = flushes == Flushes::Work;
+                let mut file = damaged.clone();
+                repair_cut(
+                    &mut file,
+                    RepairMode::All,
+                    flushes,
+                    |number, recent, durable| {
+                        let what = format!("{options}, {what}, write {number}");
+                        let mut left = after_power_cut(durable, recent, random);
+                        assert!(contents(&left) == disk, "{what}");
+                        let repaired = repair(&mut left, RepairMode::All);
+                        let kept = bitmaps::bitmaps(&left) == bitmaps_left(&whole, loses_all);
+                        let kept = kept && repaired.after.is_clean();
+                        assert!(kept || !is_judged, "{what}: {repaired:#?}");
+                        cuts += usize::from(is_judged);
+                        worse += usize::from(!kept);
+                    },
+                );
+            }
+        }
+    }
+    assert!(cuts > 60, "writes were interrupted: {cuts}");
     assert!(worse > 0, "the judge sees what flushes are for");
 }

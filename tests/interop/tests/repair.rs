@@ -1,4 +1,4 @@
-//! Repair of what leads to snapshots: QEMU finds the repaired image sound, and reads of it what it read of the
+//! Repair of what leads to snapshots and bitmaps: QEMU finds the repaired image sound, and reads of it what it read of the
 //! whole one.
 
 use gaur_interop::builder::snapshot_view;
@@ -69,6 +69,10 @@ fn assert_repaired(scratch: &Scratch, image: &str, views: &[String], left: &[&st
     gaur(&["check", "-r", "all", "--dry-run", image]).code(2);
     assert!(damaged == std::fs::read(image).expect("it is there"));
     gaur(&["check", "-r", "all", image]).ok();
+    assert_repaired_disks(scratch, image, views, left);
+}
+
+fn assert_repaired_disks(scratch: &Scratch, image: &str, views: &[String], left: &[&str]) {
     gaur(&["check", image]).ok();
     assert_clean(image);
     let now = scratch.path("now.raw");
@@ -149,5 +153,60 @@ fn a_snapshot_with_the_l1_table_of_another_disk_gets_its_own() {
             views[2] = views[view].clone();
             assert_repaired(&scratch, &image, &views, &NAMES);
         }
+    }
+}
+
+/// Where the data of the extension lie that leads to the bitmaps.
+fn bitmaps_extension(image: &str) -> u64 {
+    let mut at = header("header_length").get(image);
+    while field(at, 4).get(image) != 0x2385_2875 {
+        at += 8 + field(at + 4, 4).get(image).next_multiple_of(8);
+    }
+    at + 8
+}
+
+fn bitmap_names(image: &str) -> Vec<String> {
+    let info = qemu_img(&["info", "--output=json", image]).ok().json();
+    let bitmaps = info["format-specific"]["data"]["bitmaps"].as_array();
+    let name = |bitmap: &serde_json::Value| bitmap["name"].as_str().unwrap_or("").to_owned();
+    bitmaps
+        .map(|all| all.iter().map(name).collect())
+        .unwrap_or_default()
+}
+
+#[test]
+fn bitmaps_that_cannot_be_read_are_removed_and_the_disk_stays() {
+    let scratch = Scratch::new("repair");
+    let (image, views) = image_with_snapshots(&scratch, "1.1");
+    for name in ["daily", "hourly"] {
+        qemu_img(&["bitmap", "--add", "-g", "512", &image, name]).ok();
+    }
+    write(&image, 0, 3);
+    qemu_view(&image, &views[0]);
+    let whole = std::fs::read(&image).expect("the image is there");
+    let extension = bitmaps_extension(&image);
+    let directory = field(extension + 16, 8).get(&image);
+    let table = field(directory, 8).get(&image);
+    let daily: (&str, &[&str]) = ("bitmap 'daily' is removed", &["hourly"]);
+    let all: (&str, &[&str]) = ("bitmap directory is dropped", &[]);
+    let damages = [
+        (field(directory, 8), 1 << 40, daily),
+        (field(directory, 8), table + 512, daily),
+        (field(directory + 8, 4), 0x7fff_ffff, daily),
+        (field(directory + 12, 4), 0x80, daily),
+        (field(directory + 16, 1), 2, daily),
+        (field(directory + 17, 1), 60, daily),
+        (field(table, 8), 1 << 60, daily),
+        (field(extension, 4), 3, all),
+        (field(directory + 18, 2), 0xffff, all),
+    ];
+    for (field, value, (line, left)) in damages {
+        std::fs::write(&image, &whole).expect("scratch is writable");
+        field.set(&image, value);
+        let told = gaur(&["check", "-r", "all", "--dry-run", &image]).code(2);
+        assert!(told.stderr.contains(line), "{told}");
+        gaur(&["check", "-q", "-r", "all", &image]).ok();
+        assert_eq!(bitmap_names(&image), left, "{line}");
+        assert_repaired_disks(&scratch, &image, &views, &NAMES);
     }
 }

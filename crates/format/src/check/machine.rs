@@ -3,7 +3,7 @@
 use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
-use crate::check::bitmaps::Bitmaps;
+use crate::check::bitmaps::{Bitmaps, DirectoryChange};
 use crate::check::mapping::{L1Tables, L2Tables, UseCounts, check_l2_table};
 use crate::check::reader::Range;
 use crate::check::refcounts::Refcounts;
@@ -75,6 +75,10 @@ pub struct Check {
     snapshots: Vec<Snapshot>,
     /// The snapshot table that a repair puts in place of a damaged one.
     pub(super) table_change: Option<TableChange>,
+    /// The same for the directory of bitmaps.
+    pub(super) directory_change: Option<DirectoryChange>,
+    /// These changes are wanted.
+    salvage: bool,
     pub(super) stage: Stage,
     /// What was asked for and not yet fed.
     pub(super) pending: Option<Range>,
@@ -106,6 +110,8 @@ impl Check {
             stage: Stage::Snapshots(SnapshotTable::new(&header)),
             snapshots: Vec::new(),
             table_change: None,
+            directory_change: None,
+            salvage: false,
             l1_tables: alloc::vec![L1Place {
                 offset: header.l1_table_offset.0,
                 entries: header.l1_size,
@@ -118,10 +124,11 @@ impl Check {
     }
 
     /// The same check for a repair: what the data path reads counts as a reference whatever QEMU's checker
-    /// makes of it. With `salvage` the entries of a damaged snapshot table that the repair drops have none.
+    /// makes of it. With `salvage` the snapshots and bitmaps that the repair drops have none.
     pub(super) fn for_repair(header: &[u8], file_len: u64, salvage: bool) -> Result<Check, Error> {
         let mut check = Check::new(header, file_len)?;
         check.tally.count_unlisted = true;
+        check.salvage = salvage;
         if salvage {
             check.stage = Stage::Snapshots(SnapshotTable::salvaging(&check.header));
         }
@@ -238,9 +245,10 @@ impl Check {
             Stage::L1(stage) => Stage::L2(stage.finish(), None),
             Stage::L2(..) => {
                 tally.stage_bytes = 0;
-                Stage::Bitmaps(Bitmaps::new(&self.header, tally))
+                Stage::Bitmaps(Bitmaps::new(&self.header, tally, self.salvage))
             }
-            Stage::Bitmaps(_) => {
+            Stage::Bitmaps(stage) => {
+                self.directory_change = stage.finish();
                 self.finish();
                 Stage::Over
             }

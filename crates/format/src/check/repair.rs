@@ -8,8 +8,8 @@
 //! raise   refcounts below the references go up; damaged tables and blocks are built anew behind
 //!         the end of the file, and one write of the header switches to them
 //! FLUSH
-//! tables  a new snapshot table in place of a damaged one is written behind the end of the file, FLUSH, one
-//!         write of the header switches to it, FLUSH, check again
+//! tables  a new snapshot table or directory of bitmaps in place of a damaged one is written behind the end of the
+//!         file, FLUSH, one write of the header switches to it, FLUSH, check again
 //! fix     entries that are certainly wrong; copied flags that may not be set are cleared
 //! FLUSH   check again, if entries changed
 //! lower   refcounts above the references go down, if every reference is known
@@ -40,10 +40,11 @@ use crate::check::reader::Range;
 use crate::check::repair::counts::CountsPass;
 use crate::check::repair::entries::Aim;
 use crate::check::repair::rebuild::Rebuild;
-use crate::check::repair::tables::NewTables;
+use crate::check::repair::tables::{NewTables, Switch};
 use crate::check::repair::walk::Walk;
 use crate::check::report::Report;
 use crate::error::Error;
+use crate::extension;
 use crate::feature::{Autoclear, Compatible, Incompatible};
 use crate::geometry::Version;
 use crate::header::{Header, field};
@@ -57,7 +58,7 @@ const SECTOR_BYTES: usize = 512;
 pub enum RepairMode {
     /// Refcounts above the references go down.
     Leaks,
-    /// Whatever can be repaired without a guess, but no snapshot is dropped: for an image that was not closed, which
+    /// Whatever can be repaired without a guess, but no snapshot and no bitmap is dropped: for an image that was not closed, which
     /// nobody has asked to repair.
     Unclosed,
     /// Whatever can be repaired without a guess. What cannot be read is dropped.
@@ -426,7 +427,8 @@ impl Repair {
     }
 
     fn plan_tables(&mut self) {
-        let damaged = self.check.table_change.is_some();
+        let check = &self.check;
+        let damaged = check.table_change.is_some() || check.directory_change.is_some();
         match NewTables::plan(&mut self.check, self.file_len) {
             Some(tables) if self.dry_run => self.note_tables(tables.actions),
             Some(tables) => self.tables = Some(tables),
@@ -440,15 +442,42 @@ impl Repair {
         }
     }
 
-    /// The new table is durable, and so are the counts of its clusters: the header switches to it.
+    /// The new tables are durable, and so are the counts of their clusters: the header switches to them.
     fn switch_tables(&mut self, tables: NewTables) -> Stage {
-        let (at, fields) = tables.header;
         self.note_tables(tables.actions);
         self.begin_writing();
-        bytes::put(&mut self.cluster0, at as usize, &fields);
-        self.push(at, fields);
-        self.flush();
+        for switch in tables.switches {
+            match switch {
+                Switch::To(at, fields) => self.switch_header(at, &fields),
+                Switch::NoBitmaps(at) => self.hide_bitmaps(at),
+            }
+        }
         self.recheck(Then::Fix)
+    }
+
+    /// Changes bytes of the header that lie in one sector, whatever is known of what is there.
+    fn switch_header(&mut self, at: u64, fields: &[u8]) {
+        bytes::put(&mut self.cluster0, at as usize, fields);
+        self.push(at, fields.to_vec());
+        self.flush();
+    }
+
+    /// The extension that leads to the bitmaps goes, and their autoclear bit: in one write where both lie in one sector.
+    /// Otherwise the extension goes first; what an interruption leaves has no bitmaps either way.
+    fn hide_bitmaps(&mut self, extension: u64) {
+        let at = field::AUTOCLEAR as usize;
+        let bits = bytes::u64_at(&self.cluster0, at).unwrap_or(0) & !Autoclear::BITMAPS.0;
+        let removed = extension::REMOVED.to_be_bytes();
+        let end = (extension as usize).saturating_add(removed.len());
+        if end <= SECTOR_BYTES {
+            bytes::put(&mut self.cluster0, at, &bits.to_be_bytes());
+            bytes::put(&mut self.cluster0, extension as usize, &removed);
+            let both = self.cluster0.get(at..end).unwrap_or_default().to_vec();
+            self.switch_header(field::AUTOCLEAR, &both);
+        } else {
+            self.switch_header(extension, &removed);
+            self.switch_header(field::AUTOCLEAR, &bits.to_be_bytes());
+        }
     }
 
     fn raise(&mut self) -> Stage {

@@ -1,7 +1,8 @@
-//! A new snapshot table in place of a damaged one, with new L1 tables for snapshots that share theirs.
+//! A new snapshot table in place of a damaged one, with new L1 tables for snapshots that share theirs; and a new
+//! directory of bitmaps.
 //!
 //! They go behind the end of the file, where nothing refers to. Their clusters are counted first, then they are written,
-//! then the header's fields switch to the table in one write. What only the old table referred to is counted down with the other
+//! then the header's fields switch to each table in one write. What only the old tables referred to is counted down with the other
 //! leaks.
 
 use alloc::collections::VecDeque;
@@ -9,15 +10,23 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use crate::addr::{ClusterIndex, HostOffset};
+use crate::bitmap;
+use crate::check::bitmaps::DirectoryChange;
 use crate::check::machine::Check;
 use crate::check::reader::{Range, Reader};
+use crate::check::snapshots::TableChange;
 use crate::check::tally::Tally;
-use crate::header::field;
+use crate::extension::{self, BitmapsExtension};
+use crate::geometry::Geometry;
+use crate::header::{Header, field};
 use crate::l1::COPIED;
 use crate::snapshot;
 
 /// Bytes of a new table that are written at once.
 const PIECE_BYTES: usize = 1 << 20;
+
+/// What is written whole or not at all.
+const SECTOR_BYTES: u64 = 512;
 
 /// An L1 table that is copied.
 #[derive(Clone, Debug)]
@@ -27,75 +36,138 @@ struct Copy {
     to: u64,
 }
 
+/// A table in memory.
+#[derive(Clone, Debug)]
+struct Table {
+    at: u64,
+    bytes: Vec<u8>,
+    written: usize,
+}
+
+/// How the header changes.
+#[derive(Clone, Debug)]
+pub(super) enum Switch {
+    /// The bytes at this offset become these.
+    To(u64, Vec<u8>),
+    /// The extension of the bitmaps, which is here, goes, and its autoclear bit.
+    NoBitmaps(u64),
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct NewTables {
-    /// Where the clusters lie, and how many there are.
+    geometry: Geometry,
+    /// Where the clusters lie, and where they end.
     first: u64,
-    clusters: u64,
-    bytes: Vec<u8>,
-    offset: u64,
-    written: usize,
+    end: u64,
+    tables: VecDeque<Table>,
     copies: VecDeque<Copy>,
-    /// The header's field that is to change, and what it becomes.
-    pub(super) header: (u64, Vec<u8>),
+    pub(super) switches: Vec<Switch>,
     pub(super) actions: Vec<String>,
 }
 
 impl NewTables {
-    /// `None` where nothing can be put behind the end of the file.
+    /// `None` where nothing can be put behind the end of the file, and where nothing is to change.
     pub(super) fn plan(check: &mut Check, file_len: u64) -> Option<NewTables> {
-        let mut change = check.table_change.take()?;
+        let (snapshots, bitmaps) = (check.table_change.take(), check.directory_change.take());
+        if snapshots.is_none() && bitmaps.is_none() {
+            return None;
+        }
         let (tally, geometry) = (&check.tally, check.tally.geometry);
-        let len = snapshot::encode_table(&change.snapshots).len() as u64;
         let first = tally
             .clusters
             .max(geometry.clusters_for(file_len))
             .max(geometry.clusters_for(tally.outside_end));
-        let offset = geometry.cluster_start(ClusterIndex(first)).0;
-        let mut end = first.saturating_add(geometry.clusters_for(len));
-        let mut copies = VecDeque::new();
+        let mut new = NewTables {
+            geometry,
+            first,
+            end: first,
+            tables: VecDeque::new(),
+            copies: VecDeque::new(),
+            switches: Vec::new(),
+            actions: Vec::new(),
+        };
+        if let Some(change) = snapshots {
+            new.snapshots(change, file_len)?;
+        }
+        if let Some(change) = bitmaps {
+            new.bitmaps(change, &check.header)?;
+        }
+        let fits = geometry.cluster_start(ClusterIndex(new.end)).0 <= tally.outside_far;
+        (new.end == first || fits).then_some(new)
+    }
+
+    /// Takes clusters for `len` bytes.
+    fn take(&mut self, len: u64) -> u64 {
+        let at = self.geometry.cluster_start(ClusterIndex(self.end)).0;
+        self.end = self.end.saturating_add(self.geometry.clusters_for(len));
+        at
+    }
+
+    fn table(&mut self, at: u64, bytes: Vec<u8>) {
+        let written = 0;
+        self.tables.push_back(Table { at, bytes, written });
+    }
+
+    fn snapshots(&mut self, mut change: TableChange, file_len: u64) -> Option<()> {
+        let len = snapshot::encode_table(&change.snapshots).len() as u64;
+        let offset = self.take(len);
         for index in change.shared {
             let snapshot = change.snapshots.get_mut(index)?;
             let len = u64::from(snapshot.l1_size).saturating_mul(8);
-            let to = geometry.cluster_start(ClusterIndex(end)).0;
+            let to = self.take(len);
             let reader = Reader::new(snapshot.l1_table_offset.0, len, file_len);
-            copies.push_back(Copy { reader, to });
+            self.copies.push_back(Copy { reader, to });
             snapshot.l1_table_offset = HostOffset(to);
-            end = end.saturating_add(geometry.clusters_for(len));
-        }
-        if end > first && geometry.cluster_start(ClusterIndex(end)).0 > tally.outside_far {
-            return None;
         }
         let mut fields = (change.snapshots.len() as u32).to_be_bytes().to_vec();
         let place = if len > 0 { offset } else { 0 };
         fields.extend_from_slice(&place.to_be_bytes());
-        Some(NewTables {
-            first,
-            clusters: end.saturating_sub(first),
-            bytes: snapshot::encode_table(&change.snapshots),
-            offset,
-            written: 0,
-            copies,
-            header: (field::NB_SNAPSHOTS, fields),
-            actions: change.actions,
-        })
+        self.table(offset, snapshot::encode_table(&change.snapshots));
+        self.switches.push(Switch::To(field::NB_SNAPSHOTS, fields));
+        self.actions.extend(change.actions);
+        Some(())
+    }
+
+    /// `None` where the extension cannot be changed by a write of one sector.
+    fn bitmaps(&mut self, change: DirectoryChange, header: &Header) -> Option<()> {
+        let extension = header.extension_at(extension::BITMAPS)?;
+        self.actions.extend(change.actions);
+        if change.bitmaps.is_empty() {
+            self.switches.push(Switch::NoBitmaps(extension));
+            return Some(());
+        }
+        let directory = bitmap::encode_directory(&change.bitmaps, &self.geometry).ok()?;
+        let pointer = BitmapsExtension {
+            count: change.bitmaps.len() as u32,
+            directory_len_bytes: directory.len() as u64,
+            directory_offset: HostOffset(self.take(directory.len() as u64)),
+        };
+        self.table(pointer.directory_offset.0, directory);
+        let (at, data) = (extension.saturating_add(8), pointer.encode().data);
+        let last = at.saturating_add(data.len() as u64).saturating_sub(1);
+        self.switches.push(Switch::To(at, data));
+        (at / SECTOR_BYTES == last / SECTOR_BYTES).then_some(())
     }
 
     /// Counts the clusters as if they were referred to already.
     pub(super) fn refer(&self, tally: &mut Tally) {
-        tally.plan(self.first, self.clusters);
+        tally.plan(self.first, self.end.saturating_sub(self.first));
     }
 
-    /// The next write of the snapshot table.
+    /// The next write of a table.
     pub(super) fn next_write(&mut self, tally: &Tally) -> Option<(u64, Vec<u8>)> {
-        let rest = self.bytes.get(self.written..)?;
-        let piece = rest.get(..rest.len().min(PIECE_BYTES))?.to_vec();
-        if piece.is_empty() {
-            return None;
+        while let Some(table) = self.tables.front_mut() {
+            let rest = table.bytes.get(table.written..).unwrap_or_default();
+            let piece = rest.get(..PIECE_BYTES).unwrap_or(rest).to_vec();
+            if piece.is_empty() {
+                self.tables.pop_front();
+                continue;
+            }
+            let at = table.at.saturating_add(table.written as u64);
+            table.written = table.written.saturating_add(piece.len());
+            return Some((at, whole_clusters(at, piece, tally)));
         }
-        let at = self.offset.saturating_add(self.written as u64);
-        self.written = self.written.saturating_add(piece.len());
-        Some((at, whole_clusters(at, piece, tally)))
+        None
     }
 
     /// The next piece of an L1 table that is to be copied.
