@@ -98,6 +98,24 @@ macro_rules! atomic {
                     self.value.compare_exchange(current, new, granted, failure)
                 })
             }
+
+            /// Replaces the value by what `new` makes of it, until it makes nothing. Returns the one before.
+            #[track_caller]
+            pub fn fetch_update(
+                &self,
+                success: Ordering,
+                failure: Ordering,
+                mut new: impl FnMut($value) -> Option<$value>,
+            ) -> Result<$value, $value> {
+                let mut before = self.load(failure);
+                while let Some(value) = new(before) {
+                    match self.compare_exchange(before, value, success, failure) {
+                        Ok(before) => return Ok(before),
+                        Err(other) => before = other,
+                    }
+                }
+                Err(before)
+            }
         }
 
         replacing!($name, $value: "Replaces the value and returns the one before." swap,);
@@ -124,6 +142,7 @@ macro_rules! counting {
             "Subtracts from the value, and returns the one before." fetch_sub,
             "Makes the value at least `value`, and returns the one before." fetch_max,
             "Sets bits of the value, and returns the one before." fetch_or,
+            "Clears bits that `value` has not, and returns the one before." fetch_and,
         );
     };
 }
