@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use gaur_engine::{CompressedCluster, Compressor, Queue};
+use gaur_engine::{CompressedCluster, Compressor, ErrorKind, Queue};
 use gaur_sim::{Random, SimFile};
 
 use super::Load;
@@ -34,8 +34,11 @@ impl Load {
 
     /// Stores clusters compressed, one request each. What does not get smaller is stored as it is.
     pub(super) async fn write_packed(&self, queue: &Queue<SimFile>, clusters: Vec<Range<u32>>) {
-        let Ok(mut compressor) = Compressor::new(queue.image(), Some(1)) else {
-            return self.fail("the image cannot have compressed clusters".to_owned());
+        // Encrypted images and those with a data file cannot have such clusters.
+        let mut compressor = match Compressor::new(queue.image(), Some(1)) {
+            Ok(compressor) => compressor,
+            Err(error) if error.kind() == ErrorKind::Unsupported => return,
+            Err(error) => return self.fail(format!("no compressor: {error}")),
         };
         for units in clusters {
             // Set to a shorter snapshot since the list was drawn.
