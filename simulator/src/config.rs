@@ -151,6 +151,8 @@ pub struct Config {
     pub mishaps: FaultPlan,
     /// Snapshots are made and applied meanwhile.
     pub snapshot_load: Option<SnapshotLoad>,
+    /// Checks of the open image between two crashes.
+    pub online_checks: u32,
     /// A process that is killed leaves a log of its commits to the next.
     pub keeps_log: bool,
     /// Persistent bitmaps are kept, else removed.
@@ -220,6 +222,7 @@ impl Config {
             epochs: random.between(1, 5) as u32,
             mishaps,
             snapshot_load: draw_snapshot_load(seed, shape, guest_bytes),
+            online_checks: draw_online_checks(seed),
             keeps_log: shape.version == 3 && Random::new(seed ^ 0x51a7_09c3_e2d4_8b16).chance(500),
             keeps_bitmaps: Random::new(seed ^ 0x7c3a_9e15_20bd_f468).chance(800),
         };
@@ -600,6 +603,14 @@ fn draw_space(seed: u64, shape: Shape) -> SpaceOptions {
             DetectZeroes::Unmap,
             DetectZeroes::Unmap,
         ]),
+    }
+}
+
+/// Drawn apart, and such that the seeds in `seeds.txt` that are older have none.
+fn draw_online_checks(seed: u64) -> u32 {
+    match seed % 19 {
+        0 | 4 | 6 | 9..=12 | 17 => Random::new(seed ^ 0x18e7_55c2_04fb_d93a).pick(&[1, 3, 8]),
+        _ => 0,
     }
 }
 

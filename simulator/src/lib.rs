@@ -21,6 +21,8 @@ mod handover;
 pub mod judge;
 pub mod load;
 mod machine;
+#[cfg(feature = "broken-order")]
+mod mixed;
 pub mod model;
 pub mod prepare;
 pub mod qemu;
@@ -28,8 +30,12 @@ mod reopen;
 mod run;
 pub mod shape;
 mod stats;
+#[cfg(feature = "broken-order")]
+pub mod verbs;
 pub mod view;
 mod watch;
 
+#[cfg(feature = "broken-order")]
+pub use mixed::run_mixed;
 pub use run::{Failure, Options, Rule, run_seed};
 pub use stats::Stats;

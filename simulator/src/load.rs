@@ -21,6 +21,7 @@ use crate::model::{Model, PendingChange};
 use crate::stats::Stats;
 use memory::GuestMemory;
 
+mod checks;
 mod memory;
 mod packed;
 mod snapshots;

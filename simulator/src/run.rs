@@ -42,6 +42,8 @@ pub enum Rule {
     O9,
     Data,
     Log,
+    /// A check of the open image is not told what changes meanwhile.
+    Watch,
 }
 
 /// How seeds are run.
@@ -108,7 +110,12 @@ impl std::error::Error for Failure {}
 
 /// Runs a seed; what it did and the hash of its trace, or what it found.
 pub fn run_seed(seed: u64, options: &Options) -> Result<(Stats, u64), Failure> {
-    let run = std::panic::AssertUnwindSafe(|| Run::new(seed, options)?.play());
+    caught(seed, || Run::new(seed, options)?.play())
+}
+
+/// What `run` finds, a panic included.
+pub(crate) fn caught<T>(seed: u64, run: impl FnOnce() -> Result<T, String>) -> Result<T, Failure> {
+    let run = std::panic::AssertUnwindSafe(run);
     let outcome = std::panic::catch_unwind(run).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -306,6 +313,7 @@ impl<'a> Run<'a> {
                 Rule::O8 => Some(gaur_engine::BrokenRule::O8),
                 Rule::O9 => Some(gaur_engine::BrokenRule::O9),
                 Rule::Data => Some(gaur_engine::BrokenRule::DataFlush),
+                Rule::Watch => Some(gaur_engine::BrokenRule::Watch),
                 Rule::Log => None,
             }),
             ..OpenOptions::new(References::Any)
@@ -451,6 +459,11 @@ impl<'a> Run<'a> {
                 let name = format!("snapshots {number}");
                 scheduler.handle().spawn(&name, work);
             }
+        }
+        if self.config.online_checks > 0 {
+            let random = Random::new(self.config.seed ^ self.stats.epochs ^ 0x6f1d_93a0_c52e_847b);
+            let work = Rc::clone(&load).check_online(queues.clone(), random, self.leaks);
+            scheduler.handle().spawn("check", work);
         }
         let end = until_killed(|| self.drive(scheduler, &load)).unwrap_or(Ok(EpochEnd::Kill));
         self.model = load.model.borrow().clone();

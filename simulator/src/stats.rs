@@ -28,6 +28,8 @@ counters! {
     requests,
     /// Of these, clusters stored compressed.
     packed,
+    /// Checks of the open image beside them.
+    online_checks,
     /// Requests that ended with an error (faults, full disks).
     errors,
     /// Moments at which the power was cut; each is one image that was judged.
@@ -64,6 +66,24 @@ counters! {
     snapshots_refused,
     /// Of the crash points, those in the middle of an operation on snapshots.
     snapshot_crashes,
+    /// Crash points of loads with compressed writes only, where seeds are mixed.
+    cuts_compressed,
+    /// The same for encrypted images.
+    cuts_encrypted,
+    /// For images with a data file.
+    cuts_data_file,
+    /// For images with bitmaps.
+    cuts_bitmaps,
+    /// Crash points of amendments.
+    cuts_amend,
+    /// Of changes of keys.
+    cuts_keys,
+    /// Of repairs.
+    cuts_repair,
+    /// Of commits.
+    cuts_commit,
+    /// Of rebases.
+    cuts_rebase,
     /// Steps of the scheduler.
     steps,
 }
@@ -73,7 +93,7 @@ impl fmt::Display for Stats {
         write!(
             out,
             "{} seeds, {} crash points ({} reopened by the engine, {} judged by qemu-img), \
-             {} kills ({} commits adopted, {} logs left alone), {} closes ({} bitmaps stored, {} recovered), {} epochs, {} requests ({} compressed), {} faults, {} failed requests, \
+             {} kills ({} commits adopted, {} logs left alone), {} closes ({} bitmaps stored, {} recovered), {} epochs, {} requests ({} compressed), {} online checks, {} faults, {} failed requests, \
              {} L1 tables moved, {} refcount tables moved, {} holes, \
              {} changes of snapshots ({} with a state, {} refused, {} crash points inside), {} steps",
             self.seeds,
@@ -89,6 +109,7 @@ impl fmt::Display for Stats {
             self.epochs,
             self.requests,
             self.packed,
+            self.online_checks,
             self.faults,
             self.errors,
             self.l1_moves,
@@ -99,6 +120,24 @@ impl fmt::Display for Stats {
             self.snapshots_refused,
             self.snapshot_crashes,
             self.steps
+        )?;
+        let verbs = self.cuts_amend + self.cuts_keys + self.cuts_repair;
+        if verbs + self.cuts_commit + self.cuts_rebase == 0 {
+            return Ok(());
+        }
+        write!(
+            out,
+            "; crash points with compressed writes {}, encryption {}, a data file {}, bitmaps {}, in amend {}, \
+             changes of keys {}, repair {}, commit {}, rebase {}",
+            self.cuts_compressed,
+            self.cuts_encrypted,
+            self.cuts_data_file,
+            self.cuts_bitmaps,
+            self.cuts_amend,
+            self.cuts_keys,
+            self.cuts_repair,
+            self.cuts_commit,
+            self.cuts_rebase
         )
     }
 }

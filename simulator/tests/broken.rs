@@ -58,6 +58,11 @@ fn broken_o9_is_noticed() {
 }
 
 #[test]
+fn a_check_that_is_not_told_of_changes_is_noticed() {
+    is_noticed(Rule::Watch);
+}
+
+#[test]
 fn a_log_whose_marks_are_stored_first_is_noticed() {
     is_noticed(Rule::Log);
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::workspace::succeed;
-use crate::{model, packages, sim, tidy, vm, workspace};
+use crate::{iotests, model, packages, sim, tidy, vm, workspace};
 
 /// Seeds of the crash simulator that are the same in every run.
 const SEEDS: u64 = 300;
@@ -56,6 +56,14 @@ pub fn run() -> Result<(), String> {
     test("tests in guests", &|| {
         built.clone()?;
         vm::test_all()
+    });
+    test("tests of QEMU", &|| {
+        iotests::run(&iotests::Arguments {
+            once: true,
+            gaur: Some(gaur.clone()),
+            jobs: 2,
+            tests: Vec::new(),
+        })
     });
     test("tests", &|| tests(&gaur));
     match failed.as_slice() {

@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 mod ci;
+mod deb;
+mod iotests;
 mod model;
 mod packages;
 mod sim;
@@ -28,6 +30,8 @@ enum Task {
     Ci,
     Sim(sim::Arguments),
     Model(model::Arguments),
+    Iotests(iotests::Arguments),
+    Deb(deb::Arguments),
     Soak(soak::Arguments),
     #[command(subcommand)]
     Vm(vm::Task),
@@ -39,6 +43,8 @@ fn main() -> ExitCode {
         Task::Ci => ci::run(),
         Task::Sim(arguments) => sim::run(&arguments),
         Task::Model(arguments) => model::run(&arguments),
+        Task::Iotests(arguments) => iotests::run(&arguments),
+        Task::Deb(arguments) => deb::run(&arguments),
         Task::Soak(arguments) => soak::run(&arguments),
         Task::Vm(task) => vm::run(task),
     };

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Instant, SystemTime};
 
 use clap::Parser;
-use gaur_simulator::{Failure, Options, Rule, Stats, run_seed};
+use gaur_simulator::{Failure, Options, Rule, Stats, run_mixed, run_seed};
 
 /// Run seeds of the crash simulator
 #[derive(Debug, clap::Parser)]
@@ -51,6 +51,9 @@ pub struct Arguments {
     /// Keep guest data in an external data file
     #[arg(long, conflicts_with_all = ["by_qemu", "packed"])]
     data_file: bool,
+    /// Draw for each seed what it is about: compression, encryption, a data file, bitmaps, or amend, repair, commit, rebase
+    #[arg(long, conflicts_with_all = ["by_qemu", "packed", "encrypted", "bitmaps", "data_file", "broken"])]
+    mixed: bool,
     /// Keep the files of a failure here: before its epoch, and as judged
     #[arg(long, value_name = "DIRECTORY")]
     dump: Option<PathBuf>,
@@ -82,13 +85,51 @@ impl Arguments {
             ..Options::default()
         }
     }
+
+    fn run_seed(&self, seed: u64, options: &Options) -> Result<(Stats, u64), Failure> {
+        match self.mixed {
+            true => run_mixed(seed, options),
+            false => run_seed(seed, options),
+        }
+    }
+
+    fn replay(&self, seed: u64, options: &Options) -> Result<(), String> {
+        let options = Options {
+            print_trace: true,
+            ..options.clone()
+        };
+        let outcome = self.run_seed(seed, &options);
+        let (stats, hash) = outcome.map_err(|failure| failure.to_string())?;
+        println!("seed {seed}: {stats}\ntrace hash {hash:016x}");
+        Ok(())
+    }
+
+    fn replay_line(&self, seed: u64) -> String {
+        let mut line = format!("cargo xtask sim --seed {seed}");
+        for (given, option) in [
+            (self.by_qemu, "--by-qemu"),
+            (self.packed, "--packed"),
+            (self.data_file, "--data-file"),
+            (self.bitmaps, "--bitmaps"),
+            (self.encrypted, "--encrypted"),
+            (self.mixed, "--mixed"),
+        ] {
+            if given {
+                line = format!("{line} {option}");
+            }
+        }
+        match self.broken {
+            Some(rule) => format!("{line} --broken {rule:?}"),
+            None => line,
+        }
+    }
 }
 
 /// Runs the task.
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let options = arguments.options();
     if let Some(seed) = arguments.seed {
-        return replay(seed, &options);
+        return arguments.replay(seed, &options);
     }
     let start = match arguments.fresh {
         true => fresh_start()?,
@@ -102,35 +143,6 @@ fn fresh_start() -> Result<u64, String> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let seconds = now.map_err(|error| error.to_string())?.as_secs();
     Ok(seconds * 1000)
-}
-
-fn replay_line(seed: u64, options: &Options) -> String {
-    let broken = options
-        .broken
-        .map_or_else(String::new, |rule| format!(" --broken {rule:?}"));
-    let by_qemu = if options.by_qemu { " --by-qemu" } else { "" };
-    let packed = if options.packed { " --packed" } else { "" };
-    let encrypted = match options.encrypted {
-        Some(true) => " --encrypted",
-        _ => "",
-    };
-    let data_file = if options.data_file {
-        " --data-file"
-    } else {
-        ""
-    };
-    let bitmaps = if options.bitmaps { " --bitmaps" } else { "" };
-    format!("cargo xtask sim --seed {seed}{by_qemu}{packed}{data_file}{bitmaps}{encrypted}{broken}")
-}
-
-fn replay(seed: u64, options: &Options) -> Result<(), String> {
-    let options = Options {
-        print_trace: true,
-        ..options.clone()
-    };
-    let (stats, hash) = run_seed(seed, &options).map_err(|failure| failure.to_string())?;
-    println!("seed {seed}: {stats}\ntrace hash {hash:016x}");
-    Ok(())
 }
 
 /// What the threads share.
@@ -152,7 +164,14 @@ fn run_many(arguments: &Arguments, start: u64, options: &Options) -> Result<(), 
     let started = Instant::now();
     thread::scope(|scope| {
         for _ in 0..arguments.jobs.map_or_else(processors, usize::from) {
-            scope.spawn(|| work(start..start + seeds, options, &progress, started));
+            scope.spawn(|| {
+                work(
+                    arguments,
+                    (start..start + seeds, options),
+                    &progress,
+                    started,
+                )
+            });
         }
     });
     let (stats, failure) = progress
@@ -160,16 +179,21 @@ fn run_many(arguments: &Arguments, start: u64, options: &Options) -> Result<(), 
         .into_inner()
         .map_err(|_| "a thread has panicked")?;
     println!("{stats} in {:.1} s", started.elapsed().as_secs_f64());
-    judge(start, seeds, options, failure)
+    judge(arguments, start, failure)
 }
 
-fn work(seeds: Range<u64>, options: &Options, progress: &Progress, started: Instant) {
+fn work(
+    arguments: &Arguments,
+    (seeds, options): (Range<u64>, &Options),
+    progress: &Progress,
+    started: Instant,
+) {
     while !progress.stop.load(Ordering::Relaxed) {
         let seed = seeds.start + progress.next.fetch_add(1, Ordering::Relaxed);
         if seed >= seeds.end {
             return;
         }
-        let outcome = run_seed(seed, options);
+        let outcome = arguments.run_seed(seed, options);
         let Ok(mut total) = progress.total.lock() else {
             return;
         };
@@ -195,17 +219,13 @@ fn work(seeds: Range<u64>, options: &Options, progress: &Progress, started: Inst
     }
 }
 
-fn judge(
-    start: u64,
-    seeds: u64,
-    options: &Options,
-    failure: Option<Failure>,
-) -> Result<(), String> {
-    match (options.broken, failure) {
+fn judge(arguments: &Arguments, start: u64, failure: Option<Failure>) -> Result<(), String> {
+    let seeds = arguments.seeds;
+    match (arguments.broken, failure) {
         (None, None) => Ok(()),
         (None, Some(failure)) => Err(format!(
             "{failure}\nreplay with: {}",
-            replay_line(failure.seed, options)
+            arguments.replay_line(failure.seed)
         )),
         (Some(rule), None) => Err(format!(
             "{rule:?} is broken and {seeds} seeds did not notice"
@@ -213,7 +233,7 @@ fn judge(
         (Some(rule), Some(failure)) => {
             let count = failure.seed - start + 1;
             println!("{rule:?} is broken: noticed after {count} seeds\n{failure}");
-            println!("replay with: {}", replay_line(failure.seed, options));
+            println!("replay with: {}", arguments.replay_line(failure.seed));
             Ok(())
         }
     }

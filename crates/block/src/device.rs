@@ -90,4 +90,22 @@ pub trait Device {
         offset_bytes: u64,
         len_bytes: u64,
     ) -> impl Future<Output = Result<Status, Errno>>;
+
+    /// Length of the run that starts at `offset_bytes` and is at most `len_bytes` long, as for [`Device::status`], and
+    /// how deep in the backing chain it lies: 0 for nowhere, 1 for the image itself, 2 for its backing file.
+    fn allocation_depth(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> impl Future<Output = Result<(u64, u32), Errno>> {
+        async move {
+            let found = self.status(offset_bytes, len_bytes).await?;
+            Ok((found.len_bytes, u32::from(found.allocated)))
+        }
+    }
+
+    /// Whether zeroing a range takes far less time than writing zeros there, wherever it lies.
+    fn zeroes_fast(&self) -> bool {
+        false
+    }
 }

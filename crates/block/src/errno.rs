@@ -54,6 +54,7 @@ errnos! {
     ENAMETOOLONG = 36, "the name is too long";
     ENOSYS = 38, "the kernel does not have this system call";
     ELOOP = 40, "too many symbolic links, or they form a loop";
+    EPROTO = 71, "the other end broke the protocol";
     EOVERFLOW = 75, "value too large";
     ENOTSOCK = 88, "is not a socket";
     EOPNOTSUPP = 95, "operation not supported";

@@ -1,11 +1,15 @@
 //! `gaur amend`: change what an image is, in place.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use gaur_engine::{AllocationPolicy, Amendment, Format, Job, Keys, OpenOptions, Queue, amend};
+use gaur_engine::{
+    AllocationPolicy, Amendment, BitmapAction, Format, ImageError, Job, Keys, OpenOptions, Queue,
+    amend, check_amendment,
+};
 use gaur_format::Version;
 use gaur_format::feature::Autoclear;
 use gaur_format::header::Header;
@@ -16,7 +20,9 @@ use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::new_image;
-use crate::open::{ALLOCATION_POLICIES, CacheMode, SourceArgs};
+use crate::notice::say;
+use crate::open::{ALLOCATION_POLICIES, CacheMode, SourceOptions};
+use crate::option_help::{self, Of};
 use crate::options::OptionList;
 use crate::progress::ProgressOptions;
 use crate::size::SIZE_MAX;
@@ -31,7 +37,7 @@ use keys::KeyChange;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    source: SourceArgs,
+    source: SourceOptions,
     /// What is to change; '-o help' lists the options
     #[arg(short, long, value_name = "KEY=VALUE,..", required = true)]
     options: Vec<String>,
@@ -43,22 +49,70 @@ pub struct Args {
     cache: CacheMode,
     #[command(flatten)]
     show: ProgressOptions,
+    /// The image
+    file: Option<OsString>,
 }
 
-const OPTIONS: &str = "\
-Amend options for qcow2:
-  allocation=<str>       - How it likes its space (allowed values: compact, contiguous)
-  compat=<str>           - Compatibility level (v2 [0.10] or v3 [1.1])
-  data_file=<str>        - File name of the external data file, which is there already
-  encrypt.iter-time=<num> - Milliseconds that trying the new key takes (default: 2000)
-  encrypt.keyslot=<num>  - Key slot to fill or to erase, 0 to 7
-  encrypt.new-secret=<str> - Secret to add
-  encrypt.old-secret=<str> - Secret to erase
-  encrypt.state=<str>    - What to do with a key (allowed values: active, inactive)
-  lazy_refcounts=<bool>  - Postpone refcount updates
-  refcount_bits=<num>    - Width of a reference count entry in bits (1 to 64)
-  size=<size>            - Virtual disk size, not smaller than it is
-";
+const OPTIONS: &[option_help::Row] = &[
+    (
+        Of::Gaur,
+        "allocation=<str>",
+        "How it likes its space (allowed values: compact, contiguous)",
+    ),
+    (
+        Of::Format,
+        "backing_file=<str>",
+        "As it is: 'rebase' changes it",
+    ),
+    (
+        Of::Format,
+        "backing_fmt=<str>",
+        "As it is: 'rebase -u' changes it",
+    ),
+    (
+        Of::Format,
+        "compat=<str>",
+        "Compatibility level (v2 [0.10] or v3 [1.1])",
+    ),
+    (
+        Of::Format,
+        "data_file=<str>",
+        "File name of the external data file, which is there already",
+    ),
+    (Of::Format, "data_file_raw=<bool (on/off)>", "As it is"),
+    (
+        Of::Format,
+        "encrypt.iter-time=<num>",
+        "Milliseconds that trying the new key takes (default: 2000)",
+    ),
+    (
+        Of::Format,
+        "encrypt.keyslot=<num>",
+        "Key slot to fill or to erase, 0 to 7",
+    ),
+    (Of::Format, "encrypt.new-secret=<str>", "Secret to add"),
+    (Of::Format, "encrypt.old-secret=<str>", "Secret to erase"),
+    (
+        Of::Format,
+        "encrypt.state=<str>",
+        "What to do with a key (allowed values: active, inactive)",
+    ),
+    (
+        Of::Format,
+        "lazy_refcounts=<bool (on/off)>",
+        "Postpone refcount updates",
+    ),
+    (
+        Of::Format,
+        "refcount_bits=<num>",
+        "Width of a reference count entry in bits (1 to 64)",
+    ),
+    (
+        Of::Format,
+        "size=<size>",
+        "Virtual disk size, not smaller than it is",
+    ),
+];
 
 /// What is to change.
 struct Wanted {
@@ -72,11 +126,15 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Amends.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    if OptionList::asks_for_help(&args.options) {
-        out.write_all(OPTIONS.as_bytes())?;
+    let named = args.file.is_some() || args.source.format.is_some();
+    if named && OptionList::asks_for_help(&args.options)? {
+        option_help::print("Amend options for 'qcow2':", OPTIONS, true, out)?;
         return Ok(0);
     }
-    let spec = args.source.spec()?;
+    let Some(file) = &args.file else {
+        return Err(Failure::new("no image is named").hint("see 'gaur amend --help'"));
+    };
+    let spec = args.source.spec(file)?;
     let base = OpenOptions {
         direct: args.cache.direct(),
         keys: args.source.keys()?,
@@ -151,9 +209,13 @@ impl Wanted {
             true => Failure::interrupted().with_subject(spec.path()),
             false => Failure::image(spec.path(), &error),
         };
+        let checked = spec.open_file(base)?;
+        block_on(check_amendment(checked.file(), &self.amendment)).map_err(failed)?;
         if let Some(key) = &self.key {
-            key.carry_out(&spec.open_file(base)?)?;
+            key.carry_out(&checked)?;
         }
+        // Opened again by steps that work on an opened image.
+        drop(checked);
         if let Some(size) = self.size.filter(|size| *size != header.size_bytes) {
             on_image(spec, base, |queue| {
                 block_on(queue.resize(size, false, job)).map_err(failed)
@@ -161,8 +223,9 @@ impl Wanted {
         }
         let goes_down =
             self.amendment.version == Some(Version::V2) && header.version == Version::V3;
-        if goes_down && header.nb_snapshots == 0 {
+        if goes_down {
             on_image(spec, base, |queue| {
+                block_on(remove_bitmaps(queue, job)).map_err(failed)?;
                 block_on(queue.expand_zeros(job)).map_err(failed)
             })?;
         }
@@ -170,6 +233,19 @@ impl Wanted {
         block_on(amend(file.file(), &self.amendment, job)).map_err(failed)?;
         Ok(())
     }
+}
+
+/// Removes what version 2 does not have.
+async fn remove_bitmaps(queue: &Queue<BlockingFile>, job: &Job) -> Result<(), ImageError> {
+    for bitmap in queue.bitmaps().await? {
+        let removed = queue.change_bitmap(&bitmap.name, &[BitmapAction::Remove], job);
+        removed.await?;
+        let name = bitmap.name;
+        say(format_args!(
+            "bitmap {name:?} is removed: version 2 has none"
+        ));
+    }
+    Ok(())
 }
 
 /// Opens the image for a step, and closes it again.

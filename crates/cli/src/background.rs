@@ -5,9 +5,11 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::command::is_qemu_nbd;
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::notice;
 
@@ -21,6 +23,10 @@ pub fn run(out: &mut dyn Write) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// Whether the server in the background goes on to print to the standard error of who started it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepStderr(pub bool);
+
 /// Starts a server with these arguments, the verb first, in a directory if one is told, and waits until it
 /// is ready or has failed. `show` gets the lines that it prints. Returns its process id.
 pub fn start(
@@ -30,9 +36,13 @@ pub fn start(
 ) -> Result<u32, Failure> {
     let start = |error: std::io::Error| Failure::io("the background process", &error);
     let program = std::env::current_exe().map_err(start)?;
-    // Right after the verb, where no `--` and no value of an option can be in the way.
-    args.insert(1.min(args.len()), "--forked".into());
+    // Right after the verb, where no `--` and no value of an option can be in the way. Called by a link, the command
+    // has the verb in its name.
+    let called_by = std::env::args_os().next().unwrap_or_default();
+    let verbs = usize::from(!is_qemu_nbd(&called_by)).min(args.len());
+    args.insert(verbs, "--forked".into());
     let mut command = Command::new(program);
+    command.arg0(called_by);
     if let Some(directory) = directory {
         command.current_dir(directory);
     }
@@ -61,7 +71,7 @@ pub fn start(
 }
 
 /// Says that the server is ready, and lets go of the terminal.
-pub fn ready(out: &mut dyn Write) -> Result<(), Failure> {
+pub fn ready(out: &mut dyn Write, keep: KeepStderr) -> Result<(), Failure> {
     writeln!(out, "{READY}")?;
     out.flush()?;
     let detach = |error: std::io::Error| Failure::io("the terminal", &error);
@@ -74,7 +84,9 @@ pub fn ready(out: &mut dyn Write) -> Result<(), Failure> {
         .open("/dev/null");
     let null = null.map_err(detach)?;
     rustix::stdio::dup2_stdout(&null).map_err(|errno| detach(errno.into()))?;
-    rustix::stdio::dup2_stderr(&null).map_err(|errno| detach(errno.into()))?;
-    notice::detach();
+    if !keep.0 {
+        rustix::stdio::dup2_stderr(&null).map_err(|errno| detach(errno.into()))?;
+        notice::detach();
+    }
     Ok(())
 }

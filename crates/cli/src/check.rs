@@ -8,7 +8,9 @@ use std::thread;
 
 use gaur_engine::{Format, Job, OpenOptions, repair_on};
 use gaur_format::AllocationPolicy;
-use gaur_format::check::{Check, RepairMode, Repaired, Report, Step, TablePart};
+use gaur_format::check::{
+    Check, Finding, Miscount, RepairMode, Repaired, Report, Severity, Step, TablePart,
+};
 use gaur_reactor::block_on;
 use gaur_server::check_facts::CheckFacts;
 
@@ -19,7 +21,7 @@ use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::interrupt;
 use crate::json;
-use crate::notice::say;
+use crate::notice::{is_qemu, say, say_bare};
 use crate::open::{self, CacheMode, Output, SourceOptions};
 use crate::progress::{Progress, ProgressOptions};
 use crate::reclaimable;
@@ -100,6 +102,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let file = spec.open_file(&base)?;
     let message = match spec.format_of(&file)? {
         Format::Qcow2 => None,
+        // Scripts look for these words.
+        _ if is_qemu() => {
+            let failure = Failure::new("This image format does not support checks");
+            return Err(failure.code(EXIT_NO_CHECKS));
+        }
         Format::Raw => Some("raw images have nothing that could be checked".to_owned()),
         Format::Foreign(other) => Some(format!("{} images cannot be checked", other.shown())),
     };
@@ -246,20 +253,24 @@ fn repair(file: &ImageFile, what: What, args: &Args, job: &Job) -> Result<Repair
     progress.end(&repaired);
     let repaired = repaired?;
     if !args.show.quiet {
-        let name = file.name();
-        let will = if args.dry_run {
-            "would repair"
-        } else {
-            "repaired"
-        };
-        for action in &repaired.actions {
-            say(format!("{name}: {will}: {action}"));
+        if is_qemu() {
+            say_as_qemu(&repaired.before);
         }
-        if repaired.actions_dropped > 0 {
-            say(format!("{name}: and {} more", repaired.actions_dropped));
-        }
+        print_actions(file.name(), &repaired, args.dry_run);
     }
     Ok(repaired)
+}
+
+fn print_actions(name: &str, repaired: &Repaired, dry_run: bool) {
+    let will = if dry_run { "would repair" } else { "repaired" };
+    for action in &repaired.actions {
+        match (is_qemu(), action.miscount) {
+            (true, Some(wrong)) => say_bare(format!("Repairing {}", qemu_counts(wrong))),
+            (true, None) => say_bare(format!("Repairing {action}")),
+            (false, _) => say(format!("{name}: {will}: {action}")),
+        }
+    }
+    say_dropped(name, repaired.actions_dropped);
 }
 
 /// What the policy *compact* would have given back, of an image that asks for it and is sound.
@@ -277,14 +288,43 @@ fn reclaimable(file: &ImageFile, report: &Report) -> Result<u64, Failure> {
 
 /// What is wrong in detail, where it does not mix with what programs read.
 fn print_findings(name: &str, report: &Report) {
+    if is_qemu() {
+        return say_as_qemu(report);
+    }
     for finding in &report.messages {
         say(format!("{name}: {finding}"));
     }
     say_dropped(name, report.messages_dropped);
 }
 
+/// Says findings in the words that scripts know from qemu-img, and in its order: counts, then the rest.
+fn say_as_qemu(report: &Report) {
+    let line = |finding: &Finding| match (finding.miscount, finding.severity) {
+        (Some(wrong), Severity::Leak) => format!("Leaked {}", qemu_counts(wrong)),
+        (Some(wrong), _) => format!("ERROR {}", qemu_counts(wrong)),
+        (None, _) => format!("ERROR: {}", finding.message),
+    };
+    let (counts, others): (Vec<_>, Vec<_>) = report
+        .messages
+        .iter()
+        .partition(|finding| finding.miscount.is_some());
+    for finding in counts.into_iter().chain(others) {
+        say_bare(line(finding));
+    }
+}
+
+fn qemu_counts(wrong: Miscount) -> String {
+    let Miscount {
+        cluster,
+        refcount,
+        references,
+    } = wrong;
+    format!("cluster {cluster} refcount={refcount} reference={references}")
+}
+
 fn say_dropped(name: &str, dropped: u64) {
-    if dropped > 0 {
+    // Under the name of QEMU's program a line is a finding, and their number is told at the end.
+    if dropped > 0 && !is_qemu() {
         say(format!("{name}: and {dropped} more"));
     }
 }

@@ -1,6 +1,6 @@
 //! The command line: its verbs, their dispatch, and the printing of errors.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use crate::failure::Failure;
 use crate::{
     amend, bench, bitmap, check, commit, compare, completions, convert, create, dd, export, info,
-    man, map, measure, notice, qemu_io, rebase, resize, serve, snapshot, ublk, usage,
+    man, map, measure, notice, qemu_io, qemu_nbd, rebase, resize, serve, snapshot, ublk, usage,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -48,6 +48,7 @@ enum Verb {
     Bitmap(bitmap::Args),
     Bench(bench::Args),
     QemuIo(qemu_io::Args),
+    QemuNbd(qemu_nbd::Args),
     Completions(completions::Args),
     Man(man::Args),
 }
@@ -74,6 +75,7 @@ impl Verb {
             Verb::Bitmap(args) => bitmap::run(args, out),
             Verb::Bench(args) => bench::run(args, out),
             Verb::QemuIo(args) => qemu_io::run(args, out),
+            Verb::QemuNbd(args) => qemu_nbd::run(args, out),
             Verb::Completions(args) => completions::run(args, out),
             Verb::Man(args) => man::run(args, out),
         }
@@ -87,7 +89,9 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
     let mut command = Gaur::command();
     if notice::is_qemu() {
         command = command.mut_subcommands(|verb| verb.args_override_self(true));
-        allow_any(&command, &mut args);
+        drop_trace(&mut args);
+        last_format_counts(&mut args);
+        allow_as_qemu(&command, &mut args);
     }
     let parsed = command
         .bin_name(program.clone())
@@ -131,34 +135,72 @@ fn program_name(args: &mut Vec<OsString>) -> String {
     if name.ends_with("qemu-img") {
         return name;
     }
-    if name.ends_with(QEMU_IO) {
-        args.insert(1, QEMU_IO.into());
-        return name;
+    for verb in [QEMU_IO, QEMU_NBD] {
+        if name.ends_with(verb) {
+            args.insert(1, verb.into());
+            return name;
+        }
     }
     match args.get(1).and_then(|word| word.to_str()) {
         Some("qemu-img") => {
             args.remove(1);
             "qemu-img".to_owned()
         }
-        Some(QEMU_IO) => QEMU_IO.to_owned(),
+        Some(verb @ (QEMU_IO | QEMU_NBD)) => verb.to_owned(),
         _ => notice::OWN_NAME.to_owned(),
     }
 }
 
 const QEMU_IO: &str = "qemu-io";
+const QEMU_NBD: &str = "qemu-nbd";
 
-/// Under the name of a program of QEMU an image may refer to any file, as there, unless an option says otherwise.
-fn allow_any(command: &clap::Command, args: &mut Vec<OsString>) {
+/// Whether a program that is called so is `qemu-nbd`.
+pub fn is_qemu_nbd(called_by: &OsStr) -> bool {
+    let name = Path::new(called_by).file_name().unwrap_or_default();
+    name.as_encoded_bytes().ends_with(QEMU_NBD.as_bytes())
+}
+
+/// Drops what QEMU's program is told to trace, before its verb: its events are not ours.
+fn drop_trace(args: &mut Vec<OsString>) {
+    while let Some(word) = args.get(1).and_then(|word| word.to_str()) {
+        let words = match word {
+            "-T" | "--trace" => 2,
+            _ if word.starts_with("--trace=") => 1,
+            _ => return,
+        };
+        args.drain(1..args.len().min(1 + words));
+    }
+}
+
+/// Drops formats that a later one overrides: QEMU's programs do not look whether they know those.
+fn last_format_counts(args: &mut Vec<OsString>) {
+    for option in ["-f", "-O"] {
+        let places: Vec<usize> = (1..args.len()).filter(|&at| args[at] == option).collect();
+        if let Some((_, earlier)) = places.split_last() {
+            for &at in earlier.iter().rev() {
+                args.drain(at..at + 2);
+            }
+        }
+    }
+}
+
+/// Under the name of a program of QEMU an image may refer to any file, unless an option says otherwise, and secrets may
+/// stand on the command line, as there.
+fn allow_as_qemu(command: &clap::Command, args: &mut Vec<OsString>) {
     let said = |option: &str| {
         args.iter()
             .any(|word| word.as_encoded_bytes().starts_with(option.as_bytes()))
     };
-    if said("--allow") || said("--untrusted") {
-        return;
-    }
+    let limited = said("--allow") || said("--untrusted");
     let verb = args.get(1).and_then(|word| command.find_subcommand(word));
-    if verb.is_some_and(|verb| verb.get_arguments().any(|one| one.get_id() == "allow_any")) {
+    let knows =
+        |id: &str| verb.is_some_and(|verb| verb.get_arguments().any(|one| one.get_id() == id));
+    let (any, inline) = (!limited && knows("allow_any"), knows("inline_secrets"));
+    if any {
         args.insert(2, "--allow-any".into());
+    }
+    if inline {
+        args.insert(2, "--inline-secrets".into());
     }
 }
 
@@ -218,6 +260,14 @@ mod tests {
         assert_eq!(
             called(&["gaur", "qemu-io", "x"]),
             expect("qemu-io", "qemu-io x")
+        );
+        assert_eq!(
+            called(&["/usr/bin/qemu-nbd", "-t", "x"]),
+            expect("qemu-nbd", "qemu-nbd -t x")
+        );
+        assert_eq!(
+            called(&["gaur", "qemu-nbd", "x"]),
+            expect("qemu-nbd", "qemu-nbd x")
         );
         assert_eq!(called(&[]), expect("gaur", ""));
     }

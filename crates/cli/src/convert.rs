@@ -14,11 +14,12 @@ use crate::guest::Guest;
 use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::new_image::{self, NewImage};
-use crate::notice::say;
+use crate::notice::{is_qemu, say};
 use crate::open::{
     self, CacheMode, KeyOptions, ReferenceOptions, allocation_parser, format_parser,
     target_format_parser,
 };
+use crate::option_help;
 use crate::options::OptionList;
 use crate::progress::ProgressOptions;
 use crate::rate::{Rate, parse_rate};
@@ -115,7 +116,7 @@ pub struct Args {
     #[arg(short, long, value_name = "RATE", value_parser = parse_rate)]
     rate: Option<u64>,
     /// Without effect: the host may copy as it likes
-    #[arg(short = 'C', long)]
+    #[arg(short = 'C', long, conflicts_with_all = ["compress", "sparse_size", "salvage"])]
     copy_range_offloading: bool,
     /// The sources, and the target as the last
     #[arg(
@@ -130,11 +131,11 @@ const WORKERS_MAX: usize = 8;
 
 /// Converts.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    if OptionList::asks_for_help(&args.target_options) {
+    if OptionList::asks_for_help(&args.target_options)? {
         let last = args.files.last();
         let last = last.and_then(|name| new_image::format_by_name(name, "-O").ok());
         let format = args.target_format.or(last).unwrap_or(Format::Raw);
-        new_image::print_options(format, out)?;
+        option_help::print_new(format, last.is_some(), out)?;
         return Ok(0);
     }
     let (target, sources) = match args.files.split_last() {
@@ -300,7 +301,9 @@ fn plan_target(
     let target = spec.path();
     let mut options = OptionList::parse(&args.target_options)?;
     if args.no_create {
-        if options.rest().next().is_some() || args.backing.is_some() {
+        // QEMU's program takes -B here, and all the same writes what the source shows.
+        let backing = args.backing.is_some() && !is_qemu();
+        if options.rest().next().is_some() || backing {
             let message = "-n writes to an image that is there, so -o and -B have no use";
             return Err(Failure::about(target, message));
         }

@@ -10,7 +10,9 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::new_image::{self, NewImage};
+use crate::notice::is_qemu;
 use crate::open::{self, KeyOptions, ReferenceOptions, target_format_parser};
+use crate::option_help;
 use crate::options::OptionList;
 use crate::shared_image::SharedImage;
 use crate::size::parse_size;
@@ -56,11 +58,16 @@ pub struct Args {
 
 /// Makes the image.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    if OptionList::asks_for_help(&args.options) {
+    if OptionList::asks_for_help(&args.options)? {
         let name = args.file.as_ref();
         let by_name = name.and_then(|name| new_image::format_by_name(name, "-f").ok());
-        let format = args.format.or(by_name).unwrap_or(Format::Qcow2);
-        new_image::print_options(format, out)?;
+        let usual = if is_qemu() {
+            Format::Raw
+        } else {
+            Format::Qcow2
+        };
+        let format = args.format.or(by_name).unwrap_or(usual);
+        option_help::print_new(format, args.file.is_some(), out)?;
         return Ok(0);
     }
     let Some(file) = &args.file else {

@@ -13,6 +13,7 @@ use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::new_image::{self, NewImage};
 use crate::open::{self, KeyOptions, ReferenceOptions, format_parser, target_format_parser};
+use crate::option_help;
 use crate::options::OptionList;
 use crate::shared_image::SharedImage;
 use crate::size::parse_size;
@@ -116,8 +117,8 @@ fn number(key: &str, value: &OsStr) -> Result<u64, Failure> {
 
 /// Copies.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    if OptionList::asks_for_help(&args.output_options) {
-        new_image::print_options(args.output_format, out)?;
+    if OptionList::asks_for_help(&args.output_options)? {
+        option_help::print_new(args.output_format, true, out)?;
         return Ok(0);
     }
     let operands = Operands::parse(&args.operands)?;

@@ -17,7 +17,7 @@ use crate::fronts::FrontConfig;
 use crate::image_spec::ImageSpec;
 use crate::json;
 use crate::notice::one_line;
-use crate::open::Output;
+use crate::open::{self, Output};
 use crate::progress::Progress;
 use crate::serve;
 use crate::size::{human, parse_new_size};
@@ -178,15 +178,15 @@ fn add(args: &AddArgs, out: &mut dyn Write) -> Result<u8, Failure> {
 fn absolute(file: &str, image: &ImageOptions) -> Result<String, Failure> {
     let spec = ImageSpec::parse(file, image.image_opts, image.format)?;
     let path = Path::new(spec.path());
-    if path.is_absolute() {
+    let whole = open::absolute(path)?;
+    if whole == path {
         return Ok(file.to_owned());
     }
     if spec.path() != file {
         let failure = Failure::about(file, "the server needs the whole path of the image");
         return Err(failure.hint("begin the file's name with a slash"));
     }
-    let path = std::path::absolute(path).map_err(|error| Failure::io(file, &error))?;
-    as_text(path.as_os_str())
+    as_text(whole.as_os_str())
 }
 
 fn list(server: &ServerArgs, out: &mut dyn Write) -> Result<u8, Failure> {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use gaur_block::FileId;
+use gaur_block::{Errno, FileId};
 use gaur_engine::{ForeignFormat, Format};
 use gaur_format::bitmap::{self, Bitmap};
 use gaur_format::feature::{Autoclear, Compatible, Incompatible};
@@ -127,10 +127,11 @@ impl Inspection {
         // qemu-img rounds lengths up to whole sectors.
         let len = self.file.len_bytes().next_multiple_of(512);
         let mut info = self.raw_info("raw", len)?;
-        let child = if self.file.open_file().is_block_device() {
-            "host_device"
-        } else {
-            "file"
+        let opened = self.file.open_file();
+        let child = match (opened.is_block_device(), opened.is_nbd()) {
+            (true, _) => "host_device",
+            (_, true) => "nbd",
+            _ => "file",
         };
         let mut child = self.raw_info(child, len)?;
         child.format_specific = Some(json!({ "type": "file", "data": {} }));
@@ -147,9 +148,15 @@ impl Inspection {
     }
 
     fn raw_info(&self, format: &str, size: u64) -> Result<ImageInfo, Failure> {
-        let allocated = self.file.open_file().allocated_bytes();
-        let actual_size = allocated
-            .map_err(|errno| Failure::system(self.file.name(), "cannot tell its space", errno))?;
+        let actual_size = match self.file.open_file().allocated_bytes() {
+            Ok(bytes) => Some(bytes),
+            // Only its server knows.
+            Err(Errno::EOPNOTSUPP) => None,
+            Err(errno) => {
+                let failure = Failure::system(self.file.name(), "cannot tell its space", errno);
+                return Err(failure);
+            }
+        };
         Ok(ImageInfo {
             virtual_size: size,
             filename: self.file.name().to_owned(),

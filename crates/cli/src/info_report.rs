@@ -33,8 +33,9 @@ pub struct ImageInfo {
     pub cluster_size: Option<u64>,
     /// `qcow2`, `raw`; of a child `file` or `host_device`.
     pub format: String,
-    /// Bytes allocated on the host.
-    pub actual_size: u64,
+    /// Bytes allocated on the host, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub actual_size: Option<u64>,
     /// What only this format has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format_specific: Option<Value>,
@@ -76,7 +77,7 @@ impl ImageInfo {
         writeln!(out, "file format: {format}")?;
         let size = self.virtual_size;
         writeln!(out, "virtual size: {} ({size} bytes)", human(size))?;
-        writeln!(out, "disk size: {}", human(self.actual_size))?;
+        writeln!(out, "disk size: {}", disk_size(self.actual_size))?;
         if self.encrypted == Some(true) {
             writeln!(out, "encrypted: yes")?;
         }
@@ -118,6 +119,11 @@ impl ImageInfo {
     }
 }
 
+/// As qemu-img tells it.
+fn disk_size(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "unavailable".to_owned(), human)
+}
+
 impl ChildNode {
     fn print(&self, out: &mut dyn Write) -> Result<(), Failure> {
         let info = &self.info;
@@ -126,7 +132,7 @@ impl ChildNode {
         writeln!(out, "    filename: {}", printable(&info.filename))?;
         writeln!(out, "    protocol type: {}", info.format)?;
         writeln!(out, "    file length: {} ({size} bytes)", human(size))?;
-        writeln!(out, "    disk size: {}", human(info.actual_size))?;
+        writeln!(out, "    disk size: {}", disk_size(info.actual_size))?;
         Ok(())
     }
 }

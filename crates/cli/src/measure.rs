@@ -16,8 +16,9 @@ use crate::guest::Guest;
 use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::json;
-use crate::new_image::{self, NewImage};
+use crate::new_image::NewImage;
 use crate::open::{self, Output, SourceOptions, target_format_parser};
+use crate::option_help;
 use crate::options::OptionList;
 use crate::size::parse_size;
 use crate::snapshot_choice::SnapshotChoice;
@@ -74,8 +75,8 @@ struct Contents {
 
 /// Measures.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
-    if OptionList::asks_for_help(&args.target_options) {
-        new_image::print_options(args.target_format, out)?;
+    if OptionList::asks_for_help(&args.target_options)? {
+        option_help::print_new(args.target_format, false, out)?;
         return Ok(0);
     }
     let options = || OptionList::parse(&args.target_options);
@@ -109,7 +110,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
             fully_allocated: contents.size_bytes,
         },
         Format::Qcow2 => {
-            let mut options = image.plan().clone();
+            let mut options = image.measured_plan();
             // How much of the data is in the backing file already is not known.
             if options.backing_file.take().is_some() && args.file.is_some() {
                 options.preallocation = Preallocation::Full;

@@ -3,7 +3,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -18,16 +17,18 @@ use gaur_reactor::{BlockingFile, CreateFile, OpenFile, block_on};
 
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
+use crate::image_spec::local_path;
 use crate::interrupt;
 use crate::new_image::file_hints::FileHints;
 use crate::new_luks::LuksChoice;
-use crate::notice::say;
+use crate::notice::{is_qemu, say};
 use crate::open;
 use crate::options::{OptionList, wrong_value};
 use crate::size::SIZE_MAX;
 
 mod data_file;
 mod file_hints;
+mod written_zeros;
 
 pub use data_file::stored_name;
 
@@ -80,61 +81,14 @@ const PREALLOCATIONS: [(&str, Preallocation); 4] = [
 ];
 
 /// Options that other tools have and this one does not, with what they would do.
-const UNSUPPORTED: [(&str, &str); 2] = [
-    (
-        "encryption",
-        "encryption as old images have it (encrypt.format=luks is)",
-    ),
-    ("encrypt.", "this part of encryption"),
-];
-
-const OPTIONS_QCOW2: &str = "\
-Supported qcow2 options:
-  allocation=<str>       - How it likes its space (allowed values: compact, contiguous)
-  backing_file=<str>     - File name of a base image
-  backing_fmt=<str>      - Image format of the base image
-  cluster_size=<size>    - qcow2 cluster size, a power of two from 512 to 2M (default: 64k)
-  compat=<str>           - Compatibility level (v2 [0.10] or v3 [1.1])
-  compression_type=<str> - How clusters are compressed (allowed values: zlib, zstd)
-  data_file=<str>        - File name of an external data file
-  data_file_raw=<bool>   - The external data file is a raw image of the disk by itself
-  encrypt.format=<str>   - How guest data is encrypted (allowed values: luks)
-  encrypt.key-secret=<str> - Secret that is to open the image
-  encrypt.cipher-alg=<str> - Cipher (allowed values: aes-128, aes-192, aes-256)
-  encrypt.cipher-mode=<str> - Mode of the cipher (allowed values: xts, cbc)
-  encrypt.ivgen-alg=<str> - Initialisation vectors (allowed values: plain64, plain, essiv)
-  encrypt.ivgen-hash-alg=<str> - Hash of essiv (allowed values: sha256)
-  encrypt.hash-alg=<str> - Hash of passphrases (allowed values: sha1, sha256, sha512)
-  encrypt.iter-time=<num> - Milliseconds that trying a passphrase takes (default: 2000)
-  extended_l2=<bool>     - Extended L2 tables: clusters of 32 subclusters
-  extent_size_hint=<size> - What the file system allocates at a time (XFS)
-  lazy_refcounts=<bool>  - Postpone refcount updates
-  nocow=<bool>           - Turn off copy-on-write in the file system (btrfs)
-  preallocation=<str>    - Preallocation mode (allowed values: off, metadata, falloc, full)
-  refcount_bits=<num>    - Width of a reference count entry in bits (1 to 64, default: 16)
-  size=<size>            - Virtual disk size
-";
-
-const OPTIONS_RAW: &str = "\
-Supported raw options:
-  extent_size_hint=<size> - What the file system allocates at a time (XFS)
-  nocow=<bool>           - Turn off copy-on-write in the file system (btrfs)
-  preallocation=<str>    - Preallocation mode (allowed values: off, falloc, full)
-  size=<size>            - Virtual disk size
-";
-
-/// Prints what `-o` understands for a format.
-pub fn print_options(format: Format, out: &mut dyn Write) -> Result<(), Failure> {
-    let text = match format {
-        Format::Qcow2 => OPTIONS_QCOW2,
-        Format::Raw | Format::Foreign(_) => OPTIONS_RAW,
-    };
-    Ok(out.write_all(text.as_bytes())?)
-}
+const UNSUPPORTED: [(&str, &str); 1] = [("encrypt.", "this part of encryption")];
 
 /// The format of a new file that is not told by `switch`: qcow2 when the name says so, otherwise raw. A
-/// raw file by the name of a `.vmdk` would be mistaken for one.
+/// raw file by the name of a `.vmdk` would be mistaken for one. Always raw under the name of QEMU's program.
 pub fn format_by_name(path: impl AsRef<Path>, switch: &str) -> Result<Format, Failure> {
+    if is_qemu() {
+        return Ok(Format::Raw);
+    }
     let path = path.as_ref();
     let extension = path.extension().and_then(|text| text.to_str());
     let extension = extension.unwrap_or_default().to_ascii_lowercase();
@@ -169,7 +123,7 @@ impl NewImage {
         }
         let size_option = options.take_size("size").map_err(about)?;
         let mut image = NewImage {
-            path: path.to_owned(),
+            path: local_path(path.as_os_str()),
             name: name.to_owned(),
             format,
             plan: CreateOptions::default(),
@@ -233,6 +187,10 @@ impl NewImage {
 
     /// Takes the options that only qcow2 has.
     fn take_qcow2(&mut self, options: &mut OptionList) -> Result<(), Failure> {
+        if options.take_bool("encryption")? == Some(true) {
+            let message = "option 'encryption' makes images as old ones are, which are only read";
+            return Err(Failure::new(message).hint("encrypt.format=luks encrypts"));
+        }
         self.luks = LuksChoice::take(options)?;
         let plan = &mut self.plan;
         plan.luks = self.luks.as_ref().map(LuksChoice::measured);
@@ -437,7 +395,7 @@ impl NewImage {
         let mut text = format!("Formatting '{}', fmt={}", self.name, self.format.name());
         let mut add = |key: &str, value: Option<String>| {
             if let Some(value) = value {
-                let _ = write!(text, " {key}={value}");
+                let _ = write!(text, " {key}={}", value.replace(',', ",,"));
             }
         };
         let preallocation = self.preallocation.map(str::to_owned);
@@ -481,7 +439,7 @@ impl NewImage {
         }
         let plan = CreateOptions {
             luks: self.make_luks()?,
-            ..self.plan.clone()
+            ..self.made_plan()
         };
         self.make_data_file(job)?;
         let existed = self.path.exists();
@@ -499,6 +457,8 @@ impl NewImage {
                 .map_err(|error| Failure::image(&self.name, &error)),
             Format::Raw | Format::Foreign(_) => self.make_raw(&file, job),
         };
+        drop(file);
+        let made = made.and_then(|()| self.write_zeros(job));
         let made = made.map_err(|failure| match failure.kind {
             Some(Cancelled) => Failure::interrupted().with_subject(&self.name),
             _ => failure,
@@ -583,7 +543,7 @@ impl NewImage {
 
     /// Asked before the file is touched, so that a wrong option does not destroy an image.
     fn check_plan(&self) -> Result<(), Failure> {
-        let planned = gaur_format::plan::create(&self.plan);
+        let planned = gaur_format::plan::create(&self.first_plan());
         planned.map(drop).map_err(|error| {
             let failure = Failure::about(&self.name, error.to_string());
             match error.kind() {
@@ -635,6 +595,9 @@ fn same_file(left: &Path, right: &Path) -> bool {
 
 /// Which file a path leads to.
 pub fn file_id(path: &Path) -> Option<FileId> {
+    if let Some(id) = gaur_reactor::nbd::file_id(path) {
+        return Some(id);
+    }
     let found = std::fs::metadata(path).ok()?;
     Some(FileId {
         device: found.dev(),

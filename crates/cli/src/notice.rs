@@ -42,7 +42,8 @@ pub fn speak_as(program: &str) {
     let _ = PROGRAM.set(program.to_owned());
 }
 
-fn program() -> &'static str {
+/// What the command is called.
+pub fn program() -> &'static str {
     PROGRAM.get().map_or(OWN_NAME, String::as_str)
 }
 
@@ -61,9 +62,30 @@ pub fn say(line: impl fmt::Display) {
         let _ = log(&line);
         return;
     }
-    let line = format!("{program}: {line}\n");
+    print(&format!("{program}: {line}\n"));
+}
+
+/// Says `line` without the name of the command, as programs of QEMU do in places. Not for a server.
+pub fn say_bare(line: impl fmt::Display) {
+    print(&format!("{}\n", one_line(&line.to_string())));
+}
+
+fn print(line: &str) {
     if is_read() {
         let _ = std::io::stderr().write_all(line.as_bytes());
+    }
+}
+
+/// QEMU's warning of a raw image that no option calls raw: three lines, which scripts know.
+pub fn warn_of_raw(file: &str) {
+    let file = one_line(file);
+    let text = format!(
+        "WARNING: Image format was not specified for '{file}' and probing guessed raw.\n         \
+         Automatically detecting the format is dangerous for raw images, write operations on block 0 will be \
+         restricted.\n         Specify the 'raw' format explicitly to remove the restrictions.\n"
+    );
+    if is_read() {
+        let _ = std::io::stderr().write_all(text.as_bytes());
     }
 }
 

@@ -46,7 +46,7 @@ impl SourceArgs {
 pub struct SourceOptions {
     /// Format of the image (probed by default)
     #[arg(short, long, value_name = "FMT", value_parser = format_parser())]
-    format: Option<Format>,
+    pub format: Option<Format>,
     /// FILE is a list of options, driver=qcow2,file.filename=PATH,..
     #[arg(long, conflicts_with = "format")]
     image_opts: bool,

@@ -2,7 +2,7 @@
 //!
 //! Commands, their flags and the lines they end with are those of QEMU's program, because test suites and
 //! scripts read them. Requests that are begun in the background (`aio_read`, `aio_write`) go on while later
-//! commands run, and are waited for at the latest before the image is closed or a line is read from a terminal.
+//! commands run, and are waited for at the latest before the image is closed or the next line is read.
 
 mod commands;
 mod flags;
@@ -12,7 +12,7 @@ mod terminal;
 mod transfer;
 
 use std::ffi::OsString;
-use std::io::{BufRead, Write};
+use std::io::{BufRead, Read, Write};
 
 use gaur_engine::Format;
 use gaur_reactor::{Config, Driver, Reactor, uring};
@@ -27,6 +27,7 @@ const PROMPT: &str = "qemu-io> ";
 
 /// Exercise an image, command by command, as qemu-io does
 #[derive(Debug, clap::Args)]
+#[command(version)]
 pub struct Args {
     /// A command to run (any number of them; otherwise they come from standard input)
     #[arg(short = 'c', long = "cmd", value_name = "COMMAND")]
@@ -83,6 +84,9 @@ pub struct How {
     native_aio: bool,
 }
 
+/// Longest line of commands.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+
 /// Runs the commands. The code is 1 when any of them has failed.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let driver = match uring::available() {
@@ -99,9 +103,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         let mut session = Session::new(args.keys.keys()?, out);
         if let Some(file) = &args.file {
             let format = args.format;
-            session
-                .open(file, args.image_opts, format, &args.how)
-                .await?;
+            session.open(file, args.image_opts, format, &args.how)?;
         }
         let failed = match args.commands.is_empty() {
             true => converse(&mut session).await?,
@@ -154,7 +156,12 @@ impl Lines for Piped {
         out.write_all(PROMPT.as_bytes())?;
         out.flush()?;
         let mut line = Vec::new();
-        let count = std::io::stdin().lock().read_until(b'\n', &mut line)?;
+        let stdin = std::io::stdin().lock();
+        let count = stdin.take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
+        if count as u64 == LINE_BYTES_MAX && !line.ends_with(b"\n") {
+            let most = LINE_BYTES_MAX;
+            return Err(Failure::new(format!("a line is longer than {most} bytes")));
+        }
         let text = String::from_utf8_lossy(&line);
         Ok((count > 0).then(|| text.trim_end_matches('\n').to_owned()))
     }

@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::net::ToSocketAddrs;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use std::time::Duration;
 use gaur_engine::{Format, Job};
 use gaur_export::Log;
 use gaur_export::nbd::{self, Listen};
-use gaur_reactor::{Signal, Signals, block_on};
 
+use crate::background::{self, KeepStderr};
 use crate::exporter::{ImageOptions, Limits, NewExport};
 use crate::failure::Failure;
 use crate::front_args::FrontArgs;
@@ -27,14 +28,17 @@ use crate::options::OptionList;
 use crate::pin::Prospect;
 use crate::pin_args::PinArgs;
 use crate::size::parse_size;
-use crate::{background, socket_path};
+use crate::socket_path;
 use gaur_server::export_name::stem;
-use gaur_server::server::{Config, Ended, Server, Stopper};
+use gaur_server::tls_objects;
+use gaur_tls::{Authorization, ServerCredentials};
 
 mod announce;
 mod names;
+mod process;
 
 pub use names::named_file;
+pub use process::Plan;
 
 /// Serve images as network block devices (NBD), or in other ways
 ///
@@ -66,6 +70,24 @@ pub struct Args {
     /// Address to bind to (0.0.0.0 with only -p)
     #[arg(short, long, value_name = "ADDRESS")]
     bind: Option<String>,
+    /// Encrypt connections (TLS), with the certificates and keys in this directory: server-cert.pem, server-key.pem,
+    /// ca-cert.pem, ca-crl.pem. Clients need a certificate of an authority in ca-cert.pem
+    #[arg(long, value_name = "DIR")]
+    tls_dir: Option<PathBuf>,
+    /// Clients need no certificate
+    #[arg(long, requires = "tls_dir")]
+    tls_any_client: bool,
+    /// Only clients whose certificate has this name, O=Home,CN=laptop for example (any number of times)
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "tls_dir",
+        conflicts_with = "tls_any_client"
+    )]
+    tls_client: Vec<String>,
+    /// Serve other machines without encryption
+    #[arg(long, conflicts_with = "tls_dir")]
+    insecure: bool,
     /// Name of the export (empty for one image, otherwise the file's name without extension)
     #[arg(short = 'x', long, value_name = "NAME")]
     export_name: Option<String>,
@@ -159,11 +181,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         Some(json) => (vec![names::from_json(json, args.recover)?], false),
         None => asked_for(args)?,
     };
-    let asks_for_ring = |new: &NewExport| new.spec.aio() == Some(Aio::Uring);
-    let host = args
-        .host
-        .required_if(exports.iter().any(asks_for_ring))
-        .choose()?;
+    let host = host_for(args.host, &exports)?;
     if let Some(size) = args.create
         && let Some(base) = create(args, size)?
     {
@@ -171,24 +189,38 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
             new.image.references = new.image.references.over(&base);
         }
     }
-    let server = start(args, exports, nbd, host)?;
-    if let Some(path) = &args.pid_file {
-        std::fs::write(path, format!("{}\n", std::process::id()))
-            .map_err(|error| Failure::io(path, &error))?;
-    }
-    let outcome = serve(args, server, out);
-    if let Some(path) = &args.pid_file {
-        remove_pid_file(path);
-    }
-    outcome
+    let first = exports.first().map(|new| stem(new.spec.path()));
+    let listen = nbd.then(|| listen(args, first.as_deref())).transpose()?;
+    let plan = Plan {
+        host,
+        pin: args.pin.pin(),
+        prospect: prospect(args, &exports),
+        limits: args.limits(),
+        log: args.log(),
+        nbd: match listen {
+            Some(listen) => Some((listen, nbd_options(args, &exports)?)),
+            None => None,
+        },
+        control: args.control.clone(),
+        // The server of a device ('gaur ublk add') ends with it.
+        stays: args.export_json.is_none(),
+        recover: args.recover,
+        pid_file: args.pid_file.clone(),
+        keeps_pid_file: false,
+        forked: args.forked.then_some(KeepStderr(false)),
+        quiet: args.quiet || args.forked,
+        exports,
+    };
+    plan.run(out, |server, out| match args.quiet {
+        true => Ok(()),
+        false => announce::announce(args, server, out),
+    })
 }
 
-/// What is no file (/dev/null) is not ours to remove.
-fn remove_pid_file(path: &Path) {
-    if path.symlink_metadata().is_ok_and(|found| found.is_file()) {
-        // Nothing depends on it any more.
-        let _ = std::fs::remove_file(path);
-    }
+/// The way to reach files that suits all exports.
+pub fn host_for(host: HostKind, exports: &[NewExport]) -> Result<HostKind, Failure> {
+    let asks_for_ring = |new: &NewExport| new.spec.aio() == Some(Aio::Uring);
+    host.required_if(exports.iter().any(asks_for_ring)).choose()
 }
 
 /// The exports that the command line asks for, and whether NBD is served.
@@ -252,98 +284,19 @@ fn prospect(args: &Args, exports: &[NewExport]) -> Prospect {
     }
 }
 
-/// Opens the sockets, then the images, each with its export.
-fn start(
-    args: &Args,
-    exports: Vec<NewExport>,
-    nbd: bool,
-    host: HostKind,
-) -> Result<Server, Failure> {
-    let first = exports.first().map(|new| stem(new.spec.path()));
-    let listen = nbd.then(|| listen(args, first.as_deref())).transpose()?;
-    let server = Server::new(Config {
-        host,
-        pin: args.pin.pin(),
-        prospect: prospect(args, &exports),
-        limits: args.limits(),
-        log: args.log(),
-        nbd: listen.map(|listen| (listen, nbd_options(args, &exports))),
-        control: args.control.clone(),
-        // The server of a device ('gaur ublk add') ends with it.
-        stays: args.export_json.is_none(),
-    })?;
-    let of_nbd = |new: &NewExport| new.front.is_nbd();
-    let (of_nbd, others): (Vec<_>, Vec<_>) = exports.into_iter().partition(of_nbd);
-    let only = (of_nbd.len() == 1).then(|| of_nbd[0].name.clone());
-    for new in of_nbd {
-        server.exporter().add(new)?;
-    }
-    if let Some(only) = only {
-        server.exporter().set_default(&only);
-    }
-    // Taken over before a client can come, so that no signal finds the images unflushed.
-    let signals = Signals::install(&signals())
-        .map_err(|errno| Failure::new(format!("cannot take over signals: {errno}")))?;
-    obey(signals, server.stopper(), args.quiet || args.forked);
-    for new in others {
-        let added = match args.recover {
-            true => server.take_over(&new),
-            false => server.exporter().add(new),
-        };
-        if let Err(failure) = added {
-            // Those that run already are not left to the end of the process.
-            let _ = server.exporter().finish();
-            return Err(failure);
-        }
-    }
-    Ok(server)
-}
-
-/// Exit code of a server that was stopped before its images were flushed and closed.
-const EXIT_FORCED: u8 = 1;
-/// How long a server that is stopped at once may take all the same.
-const FORCED_LIMIT: Duration = Duration::from_secs(3);
-
-/// The first signal drains, the second ends the server at once.
-fn obey(signals: Signals, server: Stopper, quiet: bool) {
-    std::thread::spawn(move || {
-        let signal = block_on(signals.next());
-        if !quiet && signal == Signal::Interrupt {
-            say("finishing what is under way (again to stop at once)");
-        }
-        server.stop();
-        block_on(signals.next());
-        signals.exit_on_next(EXIT_FORCED);
-        server.stop();
-        // It may hang before it serves: in opening an image.
-        std::thread::sleep(FORCED_LIMIT);
-        std::process::exit(i32::from(EXIT_FORCED));
-    });
-}
-
-/// Signals that end the server in order. A terminal that goes away sends the last, unless the server
-/// was started so that it stays (`nohup`).
-fn signals() -> Vec<Signal> {
-    const HANGUP_BIT: u64 = 1;
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    let mut signals = vec![Signal::Interrupt, Signal::Terminate];
-    if ignored.unwrap_or(0) & HANGUP_BIT == 0 {
-        signals.push(Signal::Hangup);
-    }
-    signals
-}
-
 fn listen(args: &Args, first: Option<&str>) -> Result<Listen, Failure> {
     if let Some(path) = &args.socket {
         return Ok(Listen::Unix(path.clone()));
     }
     if args.port.is_some() || args.bind.is_some() {
-        return Ok(Listen::Tcp {
-            bind: args.bind.clone().unwrap_or_else(|| BIND_DEFAULT.to_owned()),
-            port: args.port.unwrap_or(PORT_DEFAULT),
-        });
+        let bind = args.bind.clone().unwrap_or_else(|| BIND_DEFAULT.to_owned());
+        if args.tls_dir.is_none() && !args.insecure && !is_loopback(&bind) {
+            let message = format!("{bind}: other machines would be served without encryption");
+            let hint = "--tls-dir DIR encrypts, -b 127.0.0.1 is for this machine alone, --insecure insists";
+            return Err(Failure::new(message).hint(hint));
+        }
+        let port = args.port.unwrap_or(PORT_DEFAULT);
+        return Ok(Listen::Tcp { bind, port });
     }
     let activated = std::env::var("LISTEN_PID").ok();
     if activated.as_deref() == Some(&std::process::id().to_string()) {
@@ -352,7 +305,28 @@ fn listen(args: &Args, first: Option<&str>) -> Result<Listen, Failure> {
     socket_path::choose(first.unwrap_or("exports")).map(Listen::Unix)
 }
 
-fn nbd_options(args: &Args, exports: &[NewExport]) -> nbd::Options {
+/// Whether only this machine reaches an address, which may be a name.
+pub fn is_loopback(bind: &str) -> bool {
+    let addresses = (bind, 0).to_socket_addrs().map(Vec::from_iter);
+    let addresses = addresses.unwrap_or_default();
+    // A name that means nothing is told when it is to be listened on.
+    addresses.iter().all(|address| address.ip().is_loopback())
+}
+
+/// How connections are encrypted, if they are.
+fn tls(args: &Args) -> Result<Option<nbd::Tls>, Failure> {
+    let Some(directory) = &args.tls_dir else {
+        return Ok(None);
+    };
+    let credentials = ServerCredentials::load(directory, !args.tls_any_client);
+    let names = &args.tls_client;
+    Ok(Some(nbd::Tls {
+        credentials: credentials.map_err(tls_objects::failed)?,
+        authorization: (!names.is_empty()).then(|| Authorization::names(names.clone())),
+    }))
+}
+
+fn nbd_options(args: &Args, exports: &[NewExport]) -> Result<nbd::Options, Failure> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut options = nbd::Options::new(Vec::new());
     options.shared = args.shared;
@@ -365,22 +339,6 @@ fn nbd_options(args: &Args, exports: &[NewExport]) -> nbd::Options {
     options.drain_timeout = args.limits().drain;
     options.memory_bytes = usize::try_from(args.request_memory).unwrap_or(usize::MAX);
     options.log = args.log();
-    options
-}
-
-/// Says where the exports are, and serves to the end.
-fn serve(args: &Args, server: Server, out: &mut dyn Write) -> Result<u8, Failure> {
-    if !args.quiet {
-        announce::announce(args, &server, out)?;
-    }
-    if args.forked {
-        background::ready(out)?;
-    }
-    match server.run()? {
-        Ended::InOrder => Ok(0),
-        Ended::GivenUp(why) => {
-            say(why);
-            Ok(EXIT_FORCED)
-        }
-    }
+    options.tls = tls(args)?;
+    Ok(options)
 }

@@ -9,9 +9,23 @@ use crate::command::Gaur;
 use crate::failure::{EXIT_FAILURE, Failure};
 use crate::{compare, notice};
 
+/// The version of QEMU whose options and output the programs under its names have.
+const QEMU_VERSION: &str = "10.0.2";
+
+/// What a program of QEMU says when it is asked for its version, and that this is not QEMU.
+pub fn qemu_version(program: &str) -> String {
+    let own = env!("CARGO_PKG_VERSION");
+    format!("{program} version {QEMU_VERSION} (gaur {own})")
+}
+
 /// Prints help as it is, and errors of usage on one line. Returns the exit code.
 pub fn report(program: &str, args: &[OsString], error: &clap::Error) -> u8 {
     match error.kind() {
+        // Scripts look for the version of QEMU whose program this is.
+        ErrorKind::DisplayVersion if notice::is_qemu() => {
+            println!("{}", qemu_version(program));
+            return 0;
+        }
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
             let Err(error) = error.print() else {
                 return 0;

@@ -24,14 +24,15 @@ use crate::sector_locks::SectorLocks;
 
 mod key_slots;
 mod refcounts;
+mod snapshots;
 
 pub use key_slots::{KeySlots, NewKey};
 
 /// What of an image is to change. The default changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Amendment {
-    /// Version of the format. For version 2 no cluster may be marked as zeros
-    /// ([`Queue::expand_zeros`](crate::Queue::expand_zeros)).
+    /// Version of the format. For version 2 no cluster of the disk may be marked as zeros
+    /// ([`Queue::expand_zeros`](crate::Queue::expand_zeros)), and there may be no bitmaps.
     pub version: Option<Version>,
     /// Refcount width as a power of two, 0 to 6.
     pub refcount_order: Option<u32>,
@@ -51,6 +52,17 @@ pub struct Amendment {
 pub async fn amend<F: File>(file: &F, amendment: &Amendment, job: &Job) -> Result<(), ImageError> {
     repair_if_dirty(file).await?;
     Editor::new(file).await?.amend(amendment, job).await
+}
+
+/// Whether [`amend`] would refuse this, marks of zeros and bitmaps aside, which the caller can take away.
+///
+/// # Errors
+/// As [`amend`].
+pub async fn check_amendment<F: File>(file: &F, amendment: &Amendment) -> Result<(), ImageError> {
+    let editor = Editor::new(file).await?;
+    let header = editor.header().await?;
+    check_supported(&header, true)?;
+    editor.check(amendment, &header).await
 }
 
 /// [`amend`] with one rule of the write order broken, for tests of the tests.
@@ -112,8 +124,9 @@ fn to_version_2(header: &mut Header) {
     header.autoclear = Autoclear::default();
     header.compression_type = CompressionType::Deflate;
     header.tail = Vec::new();
-    // The names are those of bits that are not there.
-    let has_use = |extension: &Extension| extension.kind != extension::FEATURE_NAMES;
+    // The names are those of bits that are not there, and bitmaps are nothing without theirs.
+    let useless = [extension::FEATURE_NAMES, extension::BITMAPS];
+    let has_use = |extension: &Extension| !useless.contains(&extension.kind);
     header.extensions.retain(has_use);
 }
 
@@ -146,10 +159,23 @@ impl<'a, F: File> Editor<'a, F> {
         Ok(editor)
     }
 
+    /// The same for the file as it is now, which may have grown.
+    async fn again(&self) -> Result<Editor<'a, F>, ImageError> {
+        Ok(Editor {
+            #[cfg(feature = "broken-order")]
+            broken: self.broken,
+            ..Editor::new(self.file).await?
+        })
+    }
+
     async fn amend(&self, amendment: &Amendment, job: &Job) -> Result<(), ImageError> {
         let old = self.header().await?;
         check_supported(&old, true)?;
         self.check(amendment, &old).await?;
+        let goes_down = amendment.version == Some(Version::V2) && old.version == Version::V3;
+        if goes_down {
+            self.check_emptied(&old).await?;
+        }
         let goes_up = amendment.version == Some(Version::V3) && old.version == Version::V2;
         if goes_up {
             self.change_header(|header| {
@@ -163,7 +189,8 @@ impl<'a, F: File> Editor<'a, F> {
             self.change_refcounts(order, job).await?;
         }
         self.change_header(|header| amendment.apply(header)).await?;
-        if amendment.version == Some(Version::V2) && old.version == Version::V3 {
+        if goes_down {
+            self.again().await?.unmark_snapshots(job).await?;
             self.change_header(to_version_2).await?;
         }
         Ok(())
@@ -274,16 +301,20 @@ impl<'a, F: File> Editor<'a, F> {
                 has(Incompatible::COMPRESSION_TYPE),
                 "compression other than zlib",
             ),
-            (old.bitmaps().is_some(), "persistent bitmaps"),
-            (
-                old.nb_snapshots > 0,
-                "internal snapshots, which may need version 3",
-            ),
         ] {
             if there {
                 let text = format!("image has {what}, so it cannot become one of version 2");
                 return Err(ImageError::new(ErrorKind::Unsupported, text));
             }
+        }
+        self.check_snapshots(old).await
+    }
+
+    /// Refuses what the caller has to take away before: bitmaps, and marks of zeros.
+    async fn check_emptied(&self, old: &Header) -> Result<(), ImageError> {
+        if old.bitmaps().is_some() {
+            let text = "image has persistent bitmaps, so it cannot become one of version 2 before they are removed";
+            return Err(ImageError::new(ErrorKind::Unsupported, text));
         }
         self.check_no_zeros(old).await
     }
@@ -301,7 +332,7 @@ impl<'a, F: File> Editor<'a, F> {
             })?;
             let Some(found) = found else { continue };
             let entries = self.reader.padded(found.offset.0, size).await?;
-            if let Some(slot) = first_zeros(&entries, &geometry) {
+            if let Some(slot) = marks(&entries, &geometry).next() {
                 let at = (index * geometry.l2_entries() + slot) * size;
                 let text = format!(
                     "cluster at guest offset {at} is marked as zeros, which version 2 does not have"
@@ -313,9 +344,9 @@ impl<'a, F: File> Editor<'a, F> {
     }
 }
 
-/// The first entry of an L2 table that is marked as zeros.
-fn first_zeros(table: &[u8], geometry: &Geometry) -> Option<u64> {
-    (0..geometry.l2_entries()).find(|index| {
+/// The entries of an L2 table that are marked as zeros.
+fn marks(table: &[u8], geometry: &Geometry) -> impl Iterator<Item = u64> {
+    (0..geometry.l2_entries()).filter(|index| {
         l2::raw_at(table, *index, geometry).is_some_and(|(raw, bitmap)| {
             match L2Entry::decode(raw, bitmap, geometry) {
                 Ok(L2Entry::Cluster { zero, .. }) => zero != 0,

@@ -2,9 +2,10 @@
 //!
 //! A name is relative to the directory of the image it stands in, as that image was named: symbolic
 //! links and `..` are left to the host. A colon before the first slash makes it a protocol, which a
-//! plain relative name with a colon avoids by starting with `./`. The one protocol understood is
-//! `file:`, whose rest is a path as it is: like QEMU, and unlike what one may expect, a relative one
-//! counts from the working directory. To read it otherwise would be to read other data.
+//! plain relative name with a colon avoids by starting with `./`. Two are understood. The rest of `file:`
+//! is a path as it is: like QEMU, and unlike what one may expect, a relative one
+//! counts from the working directory. To read it otherwise would be to read other data. `nbd:` and its kin
+//! are left to the host whole, which opens them where references may lead there.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -19,9 +20,12 @@ pub enum BadName {
     /// The name contains a zero byte, which no path can.
     #[error("the name contains a zero byte")]
     ZeroByte,
-    /// The name asks for a way to reach it that is not supported, `nbd` for example.
-    #[error("protocol {0:?} is not supported, only files are")]
+    /// The name asks for a way to reach it that is not supported, `http` for example.
+    #[error("protocol {0:?} is not supported, files and NBD are")]
     Protocol(String),
+    /// A relative name in an image that is no file of a directory.
+    #[error("a relative name counts from the image's directory, and an NBD export is in none")]
+    NoDirectory,
 }
 
 /// The path that `backing`, found in the header of the image opened as `overlay`, stands for. Both are
@@ -37,16 +41,34 @@ pub fn resolve(overlay: &Path, backing: &[u8]) -> Result<PathBuf, BadName> {
     match protocol(backing) {
         Some((b"file", b"")) => Err(BadName::Empty),
         Some((b"file", rest)) => Ok(path(rest)),
+        Some((nbd, _)) if NBD.contains(&nbd) => Ok(path(backing)),
         Some((other, _)) => {
             let name = String::from_utf8_lossy(other).into_owned();
             Err(BadName::Protocol(name))
         }
         None if backing.starts_with(b"/") => Ok(path(backing)),
+        None if is_nbd(overlay) => Err(BadName::NoDirectory),
         None => {
             let directory = directory(overlay.as_os_str().as_bytes());
             Ok(path(&[directory, backing].concat()))
         }
     }
+}
+
+/// What names of NBD exports begin with.
+const NBD: [&[u8]; 6] = [
+    b"nbd",
+    b"nbd+tcp",
+    b"nbd+unix",
+    b"nbds",
+    b"nbds+tcp",
+    b"nbds+unix",
+];
+
+/// Whether a name is of an NBD export, and no path.
+pub(crate) fn is_nbd(name: &Path) -> bool {
+    let found = protocol(name.as_os_str().as_bytes());
+    found.is_some_and(|(protocol, _)| NBD.contains(&protocol))
 }
 
 /// Protocol and rest, if a colon comes before any slash.
@@ -108,9 +130,18 @@ mod tests {
     }
 
     #[test]
+    fn names_of_nbd_exports_are_left_as_they_are_and_have_no_directory() {
+        for name in ["nbd://host/export", "nbd:host:1", "nbd+unix:///x?socket=/s"] {
+            assert_eq!(path("dir/top", name), name);
+            let relative = resolve(Path::new(name), b"base");
+            assert_eq!(relative, Err(BadName::NoDirectory));
+            assert_eq!(path(name, "/base"), "/base");
+        }
+    }
+
+    #[test]
     fn a_colon_before_the_first_slash_is_a_protocol_and_refused_by_name() {
         for (name, protocol) in [
-            ("nbd://host/export", "nbd"),
             ("http://host/base", "http"),
             ("json:{\"driver\":\"qcow2\"}", "json"),
             ("FILE:/base", "FILE"),
@@ -152,7 +183,7 @@ mod tests {
         let error = refused(b"a\nb:c");
         assert_eq!(
             error.to_string(),
-            r#"protocol "a\nb" is not supported, only files are"#
+            r#"protocol "a\nb" is not supported, files and NBD are"#
         );
     }
 }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use gaur_block::{Errno, File};
 use gaur_format::check::{Check, Report, Step};
 use gaur_format::header::field;
+use gaur_format::l1::OFFSET_MASK;
 
 use crate::active::Active;
 use crate::error::{ErrorKind, ImageError};
@@ -51,12 +52,26 @@ struct Start {
     file_len: u64,
     /// The refcount table, and where it is.
     table: (Vec<u64>, HostRange),
+    /// Its blocks, and the L2 tables of the disk as far as the check has come to know of them. A slice in a cache is
+    /// that of a block, or a table, only here: it stays when its cluster has become something else.
+    blocks: ClusterMarks,
+    tables: ClusterMarks,
     /// References in memory that are to be counted down.
     held: Vec<ClusterRange>,
     /// What queues were handed.
     handed: Vec<ClusterRange>,
     changed: Arc<ClusterMarks>,
     opened: (bool, bool),
+}
+
+/// How a round has ended.
+enum Round {
+    /// What was found, and the clusters about which that says nothing.
+    Judged(Report, Arc<ClusterMarks>),
+    /// It has to be done again.
+    Again,
+    /// It did not begin: a machine's state is being saved.
+    Saving,
 }
 
 /// Ends the watch, also when the check is given up.
@@ -139,20 +154,20 @@ impl<F: File> Active<'_, F> {
         let mut left: Option<Arc<ClusterMarks>> = None;
         let mut repeats = 0;
         while checked.rounds < ROUNDS_MAX {
-            let saving = self.writer.saves.load(Ordering::SeqCst) > 0;
-            if saving && checked.rounds > 0 {
-                break;
-            }
-            if saving {
-                let text = "the state of a machine is being saved into the image; check it when that is over";
-                return Err(ImageError::new(ErrorKind::Locked, text));
-            }
-            let Some((report, changed)) = self.check_round(left.clone(), job).await? else {
-                repeats += 1;
-                if repeats > REPEATS_MAX {
-                    break;
+            let (report, changed) = match self.check_round(left.clone(), job).await? {
+                Round::Judged(report, changed) => (report, changed),
+                Round::Saving if checked.rounds > 0 => break,
+                Round::Saving => {
+                    let text = "the state of a machine is being saved into the image; check it when that is over";
+                    return Err(ImageError::new(ErrorKind::Locked, text));
                 }
-                continue;
+                Round::Again => {
+                    repeats += 1;
+                    if repeats > REPEATS_MAX {
+                        break;
+                    }
+                    continue;
+                }
             };
             checked.rounds += 1;
             if let Some(left) = left {
@@ -170,15 +185,16 @@ impl<F: File> Active<'_, F> {
         Ok(checked)
     }
 
-    /// A walk over all tables: its report, and the clusters about which it says nothing. `None` if it has to be done
-    /// again. `left` are those that are still to be judged.
+    /// A walk over all tables. `left` are the clusters that are still to be judged.
     async fn check_round(
         &self,
         left: Option<Arc<ClusterMarks>>,
         job: &Job,
-    ) -> Result<Option<(Report, Arc<ClusterMarks>)>, ImageError> {
+    ) -> Result<Round, ImageError> {
         let fail = |errno| self.image.explain(errno, "cannot check");
-        let start = self.begin_round().await.map_err(fail)?;
+        let Some(start) = self.begin_round().await.map_err(fail)? else {
+            return Ok(Round::Saving);
+        };
         let _watching = Watching(*self);
         let mut check = Check::new(&start.header, start.file_len).map_err(ImageError::format)?;
         let changed = Arc::clone(&start.changed);
@@ -193,8 +209,10 @@ impl<F: File> Active<'_, F> {
         let read = async |offset, len| self.read_checked(&start, HostRange::new(offset, len)).await;
         let file_len = || self.writer.alloc.lock().physical_end;
         let report = walk(&mut check, job, read, file_len).await.map_err(fail)?;
-        let is_valid = self.opened() == start.opened;
-        Ok(is_valid.then_some((report, start.changed)))
+        Ok(match self.opened() == start.opened {
+            true => Round::Judged(report, start.changed),
+            false => Round::Again,
+        })
     }
 
     /// Whether the header says that this process writes, and whether bitmaps are open.
@@ -203,8 +221,9 @@ impl<F: File> Active<'_, F> {
         (announced, self.is_recording())
     }
 
-    /// Begins to note changes, at a moment without requests and without a pass.
-    async fn begin_round(&self) -> Result<Start, Errno> {
+    /// Begins to note changes, at a moment without requests and without a pass. `None` while a machine's state is being
+    /// saved: no table refers to what it has taken.
+    async fn begin_round(&self) -> Result<Option<Start>, Errno> {
         // So that the pass below, for which requests wait, has little to write.
         self.flush_all().await?;
         let epochs = &self.writer.epochs;
@@ -219,12 +238,16 @@ impl<F: File> Active<'_, F> {
         start.ok_or(Errno::EIO)
     }
 
-    async fn note_start(&self) -> Result<Start, Errno> {
+    async fn note_start(&self) -> Result<Option<Start>, Errno> {
         let geometry = self.geometry();
         let file_len = self.queue.top_file().len().await?;
         let mut header = vec![0; geometry.cluster_size().min(file_len) as usize];
         self.read_file(0, &mut header).await?;
+        // A save that begins later takes clusters under this lock, when they are noted.
         let alloc = self.writer.alloc.lock();
+        if self.writer.saves.load(Ordering::SeqCst) > 0 {
+            return Ok(None);
+        }
         let place = alloc.table_range();
         let clusters = (alloc.table_clusters as u32).to_be_bytes();
         let put = |header: &mut [u8], at: u64, bytes: &[u8]| {
@@ -246,10 +269,23 @@ impl<F: File> Active<'_, F> {
         ];
         let handed = alloc.handed.values();
         let changed = Arc::new(ClusterMarks::new(geometry.clusters_for(file_len)));
-        self.qcow2.maps.watch.begin(Arc::clone(&changed));
-        Ok(Start {
+        #[cfg(feature = "broken-order")]
+        let told = !self.image.breaks(crate::options::BrokenRule::Watch);
+        #[cfg(not(feature = "broken-order"))]
+        let told = true;
+        if told {
+            self.qcow2.maps.watch.begin(Arc::clone(&changed));
+        }
+        let clusters = geometry.clusters_for(file_len);
+        let blocks = ClusterMarks::new(clusters);
+        for block in alloc.table.iter().filter(|block| **block != 0) {
+            blocks.set(block / geometry.cluster_size());
+        }
+        Ok(Some(Start {
             header,
             file_len,
+            blocks,
+            tables: ClusterMarks::new(clusters),
             table: (alloc.table.clone(), place),
             held: lists.into_iter().flatten().copied().collect(),
             handed: handed
@@ -257,7 +293,7 @@ impl<F: File> Active<'_, F> {
                 .collect(),
             changed,
             opened: self.opened(),
-        })
+        }))
     }
 
     /// What the image has at a place: as it is in memory, and on the disk for what is not there, which is at least as
@@ -270,31 +306,39 @@ impl<F: File> Active<'_, F> {
             }));
         }
         let l1 = &self.qcow2.maps.l1;
+        let cluster = |offset: u64| offset / self.geometry().cluster_size();
         if range.start >= l1.range().start && range.end() <= l1.range().end() {
             return Some(entries_at(range, l1.range().start, |index| {
-                Some(l1.get(index))
+                let raw = l1.get(index);
+                if raw & OFFSET_MASK != 0 {
+                    start.tables.set(cluster(raw & OFFSET_MASK));
+                }
+                Some(raw)
             }));
         }
         let mut bytes = vec![0; range.len as usize];
         self.read_file(range.start, &mut bytes).await.ok()?;
-        let slices = &self.qcow2.maps.slices;
-        let alloc = self.writer.alloc.lock();
-        let slice_bytes = alloc.blocks.slice_bytes();
-        for (at, out) in (range.start..)
-            .step_by(slice_bytes as usize)
-            .zip(bytes.chunks_exact_mut(slice_bytes as usize))
-        {
-            if let Some(cached) = alloc.blocks.get(at) {
-                out.copy_from_slice(cached);
+        if start.blocks.contains(cluster(range.start)) {
+            let alloc = self.writer.alloc.lock();
+            let slice_bytes = alloc.blocks.slice_bytes() as usize;
+            for (at, out) in (range.start..)
+                .step_by(slice_bytes)
+                .zip(bytes.chunks_exact_mut(slice_bytes))
+            {
+                if let Some(cached) = alloc.blocks.get(at) {
+                    out.copy_from_slice(cached);
+                }
             }
         }
-        drop(alloc);
-        let slice_bytes = slices.slice_bytes() as usize;
-        for (at, out) in (range.start..)
-            .step_by(slice_bytes)
-            .zip(bytes.chunks_exact_mut(slice_bytes))
-        {
-            slices.peek(at, out);
+        if start.tables.contains(cluster(range.start)) {
+            let slices = &self.qcow2.maps.slices;
+            let slice_bytes = slices.slice_bytes() as usize;
+            for (at, out) in (range.start..)
+                .step_by(slice_bytes)
+                .zip(bytes.chunks_exact_mut(slice_bytes))
+            {
+                slices.peek(at, out);
+            }
         }
         Some(bytes)
     }

@@ -23,10 +23,20 @@ use crate::image::DataFile;
 use crate::options::FreedBy;
 use crate::queue::Unmap;
 use crate::range::GuestRange;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Why there are no snapshots of an image with a data file.
 pub(crate) const NO_SNAPSHOTS: &str =
     "the image has an external data file, of which there are no internal snapshots";
+
+/// A growth of the disk, which is over when this is dropped.
+pub(crate) struct Growing<'a>(&'a AtomicU64);
+
+impl Drop for Growing<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
 
 impl<F: File> Active<'_, F> {
     /// Whether the data file is the disk by itself.
@@ -42,12 +52,27 @@ impl<F: File> Active<'_, F> {
         }
     }
 
-    /// Where data that would end at guest offset `end` ends: in a data file with the disk.
+    /// Where data that would end at guest offset `end` ends: in a data file with the disk, and while that grows with
+    /// what it will be.
     pub(crate) fn data_end(&self, end: u64) -> u64 {
+        let image = self.image;
         match self.geometry().data_file() {
-            true => end.min(self.image.size_bytes()),
+            true => end.min(
+                image
+                    .size_bytes()
+                    .max(image.growing_to.load(Ordering::Acquire)),
+            ),
             false => end,
         }
+    }
+
+    /// From now on requests write to the data file up to the end of a disk of `new` bytes. Those that left out what is
+    /// behind today's end are over: who looks at the mapping finds what they have written.
+    pub(crate) async fn begin_growth(&self, new: u64) -> Growing<'_> {
+        let epochs = &self.writer.epochs;
+        let _closed = epochs.gate.close(|| epochs.is_empty()).await;
+        self.image.growing_to.store(new, Ordering::Release);
+        Growing(&self.image.growing_to)
     }
 
     /// Writes zeros to a raw data file, whatever is mapped.

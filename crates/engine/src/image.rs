@@ -56,6 +56,8 @@ pub struct Image {
     pub(crate) flushing: AsyncLock,
     pub(crate) read_only: bool,
     pub(crate) size_bytes: AtomicU64,
+    /// The size that the disk is about to have, while it grows; otherwise 0.
+    pub(crate) growing_to: AtomicU64,
     pub(crate) poison: Poison,
     pub(crate) events: RequestEvents,
     /// Of the top layer.
@@ -299,6 +301,7 @@ impl Image {
             flushing: AsyncLock::default(),
             read_only: !writable,
             size_bytes: AtomicU64::new(top.size_bytes),
+            growing_to: AtomicU64::new(0),
             poison: Poison::new(top.name().into_owned()),
             events: RequestEvents::default(),
             top,

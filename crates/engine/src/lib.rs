@@ -86,7 +86,7 @@ mod zero;
 
 #[cfg(feature = "broken-order")]
 pub use amend::amend_breaking;
-pub use amend::{Amendment, KeySlots, NewKey, amend};
+pub use amend::{Amendment, KeySlots, NewKey, amend, check_amendment};
 pub use backing_name::{BadName, resolve as resolve_backing};
 pub use base::{Bases, ImageFiles, Layers};
 pub use bitmaps::{BitmapAction, BitmapBits, BitmapFacts, BitmapSource, LostBitmaps};

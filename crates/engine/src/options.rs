@@ -137,6 +137,8 @@ pub enum BrokenRule {
     O8,
     /// A region of the disk changes before its mark in the write-intent map is durable.
     O9,
+    /// A check of the open image is not told what changes meanwhile. Nothing is damaged; it finds what is not there.
+    Watch,
 }
 
 /// How an image is opened. Made by [`OpenOptions::new`] and changed field by field.

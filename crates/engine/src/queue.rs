@@ -290,6 +290,25 @@ impl<F: File> Device for Queue<F> {
         self.check_range(range, Errno::EINVAL)?;
         self.map(offset_bytes, len_bytes).await.map(Status::from)
     }
+
+    async fn allocation_depth(
+        &self,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<(u64, u32), Errno> {
+        let range = GuestRange::checked(offset_bytes, len_bytes);
+        self.check_range(range, Errno::EINVAL)?;
+        let extent = self.map(offset_bytes, len_bytes).await?;
+        let depth = if extent.present { extent.depth + 1 } else { 0 };
+        Ok((extent.len_bytes, depth))
+    }
+
+    /// A mark in an L2 entry is enough, which version 2 has not, and a data file that is raw cannot do with.
+    fn zeroes_fast(&self) -> bool {
+        let header = self.image.top.header();
+        header.is_some_and(|header| header.version >= gaur_format::Version::V3)
+            && self.image.top.data_file.is_none()
+    }
 }
 
 impl<F: File> Drop for Queue<F> {

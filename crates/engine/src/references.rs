@@ -12,15 +12,17 @@ use std::path::{Path, PathBuf};
 
 use gaur_block::Within;
 
-/// Which files the images of a chain may refer to, apart from the top one, which the caller names.
-/// Protocols and `json:` are refused in any case.
+use crate::backing_name;
+
+/// Which files the images of a chain may refer to, apart from the top one, which the caller names. An NBD export is
+/// a file that is in no directory. Other protocols and `json:` are refused in any case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum References {
     /// None: for an image that stands alone, or of whose maker nothing is known.
     Nothing,
     /// Regular files in the directory of the top image, however deep.
     Beside,
-    /// These too: regular files in these directories, and these files or block devices.
+    /// These too: regular files in these directories, and these files, block devices or exports.
     Allowed(Vec<PathBuf>),
     /// Any file or block device that the process can read: for images that were made by who opens them.
     Any,
@@ -29,14 +31,17 @@ pub enum References {
 impl References {
     /// The places that the chain of the image at `path` may lead to.
     pub fn places(&self, path: &Path) -> Places {
-        let beside = || directory(path);
-        Places(match self {
-            References::Nothing => Some(Vec::new()),
-            References::Beside => Some(vec![beside()]),
-            // The image's own comes first.
-            References::Allowed(more) => Some([vec![beside()], more.clone()].concat()),
-            References::Any => None,
-        })
+        let own = directory(path);
+        let (own, list) = match self {
+            References::Nothing => (None, Some(Vec::new())),
+            References::Beside => (own, Some(Vec::new())),
+            References::Allowed(more) => (own, Some(more.clone())),
+            References::Any => (own, None),
+        };
+        Places {
+            own: usize::from(own.is_some() && list.is_some()),
+            list: list.map(|list| own.into_iter().chain(list).collect()),
+        }
     }
 
     /// The same for an overlay over the image at `base`, which the caller has named.
@@ -47,19 +52,25 @@ impl References {
             References::Beside => Vec::new(),
             References::Allowed(allowed) => allowed.clone(),
         };
-        allowed.extend([base.to_owned(), directory(base)]);
+        allowed.push(base.to_owned());
+        allowed.extend(directory(base));
         References::Allowed(allowed)
     }
 }
 
 /// Where the files of one chain may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places(Option<Vec<PathBuf>>);
+pub struct Places {
+    /// `None` for anywhere.
+    list: Option<Vec<PathBuf>>,
+    /// How many of them are the image's own directory, which comes first: an NBD export has none.
+    own: usize,
+}
 
 impl Places {
     /// The same for the host.
     pub fn within(&self) -> Within<'_> {
-        match &self.0 {
+        match &self.list {
             None => Within::Anywhere,
             Some(places) => Within::Places(places),
         }
@@ -67,22 +78,19 @@ impl Places {
 
     /// The same without the directory of the top image; `None` where that changes nothing, or leaves nothing.
     pub(crate) fn allowed(&self) -> Option<Within<'_>> {
-        match self.0.as_deref() {
-            Some([_, allowed @ ..]) if !allowed.is_empty() => Some(Within::Places(allowed)),
-            _ => None,
-        }
+        let (own, allowed) = self.list.as_deref()?.split_at_checked(self.own)?;
+        (!own.is_empty() && !allowed.is_empty()).then_some(Within::Places(allowed))
     }
 
     /// What files need that were opened, some of them perhaps only for the directory of the top image.
     pub(crate) fn needed(&self, by_directory: bool) -> Needed {
-        let places = self.0.as_deref();
-        let split = places.map(|places| places.split_first());
+        let places = self.list.as_deref();
+        let split = places.and_then(|places| places.split_at_checked(self.own));
         Needed {
             directory: split
-                .flatten()
                 .filter(|_| by_directory)
-                .map(|(directory, _)| directory.clone()),
-            allowed: places.map(|places| places.iter().skip(1).cloned().collect()),
+                .and_then(|(own, _)| own.first().cloned()),
+            allowed: split.map(|(_, allowed)| allowed.to_vec()),
         }
     }
 }
@@ -102,9 +110,9 @@ impl Needed {
     }
 }
 
-/// The directory that holds the file; the working directory is the empty path.
-fn directory(path: &Path) -> PathBuf {
-    path.parent().unwrap_or(path).to_owned()
+/// The directory that holds the file, if it is a file; the working directory is the empty path.
+fn directory(path: &Path) -> Option<PathBuf> {
+    (!backing_name::is_nbd(path)).then(|| path.parent().unwrap_or(path).to_owned())
 }
 
 #[cfg(test)]
@@ -112,7 +120,7 @@ mod tests {
     use super::*;
 
     fn places(references: &References, path: &str) -> Option<Vec<PathBuf>> {
-        references.places(Path::new(path)).0
+        references.places(Path::new(path)).list
     }
 
     #[test]
@@ -124,6 +132,9 @@ mod tests {
         assert_eq!(places(&References::Beside, "top"), paths(&[""]));
         assert_eq!(places(&allowed, "/d/top"), paths(&["/d", "/bases"]));
         assert_eq!(places(&References::Any, "top"), None);
+        let nbd = "nbd://host/top";
+        assert_eq!(places(&References::Beside, nbd), paths(&[]));
+        assert_eq!(places(&allowed, nbd), paths(&["/bases"]));
     }
 
     #[test]
@@ -135,5 +146,7 @@ mod tests {
         let allowed = paths(&["/bases"]).over(base);
         assert_eq!(allowed, paths(&["/bases", "/d/base", "/d"]));
         assert_eq!(References::Any.over(base), References::Any);
+        let nbd = Path::new("nbd://h/base");
+        assert_eq!(References::Beside.over(nbd), paths(&["nbd://h/base"]));
     }
 }

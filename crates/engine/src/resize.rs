@@ -169,6 +169,10 @@ impl<F: File> Active<'_, F> {
         if entries > self.qcow2.maps.l1.len() {
             self.move_l1(entries, job).await?;
         }
+        let _growing = match self.geometry().data_file() {
+            true => Some(self.begin_growth(new).await),
+            false => None,
+        };
         let end = self.zero_tail(self.image.size_bytes(), new).await?;
         // Whatever is mapped behind the end is none of the guest's: the state of a machine that was
         // applied, or what another program has left.

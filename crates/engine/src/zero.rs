@@ -39,6 +39,13 @@ enum UnmapMode {
     Forget,
 }
 
+impl UnmapMode {
+    /// Whether the guest asks for its space to be given back.
+    fn gives_up_space(self) -> bool {
+        matches!(self, UnmapMode::Unmap | UnmapMode::Discard)
+    }
+}
+
 /// What became of the start of a range.
 enum UnmapStep {
     /// So many bytes are done.
@@ -304,9 +311,9 @@ impl<F: File> Active<'_, F> {
         let mut frees = Vec::new();
         let step = unmapper.run(maps, free, &mut frees);
         if !frees.is_empty() {
-            let freed = match mode {
-                UnmapMode::Unmap | UnmapMode::Discard => FreedBy::Request,
-                _ => FreedBy::Other,
+            let freed = match mode.gives_up_space() {
+                true => FreedBy::Request,
+                false => FreedBy::Other,
             };
             self.unmapped_by(freed, &frees);
         }
@@ -416,7 +423,7 @@ impl<F: File> Unmapper<'_, F> {
     fn note_data_hole(&self, entry: L2Entry, part: GuestRange) {
         let geometry = self.active.geometry();
         let limits = self.active.queue.data_file().limits();
-        let wanted = matches!(self.mode, UnmapMode::Unmap | UnmapMode::Discard);
+        let wanted = self.mode.gives_up_space();
         let given_back = self.gives_back() && limits.discard_zeroes;
         let given_back = given_back && !self.active.is_encrypted();
         if !wanted || !given_back || geometry.cluster_size() < DATA_HOLE_BYTES_MIN {
@@ -451,7 +458,7 @@ impl<F: File> Unmapper<'_, F> {
             return;
         };
         let given_back = self.gives_back() && self.active.writer.limits.discard_zeroes;
-        let wanted = matches!(self.mode, UnmapMode::Unmap | UnmapMode::Discard) && given_back;
+        let wanted = self.mode.gives_up_space() && given_back;
         let wanted = wanted && !self.active.is_encrypted();
         // A cluster that keeps its place without data is whole.
         let whole = alloc == 0 && self.active.image.options.discard_no_unref;
@@ -514,12 +521,9 @@ impl<F: File> Unmapper<'_, F> {
         }
         let (alloc, zero_now) = (alloc & !mask, zero | mask);
         // A cluster shared with a snapshot is no space of ours to keep.
-        let keep = copied
-            && match self.mode {
-                UnmapMode::Keep => true,
-                UnmapMode::Unmap | UnmapMode::Discard => self.active.image.options.discard_no_unref,
-                UnmapMode::Hide | UnmapMode::Forget => false,
-            };
+        let no_unref = self.active.image.options.discard_no_unref;
+        let stays = self.mode == UnmapMode::Keep || no_unref && self.mode.gives_up_space();
+        let keep = stays && copied;
         if host.is_some() && alloc == 0 && !keep {
             return EntryChange::free(plain_zero(zero_now));
         }

@@ -225,7 +225,8 @@ fn tcp_serves_too() {
     let taken = Listener::bind(&Listen::Tcp { bind, port })
         .err()
         .map(|error| error.to_string());
-    let expected = format!("cannot listen on 127.0.0.1:{port}: another program is listening there");
+    let expected =
+        format!("cannot listen on 127.0.0.1:{port}: Address already in use by another program");
     assert_eq!(taken, Some(expected));
     let size = run("nbdinfo", &["--size", &format!("nbd://127.0.0.1:{port}/")]);
     assert_eq!(size.trim(), MIB.to_string());

@@ -3,7 +3,9 @@
 
 #![cfg(feature = "nbd")]
 
-use gaur_export::nbd::proto::{ExportInfo, Exports, Handshake, Session, Step, Style, Violation};
+use gaur_export::nbd::proto::{
+    Contexts, ExportInfo, Exports, Handshake, Session, Step, Style, Violation,
+};
 
 struct Shelf;
 
@@ -99,8 +101,7 @@ fn session(export: usize, size_bytes: u64) -> Session {
         size_bytes,
         read_only: export == 1,
         style: Style::Simple,
-        allocation: false,
-        bitmap: false,
+        contexts: Contexts::default(),
     }
 }
 
@@ -113,8 +114,8 @@ fn greeting_offers_fixed_newstyle_without_zeroes() {
 #[test]
 fn export_name_answers_size_and_flags() {
     let (out, step) = talk(&[option(1, b"disk")]);
-    // HAS_FLAGS, FLUSH, FUA, TRIM, WRITE_ZEROES, CACHE
-    assert_eq!(out, hex("0000000100000000 046d"));
+    // HAS_FLAGS, FLUSH, FUA, TRIM, WRITE_ZEROES, CACHE, FAST_ZERO
+    assert_eq!(out, hex("0000000100000000 0c6d"));
     assert_eq!(step, Step::Transmit(session(0, 0x1_0000_0000)));
 }
 
@@ -171,7 +172,7 @@ fn go_answers_what_was_asked_and_begins() {
     let (out, step) = talk(&[option(7, b"\0\0\0\x04disk\0\x02\0\x01\0\x03")]);
     let mut expected = reply(7, 3, b"\0\x01disk");
     expected.extend(reply(7, 3, &hex("0003 00000001 00010000 02000000")));
-    expected.extend(reply(7, 3, &hex("0000 0000000100000000 046d")));
+    expected.extend(reply(7, 3, &hex("0000 0000000100000000 0c6d")));
     expected.extend(reply(7, 1, b""));
     assert_eq!(out, expected);
     assert_eq!(step, Step::Transmit(session(0, 0x1_0000_0000)));
@@ -181,7 +182,7 @@ fn go_answers_what_was_asked_and_begins() {
 fn info_describes_and_goes_on() {
     let (out, step) = talk(&[option(6, b"\0\0\0\0\0\x01\0\x02")]);
     let mut expected = reply(6, 3, b"\0\x02a disk");
-    expected.extend(reply(6, 3, &hex("0000 0000000100000000 046d")));
+    expected.extend(reply(6, 3, &hex("0000 0000000100000000 0c6d")));
     expected.extend(reply(6, 1, b""));
     assert_eq!(out, expected, "the empty name is the default export");
     assert_eq!(step, Step::Need);
@@ -207,8 +208,11 @@ fn go_refuses_unknown_unavailable_and_malformed() {
 }
 
 #[test]
-fn unknown_options_and_tls_are_unsupported() {
-    for number in [4, 5, 12, 77, u32::MAX] {
+fn unknown_options_are_unsupported_and_tls_is_against_the_policy() {
+    let (out, step) = talk(&[option(5, b"")]);
+    assert_eq!(out, reply(5, 0x8000_0002, b"TLS not configured"));
+    assert_eq!(step, Step::Need);
+    for number in [4, 12, 77, u32::MAX] {
         let (out, step) = talk(&[option(number, b"")]);
         assert_eq!(out[8..12], number.to_be_bytes());
         assert_eq!(out[12..16], hex("80000001"), "option {number}");
@@ -221,7 +225,7 @@ fn structured_replies_are_agreed_on_once() {
     let go = option(7, b"\0\0\0\x04disk\0\0");
     let (out, step) = talk(&[option(8, b""), go]);
     let mut expected = reply(8, 1, b"");
-    expected.extend(reply(7, 3, &hex("0000 0000000100000000 04ed"))); // and DF
+    expected.extend(reply(7, 3, &hex("0000 0000000100000000 0ced"))); // and DF
     expected.extend(reply(7, 1, b""));
     assert_eq!(out, expected);
     assert_eq!(
@@ -246,13 +250,13 @@ fn extended_headers_include_structured_replies() {
         let (out, step) = talk(&options);
         let acknowledged = out.windows(20).any(|window| window == reply(11, 1, b""));
         assert!(acknowledged);
-        let allocation = true;
+        let contexts = Contexts::from_iter([1]);
         let style = Style::Extended;
         assert_eq!(
             step,
             Step::Transmit(Session {
                 style,
-                allocation,
+                contexts,
                 ..session(0, 1 << 32)
             })
         );
@@ -279,7 +283,7 @@ fn a_metadata_context_is_chosen_for_one_export() {
         )
     };
     let allocation = |step| match step {
-        Step::Transmit(session) => (session.export, session.allocation),
+        Step::Transmit(session) => (session.export, session.contexts.contains(1)),
         step => panic!("{step:?}"),
     };
     let (out, step) = talk(&[option(8, b""), option(10, ALLOCATION_OF_DISK), go(b"disk")]);
@@ -446,4 +450,51 @@ fn chunking_of_the_handshake_does_not_matter() {
         };
         assert_eq!((out, end, used), whole);
     }
+}
+
+/// Feeds options to a server that wants TLS first; what it said, and the last step.
+fn talk_before_tls(options: &[Vec<u8>]) -> (Vec<u8>, Step) {
+    let input = [hex("00000003"), options.concat()].concat();
+    let (mut handshake, mut out, mut used) = (Handshake::with_tls(), Vec::new(), 0);
+    loop {
+        let (more, step) = handshake.feed(&input[used..], &Shelf, &mut out);
+        used += more;
+        if step != Step::Again {
+            return (out, step);
+        }
+    }
+}
+
+#[test]
+fn nothing_is_talked_about_before_tls() {
+    for number in [3, 6, 7, 8, 9, 10, 11, 77] {
+        let (out, step) = talk_before_tls(&[option(number, b"")]);
+        assert_eq!(out[8..12], u32::to_be_bytes(number));
+        assert_eq!(out[12..16], hex("80000005"), "option {number}");
+        assert_eq!(step, Step::Need);
+        assert!(!out.windows(4).any(|word| word == b"disk"));
+    }
+    let (out, step) = talk_before_tls(&[option(1, b"disk")]);
+    assert_eq!((out, step), (Vec::new(), Step::Violation(Violation::NoTls)));
+    let (out, step) = talk_before_tls(&[option(2, b"")]);
+    assert_eq!((out, step), (reply(2, 1, b""), Step::Abort));
+    let (out, step) = talk_before_tls(&[option(5, b"x")]);
+    assert_eq!((&out[12..16], step), (&*hex("80000003"), Step::Need));
+    let (out, step) = talk_before_tls(&[option(5, b"")]);
+    assert_eq!((out, step), (reply(5, 1, b""), Step::StartTls));
+}
+
+#[test]
+fn after_the_switch_to_tls_all_options_are_there_but_the_switch() {
+    let (mut handshake, mut out) = (Handshake::with_tls(), Vec::new());
+    let flags = hex("00000003");
+    assert_eq!(handshake.feed(&flags, &Shelf, &mut out), (4, Step::Again));
+    let switch = option(5, b"");
+    assert_eq!(handshake.feed(&switch, &Shelf, &mut out).1, Step::StartTls);
+    out.clear();
+    assert_eq!(handshake.feed(&switch, &Shelf, &mut out).1, Step::Again);
+    assert_eq!(out[12..16], hex("80000003"));
+    let go = option(7, b"\0\0\0\x04disk\0\0");
+    let step = handshake.feed(&go, &Shelf, &mut out).1;
+    assert_eq!(step, Step::Transmit(session(0, 0x1_0000_0000)));
 }

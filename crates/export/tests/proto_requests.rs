@@ -5,8 +5,8 @@
 use gaur_block::Errno;
 use gaur_export::nbd::proto::reply::Asked;
 use gaur_export::nbd::proto::{
-    Command, Event, ExportInfo, Exports, Handshake, Kind, Parser, Session, Step, Style, Violation,
-    reply,
+    Command, Contexts, Event, ExportInfo, Exports, Handshake, Kind, Parser, Session, Step, Style,
+    Violation, reply,
 };
 
 const SESSION: Session = Session {
@@ -14,8 +14,17 @@ const SESSION: Session = Session {
     size_bytes: 1 << 30,
     read_only: false,
     style: Style::Structured,
-    allocation: true,
-    bitmap: false,
+    contexts: Contexts::of(&[1]),
+};
+
+const ZEROES: Kind = Kind::WriteZeroes {
+    may_unmap: true,
+    fast: false,
+};
+
+const STATUS: Kind = Kind::BlockStatus {
+    one: false,
+    contexts: SESSION.contexts,
 };
 
 fn hex(text: &str) -> Vec<u8> {
@@ -88,10 +97,17 @@ fn every_command_is_understood() {
     is(0, 4, Kind::Trim);
     is(1, 4, Kind::Trim);
     is(0, 5, Kind::Cache);
-    is(0, 6, Kind::WriteZeroes { may_unmap: true });
-    is(3, 6, Kind::WriteZeroes { may_unmap: false });
-    is(0, 7, Kind::BlockStatus { one: false });
-    is(8, 7, Kind::BlockStatus { one: true });
+    is(0, 6, ZEROES);
+    let zeroes = |may_unmap, fast| Kind::WriteZeroes { may_unmap, fast };
+    is(3, 6, zeroes(false, false));
+    is(16, 6, zeroes(true, true));
+    is(19, 6, zeroes(false, true));
+    is(0, 7, STATUS);
+    let one = Kind::BlockStatus {
+        one: true,
+        contexts: SESSION.contexts,
+    };
+    is(8, 7, one);
     // Offset and length of a flush mean nothing; the offset comes back in some replies.
     assert_eq!(
         event(SESSION, 0, 3, u64::MAX, 7),
@@ -145,8 +161,7 @@ fn errors_are_the_protocols() {
     assert_eq!(errno(event(SESSION, 0, 99, 0, 0)), Errno::EINVAL);
     let plain = Session {
         style: Style::Simple,
-        allocation: false,
-        bitmap: false,
+        contexts: Contexts::default(),
         ..SESSION
     };
     assert_eq!(errno(event(plain, 0, 7, 0, 512)), Errno::EINVAL);
@@ -155,7 +170,7 @@ fn errors_are_the_protocols() {
         Errno::EINVAL,
         "DF without structured replies"
     );
-    for (flags, kind) in [(2, 0), (8, 0), (2, 1), (4, 1), (16, 6), (0x8000, 3), (4, 7)] {
+    for (flags, kind) in [(2, 0), (8, 0), (2, 1), (4, 1), (16, 1), (0x8000, 3), (4, 7)] {
         assert_eq!(
             errno(event(SESSION, flags, kind, 0, 512)),
             Errno::EINVAL,
@@ -360,12 +375,7 @@ fn extended_requests_have_long_lengths() {
         (event, parser)
     };
     let long = 1 << 44;
-    for (kind, expected) in [
-        (4, Kind::Trim),
-        (5, Kind::Cache),
-        (6, Kind::WriteZeroes { may_unmap: true }),
-        (7, Kind::BlockStatus { one: false }),
-    ] {
+    for (kind, expected) in [(4, Kind::Trim), (5, Kind::Cache), (6, ZEROES), (7, STATUS)] {
         assert_eq!(
             feed(0, kind, 512, long).0,
             accepted(expected, 512, long, false)
@@ -389,8 +399,8 @@ fn extended_requests_have_long_lengths() {
     bytes.extend(extended_request(0, 2, 0, 0));
     let mut parser = Parser::new(EXTENDED);
     let (used, event) = parser.feed(&bytes);
-    assert_eq!((used, errno(event)), (32, Errno::EINVAL));
-    assert_eq!(parser.feed(&bytes[32..]), (5 + 32, Event::Disconnect));
+    assert_eq!((used, errno(event)), (32 + 5, Errno::EINVAL));
+    assert_eq!(parser.feed(&bytes[used..]), (32, Event::Disconnect));
     // A payload beyond the limit ends the connection, a compact request too.
     let (event, _) = feed(1 << 5, 1, 0, 1 << 40);
     assert_eq!(event, Event::Violation(Violation::PayloadLength(1 << 40)));
@@ -515,7 +525,7 @@ fn hostile_requests_never_panic_and_chunking_does_not_matter() {
         let session = Session {
             read_only: chance.below(4) == 0,
             style: [Style::Simple, Style::Structured, Style::Extended][chance.below(3) as usize],
-            allocation: chance.below(2) == 0,
+            contexts: (1..5).filter(|_| chance.below(2) == 0).collect(),
             ..SESSION
         };
         let bytes = hostile_stream(&mut chance, session.style);
@@ -586,4 +596,57 @@ fn hostile_handshakes_never_panic_and_stay_bounded() {
             }
         }
     }
+}
+
+/// A request for block status with a payload: the range's length, and contexts.
+fn narrowed(len: u64, ids: &[u32]) -> Vec<u8> {
+    let ids: Vec<u8> = ids.iter().flat_map(|id| id.to_be_bytes()).collect();
+    let payload_len = 8 + ids.len() as u64;
+    let mut bytes = extended_request(32, 7, 512, payload_len);
+    bytes.extend(len.to_be_bytes());
+    bytes.extend(ids);
+    bytes
+}
+
+#[test]
+fn block_status_may_name_some_of_the_chosen_contexts() {
+    let session = Session {
+        contexts: Contexts::of(&[1, 3, 5]),
+        ..EXTENDED
+    };
+    let feed = |bytes: &[u8]| Parser::new(session).feed(bytes);
+    let bytes = narrowed(1 << 40, &[5, 1]);
+    for len in 0..bytes.len() {
+        assert_eq!(feed(&bytes[..len]), (0, Event::Need), "{len}");
+    }
+    let kind = Kind::BlockStatus {
+        one: false,
+        contexts: Contexts::of(&[1, 5]),
+    };
+    let expected = accepted(kind, 512, 1 << 40, false);
+    assert_eq!(feed(&bytes), (bytes.len(), expected));
+    for wrong in [
+        narrowed(4096, &[]),
+        narrowed(4096, &[2]),
+        narrowed(4096, &[1, 1]),
+        narrowed(4096, &[1, 128]),
+        narrowed(0, &[1]),
+        narrowed(1 << 50, &[1]),
+        // No whole number of contexts, and no length.
+        extended_request(32, 7, 512, 11),
+        extended_request(32, 7, 512, 4),
+    ] {
+        let wrong = [wrong, vec![0; 16]].concat();
+        let (_, event) = feed(&wrong);
+        assert_eq!(errno(event), Errno::EINVAL);
+    }
+    // Too long to be looked at: skipped, and the next request is found behind it.
+    let mut long = extended_request(32, 7, 512, 8192);
+    long.extend([0; 8192]);
+    long.extend(extended_request(0, 3, 0, 0));
+    let mut parser = Parser::new(session);
+    let (used, event) = parser.feed(&long);
+    assert_eq!(errno(event), Errno::EINVAL);
+    let (_, event) = parser.feed(&long[used..]);
+    assert_eq!(event, accepted(Kind::Flush, 0, 0, false));
 }

@@ -412,7 +412,9 @@ fn a_snapshot_that_is_dropped_is_named_also_by_a_dry_run_and_its_space_is_free()
     let done = repair(&mut file, RepairMode::All);
     assert_eq!(told.actions[0], done.actions[0]);
     assert!(
-        done.actions[0].starts_with("snapshot 2 ('second') is dropped: "),
+        done.actions[0]
+            .text
+            .starts_with("snapshot 2 ('second') is dropped: "),
         "{done:#?}"
     );
     assert!(
@@ -432,50 +434,78 @@ fn a_snapshot_that_is_dropped_is_named_also_by_a_dry_run_and_its_space_is_free()
     );
 }
 
-/// With every other sector since the last flush, at every write.
+/// Repairs that are cut off at every write, with every other sector since the last flush.
+#[derive(Default)]
+struct Cuts {
+    /// Those with flushes that work.
+    judged: usize,
+    /// Those after which something was lost.
+    worse: usize,
+}
+
+impl Cuts {
+    /// Cuts off the repair of `damaged`. `keeps` gets what is left, what it is and whether flushes worked, and repairs it
+    /// again: whether nothing is lost, which is only wrong without flushes.
+    fn add(
+        &mut self,
+        damaged: &[u8],
+        (what, seed): (&str, u64),
+        mut keeps: impl FnMut(Vec<u8>, &str, bool) -> bool,
+    ) {
+        let random = &mut Random::new(seed);
+        for flushes in [Flushes::Work, Flushes::Ignored] {
+            let is_judged = flushes == Flushes::Work;
+            let mut file = damaged.to_vec();
+            repair_cut(
+                &mut file,
+                RepairMode::All,
+                flushes,
+                |number, recent, durable| {
+                    let left = after_power_cut(durable, recent, random);
+                    let kept = keeps(left, &format!("{what}, write {number}"), is_judged);
+                    self.judged += usize::from(is_judged);
+                    self.worse += usize::from(!kept);
+                },
+            );
+        }
+    }
+
+    fn assert_more_than(&self, judged: usize) {
+        assert!(
+            self.judged > judged,
+            "writes were interrupted: {}",
+            self.judged
+        );
+        assert!(self.worse > 0, "the judge sees what flushes are for");
+    }
+}
+
 #[test]
 fn a_power_cut_while_a_snapshot_table_is_replaced_loses_nothing() {
     let scratch = Scratch::new("repair");
-    let (mut cuts, mut worse) = (0, 0);
+    let mut cuts = Cuts::default();
     for (options, whole) in images_with_snapshots(&scratch) {
         for (what, seed) in snapshots::DAMAGES.iter().zip(0..) {
-            let random = &mut Random::new(seed);
             let mut damaged = whole.clone();
             let left = snapshots::damage(&mut damaged, what);
             let (active, expected) = (&left[..1], contents_of(&whole, &left));
-            for flushes in [Flushes::Work, Flushes::Ignored] {
-                let is_judged = flushes == Flushes::Work;
-                let mut file = damaged.clone();
-                repair_cut(
-                    &mut file,
-                    RepairMode::All,
-                    flushes,
-                    |number, recent, durable| {
-                        let what = format!("{options}, {what}, write {number}");
-                        let mut left = after_power_cut(durable, recent, random);
-                        if is_judged {
-                            // Whatever number of snapshots the header has.
-                            let mut disk = left.clone();
-                            image::put(
-                                &mut disk,
-                                gaur_format::header::field::NB_SNAPSHOTS,
-                                &[0; 4],
-                            );
-                            let disk = contents_of(&disk, active);
-                            assert!(disk == contents_of(&whole, active), "{what}");
-                        }
-                        let repaired = repair(&mut left, RepairMode::All);
-                        let kept = contents(&left) == expected && repaired.after.is_clean();
-                        assert!(kept || !is_judged, "{what}: {repaired:#?}");
-                        cuts += usize::from(is_judged);
-                        worse += usize::from(!kept);
-                    },
-                );
-            }
+            let case = (&*format!("{options}, {what}"), seed);
+            cuts.add(&damaged, case, |mut left, what, is_judged| {
+                if is_judged {
+                    // Whatever number of snapshots the header has.
+                    let mut disk = left.clone();
+                    image::put(&mut disk, gaur_format::header::field::NB_SNAPSHOTS, &[0; 4]);
+                    let disk = contents_of(&disk, active);
+                    assert!(disk == contents_of(&whole, active), "{what}");
+                }
+                let repaired = repair(&mut left, RepairMode::All);
+                let kept = contents(&left) == expected && repaired.after.is_clean();
+                assert!(kept || !is_judged, "{what}: {repaired:#?}");
+                kept
+            });
         }
     }
-    assert!(cuts > 100, "writes were interrupted: {cuts}");
-    assert!(worse > 0, "the judge sees what flushes are for");
+    cuts.assert_more_than(100);
 }
 
 /// Images with three bitmaps. With a backing file the extension that leads to them lies behind the first sector.
@@ -526,7 +556,7 @@ fn a_damaged_bitmap_is_removed_and_the_others_stay() {
                 false => "bitmap 'second' is removed: ",
             };
             let first = &repaired.actions[0];
-            assert!(first.starts_with(action), "{what}: {repaired:#?}");
+            assert!(first.text.starts_with(action), "{what}: {repaired:#?}");
             assert_eq!(
                 bitmaps::bitmaps(&file),
                 bitmaps_left(&whole, loses_all),
@@ -543,35 +573,22 @@ fn a_damaged_bitmap_is_removed_and_the_others_stay() {
 #[test]
 fn a_power_cut_while_a_bitmap_is_removed_loses_no_other() {
     let scratch = Scratch::new("repair");
-    let (mut cuts, mut worse) = (0, 0);
+    let mut cuts = Cuts::default();
     for (options, whole) in images_with_bitmaps(&scratch) {
         let disk = contents(&whole);
         for ((what, loses_all), seed) in bitmaps::DAMAGES.into_iter().zip(0..) {
-            let random = &mut Random::new(seed);
             let mut damaged = whole.clone();
             bitmaps::damage(&mut damaged, what);
-            for flushes in [Flushes::Work, Flushes::Ignored] {
-                let is_judged = flushes == Flushes::Work;
-                let mut file = damaged.clone();
-                repair_cut(
-                    &mut file,
-                    RepairMode::All,
-                    flushes,
-                    |number, recent, durable| {
-                        let what = format!("{options}, {what}, write {number}");
-                        let mut left = after_power_cut(durable, recent, random);
-                        assert!(contents(&left) == disk, "{what}");
-                        let repaired = repair(&mut left, RepairMode::All);
-                        let kept = bitmaps::bitmaps(&left) == bitmaps_left(&whole, loses_all);
-                        let kept = kept && repaired.after.is_clean();
-                        assert!(kept || !is_judged, "{what}: {repaired:#?}");
-                        cuts += usize::from(is_judged);
-                        worse += usize::from(!kept);
-                    },
-                );
-            }
+            let case = (&*format!("{options}, {what}"), seed);
+            cuts.add(&damaged, case, |mut left, what, is_judged| {
+                assert!(contents(&left) == disk, "{what}");
+                let repaired = repair(&mut left, RepairMode::All);
+                let kept = bitmaps::bitmaps(&left) == bitmaps_left(&whole, loses_all);
+                let kept = kept && repaired.after.is_clean();
+                assert!(kept || !is_judged, "{what}: {repaired:#?}");
+                kept
+            });
         }
     }
-    assert!(cuts > 60, "writes were interrupted: {cuts}");
-    assert!(worse > 0, "the judge sees what flushes are for");
+    cuts.assert_more_than(60);
 }

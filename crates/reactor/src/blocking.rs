@@ -5,7 +5,6 @@
 //! io_uring is not allowed.
 
 use std::future::Future;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,6 +15,7 @@ use gaur_block::{Access, Errno, Host, OpenError, Segments, SegmentsMut, Within};
 
 use crate::context;
 use crate::memory::Buffer;
+use crate::nbd::Via;
 use crate::open::OpenFile;
 use crate::syscall;
 use crate::whole::{Raw, file_by_raw};
@@ -62,24 +62,32 @@ impl Raw for BlockingFile {
         &self.file
     }
 
+    fn nbd(&self) -> Option<Via<'_>> {
+        self.file.nbd().map(|export| export.via(None))
+    }
+
+    async fn wait<F: Future>(&self, future: F) -> F::Output {
+        park_until_ready(future)
+    }
+
     async fn read(&self, offset_bytes: u64, into: SegmentsMut<'_>) -> Result<usize, Errno> {
-        syscall::read(self.file.as_fd(), offset_bytes, into, 0)
+        syscall::read(self.file.fd(), offset_bytes, into, 0)
     }
 
     async fn write(&self, offset_bytes: u64, from: Segments<'_>) -> Result<usize, Errno> {
-        syscall::write(self.file.as_fd(), offset_bytes, from, 0)
+        syscall::write(self.file.fd(), offset_bytes, from, 0)
     }
 
     async fn fallocate(&self, mode: libc::c_int, offset: u64, len: u64) -> Result<(), Errno> {
-        syscall::fallocate(self.file.as_fd(), mode, offset, len)
+        syscall::fallocate(self.file.fd(), mode, offset, len)
     }
 
     async fn fdatasync(&self) -> Result<(), Errno> {
-        syscall::fdatasync(self.file.as_fd())
+        syscall::fdatasync(self.file.fd())
     }
 
     async fn ftruncate(&self, len_bytes: u64) -> Result<(), Errno> {
-        syscall::ftruncate(self.file.as_fd(), len_bytes)
+        syscall::ftruncate(self.file.fd(), len_bytes)
     }
 }
 
@@ -109,6 +117,12 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
         !context::has_reactor(),
         "a thread with a reactor waits by Reactor::block_on"
     );
+    park_until_ready(future)
+}
+
+/// Drives a future that other threads bring on.
+fn park_until_ready<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark {
         thread: thread::current(),
     }));

@@ -6,7 +6,7 @@
 //! this thread. So are small transfers of other files' page cache, see `crate::page_cache`.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
@@ -17,6 +17,7 @@ use io_uring::{opcode, squeue, types};
 use crate::blocking::BlockingFile;
 use crate::context;
 use crate::iovecs::Iovecs;
+use crate::nbd::{OwnLink, Via};
 use crate::op::Op;
 use crate::open::OpenFile;
 use crate::page_cache::{CachedReads, CachedWrites};
@@ -117,6 +118,8 @@ pub struct ReactorFile {
     slot: Option<u32>,
     /// `None` for O_DIRECT.
     cached: Option<(CachedReads, CachedWrites)>,
+    /// The thread's own connection to the export that the file is.
+    own_link: Option<OwnLink>,
 }
 
 impl ReactorFile {
@@ -126,11 +129,15 @@ impl ReactorFile {
     /// When the thread has no reactor.
     pub fn new(file: OpenFile) -> ReactorFile {
         let core = context::current();
-        let slot = core
-            .ring()
-            .and_then(|ring| ring.register_file(file.as_raw_fd()));
+        let slot = match file.is_nbd() {
+            true => None,
+            false => core
+                .ring()
+                .and_then(|ring| ring.register_file(file.fd().as_raw_fd())),
+        };
         let cached = (!file.is_direct()).then(|| (CachedReads::new(), CachedWrites::new()));
         ReactorFile {
+            own_link: file.nbd().and_then(OwnLink::start),
             core,
             inline: BlockingFile::new(file),
             slot,
@@ -156,7 +163,7 @@ impl ReactorFile {
     fn read_cached(&self, offset: u64, into: SegmentsMut<'_>) -> Option<Result<usize, Errno>> {
         let (reads, _) = self.cached.as_ref()?;
         let crowded = self.core.joins_crowd();
-        let fd = self.open_file().as_fd();
+        let fd = self.open_file().fd();
         reads.attempt(into.len(), crowded, |flags| {
             syscall::read(fd, offset, into, flags)
         })
@@ -166,7 +173,7 @@ impl ReactorFile {
     fn write_cached(&self, offset: u64, from: Segments<'_>) -> Option<Result<usize, Errno>> {
         let (_, writes) = self.cached.as_ref()?;
         let crowded = self.core.joins_crowd();
-        let fd = self.open_file().as_fd();
+        let fd = self.open_file().fd();
         writes.attempt(from.len(), crowded, |flags| {
             syscall::write(fd, offset, from, flags)
         })
@@ -186,7 +193,7 @@ impl ReactorFile {
 
     /// Names this file in the entries for [`ReactorFile::run`].
     fn descriptor(&self) -> types::Fd {
-        let plain = self.open_file().as_raw_fd();
+        let plain = self.open_file().fd().as_raw_fd();
         types::Fd(self.slot.map_or(plain, |slot| slot as RawFd))
     }
 
@@ -227,6 +234,15 @@ fn length(len: usize) -> u32 {
 impl Raw for ReactorFile {
     fn file(&self) -> &OpenFile {
         self.open_file()
+    }
+
+    fn nbd(&self) -> Option<Via<'_>> {
+        let export = self.open_file().nbd()?;
+        Some(export.via(self.own_link.as_ref()))
+    }
+
+    async fn wait<F: Future>(&self, future: F) -> F::Output {
+        future.await
     }
 
     async fn read(&self, offset_bytes: u64, into: SegmentsMut<'_>) -> Result<usize, Errno> {

@@ -2,20 +2,22 @@
 //!
 //! An [`OpenFile`] is one open file description. Everything that queues of different threads share
 //! about a file is in it, so each thread makes its own `BlockingFile` or `ReactorFile` from a clone.
-//! Only regular files and block devices are opened; the kind is looked at before the file is
+//! Only regular files, block devices and exports of NBD servers are opened; the kind is looked at before the file is
 //! touched, because opening a fifo waits for its other end and opening some devices does something.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use gaur_block::{Access, Errno, Extent, FileId, FileLimits, OpenError};
+use gaur_nbd::Remote;
 use rustix::fs::{self, FileType, OFlags, SeekFrom, Stat};
 
 use crate::lock;
 use crate::memory::{Buffer, PAGE};
+use crate::nbd::{self, NbdExport};
 use crate::syscall::{self, DirectAlignment, again};
 
 /// The longest single transfer in bytes: one that a disk works on for a while, and far below what
@@ -38,7 +40,7 @@ pub struct OpenFile {
 
 #[derive(Debug)]
 struct Shared {
-    fd: OwnedFd,
+    at: Place,
     kind: Kind,
     id: FileId,
     limits: FileLimits,
@@ -49,10 +51,19 @@ struct Shared {
     sector_bytes: u32,
 }
 
+/// Where the bytes are.
+#[derive(Debug)]
+enum Place {
+    Here(OwnedFd),
+    Nbd(NbdExport),
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Regular,
     BlockDevice,
+    /// Behind a connection.
+    Remote,
 }
 
 /// How [`OpenFile::create`] makes a file.
@@ -68,30 +79,37 @@ pub struct CreateFile {
 }
 
 impl OpenFile {
-    /// Opens the file or block device at the path `name`.
+    /// Opens the file or block device at the path `name`, or the export that it names.
     ///
     /// # Errors
     /// Whatever `open(2)` says, in words; a directory, fifo, socket or character device; a lock
     /// that another program holds; O_DIRECT where the file system does not have it.
     pub fn open(name: impl AsRef<Path>, access: Access) -> Result<OpenFile, OpenError> {
+        if let Some(remote) = nbd::remote_of(name.as_ref()) {
+            return OpenFile::open_nbd(remote?, access);
+        }
         let path = c_path(name.as_ref())?;
         let facts = again(|| fs::stat(&path)).map_err(|errno| cannot_open(errno, access.write))?;
         kind_of(&facts)?;
         OpenFile::open_with(&path, mode_of(access), access)
     }
 
-    /// Makes a new, empty file at the path `name`, open for writing.
+    /// Makes a new, empty file at the path `name`, open for writing. A block device or an export is opened as
+    /// it is.
     ///
     /// # Errors
     /// As [`OpenFile::open`], and `EEXIST` when the file is there and may not be emptied.
     pub fn create(name: impl AsRef<Path>, options: CreateFile) -> Result<OpenFile, OpenError> {
-        let path = c_path(name.as_ref())?;
         let access = Access {
             write: true,
             direct: options.direct,
             lock: options.lock,
             force_share: false,
         };
+        if let Some(remote) = nbd::remote_of(name.as_ref()) {
+            return OpenFile::open_nbd(remote?, access);
+        }
+        let path = c_path(name.as_ref())?;
         let mut mode = OFlags::RDWR | OFlags::CREATE;
         match again(|| fs::stat(&path)) {
             Ok(facts) => {
@@ -115,7 +133,7 @@ impl OpenFile {
             _ => error,
         })?;
         if file.shared.kind == Kind::Regular {
-            syscall::ftruncate(file.as_fd(), 0).map_err(|errno| cannot_open(errno, true))?;
+            syscall::ftruncate(file.fd(), 0).map_err(|errno| cannot_open(errno, true))?;
         }
         Ok(file)
     }
@@ -125,7 +143,7 @@ impl OpenFile {
     /// # Errors
     /// Where the file system knows no such thing.
     pub fn set_nocow(&self) -> Result<(), Errno> {
-        syscall::set_nocow(self.as_fd())
+        syscall::set_nocow(self.local_fd()?)
     }
 
     /// Has the file system allocate space in so many bytes at a time; the file is empty.
@@ -133,7 +151,25 @@ impl OpenFile {
     /// # Errors
     /// Where the file system knows no such thing, or not that size.
     pub fn set_extent_size(&self, bytes: u32) -> Result<(), Errno> {
-        syscall::set_extent_size(self.as_fd(), bytes)
+        syscall::set_extent_size(self.local_fd()?, bytes)
+    }
+
+    pub(crate) fn open_nbd(remote: Remote, access: Access) -> Result<OpenFile, OpenError> {
+        let export = NbdExport::open(remote, access)?;
+        let shared = Shared {
+            kind: Kind::Remote,
+            id: export.id(),
+            limits: export.limits(),
+            // There is no page cache on this side.
+            direct: true,
+            locked: false,
+            in_memory: false,
+            sector_bytes: export.limits().request_alignment,
+            at: Place::Nbd(export),
+        };
+        Ok(OpenFile {
+            shared: Arc::new(shared),
+        })
     }
 
     fn open_with(path: &CStr, mode: OFlags, access: Access) -> Result<OpenFile, OpenError> {
@@ -175,14 +211,55 @@ impl OpenFile {
         self.shared.kind == Kind::BlockDevice
     }
 
+    /// Whether it is an export of an NBD server.
+    pub fn is_nbd(&self) -> bool {
+        self.nbd().is_some()
+    }
+
+    /// What went wrong last between here and where the bytes are, if they are elsewhere, in words.
+    pub fn trouble(&self) -> Option<String> {
+        self.nbd()?.trouble()
+    }
+
+    pub(crate) fn nbd(&self) -> Option<&NbdExport> {
+        match &self.shared.at {
+            Place::Nbd(export) => Some(export),
+            Place::Here(_) => None,
+        }
+    }
+
+    /// The descriptor, if the bytes are on this machine.
+    ///
+    /// # Errors
+    /// [`Errno::EOPNOTSUPP`] for an export.
+    pub fn local_fd(&self) -> Result<BorrowedFd<'_>, Errno> {
+        match &self.shared.at {
+            Place::Here(fd) => Ok(fd.as_fd()),
+            Place::Nbd(_) => Err(Errno::EOPNOTSUPP),
+        }
+    }
+
+    /// The descriptor of a file on this machine.
+    ///
+    /// # Panics
+    /// When it is elsewhere: operations on those do not come here.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.local_fd()
+            .expect("an operation on a file of this machine")
+    }
+
     /// Whether it was opened with O_DIRECT.
     pub fn is_direct(&self) -> bool {
         self.shared.direct
     }
 
     /// Bytes of disk space that the file takes (`st_blocks`); 0 for a block device.
+    ///
+    /// # Errors
+    /// [`Errno::EOPNOTSUPP`] for an export, of which only its server knows.
     pub fn allocated_bytes(&self) -> Result<u64, Errno> {
-        let facts = again(|| fs::fstat(self))?;
+        let fd = self.local_fd()?;
+        let facts = again(|| fs::fstat(fd))?;
         Ok(u64::try_from(facts.st_blocks)
             .unwrap_or(0)
             .saturating_mul(512))
@@ -203,16 +280,17 @@ impl OpenFile {
     pub(crate) fn len(&self) -> Result<u64, Errno> {
         match self.shared.kind {
             Kind::Regular => {
-                let facts = again(|| fs::fstat(self))?;
+                let facts = again(|| fs::fstat(self.fd()))?;
                 u64::try_from(facts.st_size).map_err(|_| Errno::EIO)
             }
+            Kind::Remote => self.nbd().map(NbdExport::len).ok_or(Errno::EIO),
             Kind::BlockDevice => self.seek(SeekFrom::End(0)),
         }
     }
 
     /// It moves the position that all users of the open file share, which nothing reads.
     fn seek(&self, to: SeekFrom) -> Result<u64, Errno> {
-        again(|| fs::seek(self, to))
+        again(|| fs::seek(self.fd(), to))
     }
 
     /// The run of data or hole at `offset_bytes`.
@@ -247,22 +325,10 @@ impl OpenFile {
     }
 }
 
-impl AsFd for OpenFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.shared.fd.as_fd()
-    }
-}
-
-impl AsRawFd for OpenFile {
-    fn as_raw_fd(&self) -> RawFd {
-        self.shared.fd.as_raw_fd()
-    }
-}
-
 impl Drop for Shared {
     fn drop(&mut self) {
-        if self.locked {
-            lock::release(self.fd.as_fd());
+        if let (Place::Here(fd), true) = (&self.at, self.locked) {
+            lock::release(fd.as_fd());
         }
     }
 }
@@ -270,8 +336,8 @@ impl Drop for Shared {
 impl Shared {
     fn examine(fd: OwnedFd, kind: Kind, facts: &Stat, access: Access) -> Result<Shared, Errno> {
         let sector_bytes = match kind {
-            Kind::Regular => 1,
             Kind::BlockDevice => again(|| fs::ioctl_blksszget(&fd))?,
+            _ => 1,
         };
         let alignment = match access.direct {
             true => direct_alignment(fd.as_fd(), sector_bytes),
@@ -283,13 +349,13 @@ impl Shared {
         let in_memory = kind == Kind::Regular
             && syscall::filesystem_magic(fd.as_fd()).is_ok_and(|magic| IN_MEMORY.contains(&magic));
         let id = match kind {
-            Kind::Regular => FileId {
-                device: facts.st_dev,
-                inode: facts.st_ino,
-            },
             Kind::BlockDevice => FileId {
                 device: facts.st_rdev,
                 inode: 0,
+            },
+            _ => FileId {
+                device: facts.st_dev,
+                inode: facts.st_ino,
             },
         };
         let limits = FileLimits {
@@ -301,7 +367,7 @@ impl Shared {
             read_only: !access.write,
         };
         Ok(Shared {
-            fd,
+            at: Place::Here(fd),
             kind,
             id,
             limits,

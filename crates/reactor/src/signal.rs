@@ -23,6 +23,8 @@ pub enum Signal {
     Terminate,
     /// `SIGHUP`.
     Hangup,
+    /// `SIGUSR1`, which asks for something to be told and never ends the process.
+    User1,
 }
 
 impl Signal {
@@ -31,11 +33,13 @@ impl Signal {
             Signal::Interrupt => libc::SIGINT,
             Signal::Terminate => libc::SIGTERM,
             Signal::Hangup => libc::SIGHUP,
+            Signal::User1 => libc::SIGUSR1,
         }
     }
 
     fn from_number(number: u8) -> Option<Signal> {
-        [Signal::Interrupt, Signal::Terminate, Signal::Hangup]
+        use Signal::{Hangup, Interrupt, Terminate, User1};
+        [Interrupt, Terminate, Hangup, User1]
             .into_iter()
             .find(|signal| signal.number() == libc::c_int::from(number))
     }
@@ -89,7 +93,7 @@ extern "C" fn handle(number: libc::c_int) {
         return;
     }
     let status = EXIT_WITH.load(Ordering::SeqCst);
-    if status >= 0 {
+    if status >= 0 && number != libc::SIGUSR1 {
         // SAFETY: `_exit` may be called from a handler and does not return.
         unsafe { libc::_exit(status) }
     }

@@ -4,11 +4,10 @@
 //! [`Raw`] is one system call each, done by a ring or by the thread itself; everything that has to
 //! be said about partial transfers, file ends and sectors is said here, once for both.
 
-use std::os::fd::AsFd;
-
 use gaur_block::{Errno, Registered, Segments, SegmentsMut, Source, Target};
 
 use crate::memory::Buffer;
+use crate::nbd::Via;
 use crate::open::OpenFile;
 use crate::syscall::{self, IOV_MAX, RW_MAX};
 
@@ -19,6 +18,10 @@ const ALLOCATE: libc::c_int = libc::FALLOC_FL_KEEP_SIZE;
 /// Single operations on a file. Counts may be short; `EINTR` and `EAGAIN` do not come out.
 pub(crate) trait Raw {
     fn file(&self) -> &OpenFile;
+    /// The export that the file is, if it is one.
+    fn nbd(&self) -> Option<Via<'_>>;
+    /// Waits for something that happens on another thread.
+    async fn wait<F: Future>(&self, future: F) -> F::Output;
     /// At most [`IOV_MAX`] pieces.
     async fn read(&self, offset_bytes: u64, into: SegmentsMut<'_>) -> Result<usize, Errno>;
     // A registered buffer belongs to a ring; without one there is none.
@@ -62,35 +65,62 @@ macro_rules! file_by_raw {
                 self.open_file().len()
             }
 
+            // What an export needs is on the heap: requests to files are to be small.
             async fn read_at(&self, at: u64, to: gaur_block::Target<'_>) -> Result<(), Errno> {
+                if let Some(export) = $crate::whole::Raw::nbd(self) {
+                    return self.wait(Box::pin(export.read_at(at, to))).await;
+                }
                 $crate::whole::read_at(self, at, to).await
             }
 
             async fn write_at(&self, at: u64, from: gaur_block::Source<'_>) -> Result<(), Errno> {
+                if let Some(export) = $crate::whole::Raw::nbd(self) {
+                    return self.wait(Box::pin(export.write_at(at, from))).await;
+                }
                 $crate::whole::write_at(self, at, from).await
             }
 
             async fn write_zeroes_at(&self, at: u64, len: u64, unmap: bool) -> Result<(), Errno> {
+                if let Some(export) = $crate::whole::Raw::nbd(self) {
+                    return self
+                        .wait(Box::pin(export.write_zeroes_at(at, len, unmap)))
+                        .await;
+                }
                 $crate::whole::write_zeroes_at(self, at, len, unmap).await
             }
 
             async fn allocate_at(&self, at: u64, len: u64) -> Result<(), Errno> {
+                if self.open_file().nbd().is_some() {
+                    return Err(Errno::EOPNOTSUPP);
+                }
                 $crate::whole::allocate_at(self, at, len).await
             }
 
             async fn discard_at(&self, at: u64, len: u64) -> Result<(), Errno> {
+                if let Some(export) = $crate::whole::Raw::nbd(self) {
+                    return self.wait(Box::pin(export.discard_at(at, len))).await;
+                }
                 $crate::whole::discard_at(self, at, len).await
             }
 
             async fn flush(&self) -> Result<(), Errno> {
+                if let Some(export) = $crate::whole::Raw::nbd(self) {
+                    return self.wait(Box::pin(export.flush())).await;
+                }
                 self.fdatasync().await
             }
 
             async fn set_len(&self, len: u64) -> Result<(), Errno> {
+                if self.open_file().nbd().is_some() {
+                    return Err(Errno::EOPNOTSUPP);
+                }
                 $crate::whole::set_len(self, len).await
             }
 
             async fn extent_at(&self, at: u64) -> Result<gaur_block::Extent, Errno> {
+                if let Some(export) = $crate::whole::Raw::nbd(self) {
+                    return self.wait(Box::pin(export.extent_at(at))).await;
+                }
                 self.open_file().extent_at(at)
             }
         }
@@ -254,7 +284,7 @@ pub(crate) async fn discard_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Result
     }
     match fallocate(raw, PUNCH, middle).await {
         Err(Errno::EOPNOTSUPP) if raw.file().is_block_device() => {
-            syscall::block_discard(raw.file().as_fd(), middle.offset, middle.len)
+            syscall::block_discard(raw.file().fd(), middle.offset, middle.len)
         }
         result => result,
     }
@@ -322,23 +352,23 @@ async fn zero_edge<R: Raw>(raw: &R, edge: Range) -> Result<(), Errno> {
 
 /// A run of bytes of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Range {
-    offset: u64,
-    len: u64,
+pub(crate) struct Range {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
 }
 
 /// A range cut at sector boundaries: `head` and `tail` are each part of one sector, `middle` is
 /// whole sectors. Any may be empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Pieces {
-    head: Range,
-    middle: Range,
-    tail: Range,
+pub(crate) struct Pieces {
+    pub(crate) head: Range,
+    pub(crate) middle: Range,
+    pub(crate) tail: Range,
 }
 
 impl Pieces {
     /// `offset + len` must not overflow (`check_range`).
-    fn of(offset: u64, len: u64, sector_bytes: u32) -> Pieces {
+    pub(crate) fn of(offset: u64, len: u64, sector_bytes: u32) -> Pieces {
         let sector = u64::from(sector_bytes.max(1));
         let end = offset + len;
         let middle_start = offset.next_multiple_of(sector);

@@ -13,6 +13,7 @@ use std::path::{Component, Path, PathBuf};
 use gaur_block::{Access, Errno, OpenError, Within};
 use rustix::fs::{self, FileType, OFlags, Stat};
 
+use crate::nbd;
 use crate::open::{Kind, OpenFile, c_path, flags_of, kind_of, open_failed, refused};
 use crate::syscall::{self, again};
 
@@ -54,6 +55,15 @@ impl OpenFile {
         let Within::Places(places) = within else {
             return OpenFile::open(name, access);
         };
+        if let Some(remote) = nbd::remote_of(name) {
+            return match remote? {
+                remote if nbd::is_within(&remote, within) => OpenFile::open_nbd(remote, access),
+                _ => Err(refused(
+                    Errno::EXDEV,
+                    "an image may have no NBD export opened that is not allowed",
+                )),
+            };
+        }
         // A name may be bad in one place and lead to a file in another.
         let mut failed = None;
         for place in places {

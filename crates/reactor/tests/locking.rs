@@ -4,7 +4,6 @@
 mod scratch;
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -212,7 +211,7 @@ fn lock_ends_with_our_last_handle_even_if_others_keep_the_file_open() {
     let name = image(&scratch);
     let file = OpenFile::open(&name, WRITER).unwrap();
     let clone = file.clone();
-    let _kept_open = file.as_fd().try_clone_to_owned().unwrap();
+    let _kept_open = file.local_fd().unwrap().try_clone_to_owned().unwrap();
     drop(file);
     refused(&name, READER);
     drop(clone);

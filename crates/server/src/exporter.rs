@@ -215,8 +215,16 @@ impl Exporter {
     ) -> Result<(String, Option<Box<dyn Front>>), Failure> {
         let image = served.shared().image();
         self.pin.before_export(image, new.front.is_device())?;
-        if new.image.bitmap.is_some() && !new.front.is_nbd() {
-            return Err(Failure::new("only NBD shows bitmaps to its clients"));
+        let (offset, size) = (new.image.offset, image.size_bytes());
+        if offset > size {
+            let message = format!("offset {offset} is beyond its end ({size} bytes)");
+            return Err(Failure::about(served.name(), message));
+        }
+        let shows = !new.image.bitmap.is_empty() || new.image.allocation_depth;
+        if shows && !new.front.is_nbd() {
+            return Err(Failure::new(
+                "only NBD shows bitmaps and depths to its clients",
+            ));
         }
         match new.front.start(Arc::clone(served))? {
             Some(front) => Ok((front.place(), Some(front))),
@@ -353,7 +361,7 @@ impl Exporter {
             let failure = Failure::about(file, "is exported for reading only");
             return Err(failure.kind(ErrorKind::ReadOnly));
         }
-        let old = export.served.size_bytes();
+        let old = export.served.shared().size_bytes();
         let new = size::checked(file, old, size, shrink)?;
         let raw = export.served.is_raw();
         if raw && new < old {

@@ -113,6 +113,14 @@ impl Failure {
         self
     }
 
+    /// The same failure with its cause, if that is known.
+    pub fn because(mut self, cause: Option<String>) -> Failure {
+        if let Some(cause) = cause {
+            self.message = format!("{}: {cause}", self.message);
+        }
+        self
+    }
+
     /// The same failure, about `subject` if it was not about anything.
     pub fn with_subject(mut self, subject: &str) -> Failure {
         self.subject.get_or_insert_with(|| subject.to_owned());

@@ -112,7 +112,8 @@ impl ImageFile {
     /// lies beyond the end of the file is zeros.
     pub fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, Failure> {
         self.try_read(offset, len).map_err(|errno| {
-            Failure::system(&self.name, &format!("cannot read offset {offset}"), errno)
+            let what = format!("cannot read offset {offset}");
+            Failure::system(&self.name, &what, errno).because(self.open_file().trouble())
         })
     }
 

@@ -5,6 +5,7 @@
 //! hostile, so the engine takes paths only.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use gaur_engine::{
 use gaur_format::header::CryptMethod;
 use gaur_format::limit;
 use gaur_reactor::BlockingFile;
+use gaur_reactor::nbd::Remote;
 
 use crate::failure::Failure;
 use crate::handover;
@@ -113,6 +115,18 @@ const ONLY_FOR_QCOW2: [&str; 11] = [
 /// Seconds after which unused metadata is dropped from the caches, as in QEMU on Linux.
 const CLEAN_INTERVAL_SECONDS: u32 = 600;
 
+/// The path that a name stands for: QEMU's `file:` before it is dropped, and what is left is no other protocol's.
+pub fn local_path(name: &OsStr) -> PathBuf {
+    let Some(rest) = name.as_encoded_bytes().strip_prefix(b"file:") else {
+        return name.into();
+    };
+    let path = Path::new(OsStr::from_bytes(rest));
+    match path.is_relative() && rest.contains(&b':') {
+        true => Path::new(".").join(path),
+        false => path.into(),
+    }
+}
+
 impl ImageSpec {
     /// Reads what the command line says. `format` is that of `-f`, which counts more than a driver in
     /// JSON.
@@ -138,11 +152,12 @@ impl ImageSpec {
 
     /// The image at a path.
     pub fn plain(path: impl AsRef<OsStr>, format: Option<Format>) -> ImageSpec {
-        let path = path.as_ref();
+        let given = path.as_ref();
+        let path = local_path(given);
         ImageSpec {
-            given: path.to_owned(),
-            path: path.into(),
+            given: given.to_owned(),
             shown: path.to_string_lossy().into_owned(),
+            path,
             format,
             switch: None,
             changes: Overrides::default(),
@@ -354,12 +369,13 @@ impl OptionReader {
         // A protocol may stand alone; otherwise it is below the format.
         let (format, below) = match driver {
             None => (None, "file."),
-            Some("file" | "host_device") => (Some(Format::Raw), ""),
+            Some("file" | "host_device" | "nbd") => (Some(Format::Raw), ""),
             Some(name) => match Format::from_name(name) {
                 Some(format) => (Some(format), "file."),
                 None => {
                     let failure = Failure::new(format!("driver '{name}' is not supported"));
-                    return Err(failure.hint(format!("{} and file are", open::known_formats())));
+                    let hint = format!("{}, file and nbd are", open::known_formats());
+                    return Err(failure.hint(hint));
                 }
             },
         };
@@ -368,7 +384,7 @@ impl OptionReader {
             only_for_qcow2: self.keys.find_key(qcow2).map(str::to_owned),
             ..Overrides::default()
         };
-        let path = self.protocol(below, &mut changes)?;
+        let path = self.protocol(below, driver, &mut changes)?;
         let file = self.node(below)?;
         let top = match below {
             "" => file.clone(),
@@ -398,18 +414,33 @@ impl OptionReader {
     }
 
     /// The options of a file; returns its path.
-    fn protocol(&mut self, below: &str, changes: &mut Overrides) -> Result<String, Failure> {
+    fn protocol(
+        &mut self,
+        below: &str,
+        driver: Option<&str>,
+        changes: &mut Overrides,
+    ) -> Result<String, Failure> {
         let keys = &mut self.keys;
         let key = |name: &str| format!("{below}{name}");
-        if !below.is_empty() {
-            if let Some(node) = keys.take("file") {
-                let message = format!(
-                    "option 'file' is {}, which would be another node",
-                    shown(&node)
-                );
-                return Err(Failure::new(message).hint("name a file with file.filename"));
+        if !below.is_empty()
+            && let Some(node) = keys.take("file")
+        {
+            let message = format!(
+                "option 'file' is {}, which would be another node",
+                shown(&node)
+            );
+            return Err(Failure::new(message).hint("name a file with file.filename"));
+        }
+        let told = match below {
+            "" => driver.map(str::to_owned),
+            _ => {
+                let drivers = ["file", "host_device", "nbd"].map(|name| (name, name));
+                let told = keys.take_choice(&key("driver"), &drivers)?;
+                told.map(str::to_owned)
             }
-            keys.take_choice(&key("driver"), &[("file", ()), ("host_device", ())])?;
+        };
+        if told.as_deref() == Some("nbd") {
+            return self.nbd(below);
         }
         changes.aio = keys.take_choice(&key("aio"), &AIO)?;
         let locking = [("auto", true), ("on", true), ("off", false)];
@@ -418,6 +449,10 @@ impl OptionReader {
         keys.take_number(&key("aio-max-batch"))?;
         keys.take_bool(&key("drop-cache"))?;
         match keys.take_text(&key("filename"))? {
+            // Whose driver is told is a path, whatever it looks like.
+            Some(path) if told.is_some() && Remote::is_name(path.as_bytes()) => {
+                Ok(format!("./{path}"))
+            }
             Some(path) if !path.is_empty() => Ok(path),
             _ => Err(Failure::new(format!(
                 "option '{}' is missing, which names the file",
@@ -548,5 +583,6 @@ impl Overrides {
     }
 }
 
+mod nbd;
 #[cfg(test)]
 mod tests;

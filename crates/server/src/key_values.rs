@@ -41,7 +41,8 @@ impl KeyValues {
     }
 
     fn from_json(text: &str) -> Result<KeyValues, Failure> {
-        let JsonTree::Object(members) = serde_json::from_str(text).map_err(invalid)? else {
+        let text = with_double_quotes(text);
+        let JsonTree::Object(members) = serde_json::from_str(&text).map_err(invalid)? else {
             return Err(Failure::new("the options in JSON must be one object, {..}"));
         };
         let mut found = KeyValues::default();
@@ -202,6 +203,34 @@ fn members<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(String, JsonTree)>
     from.deserialize_map(Members)
 }
 
+/// JSON whose strings stand in double quotes: QEMU takes single ones too, and shells make people use them.
+fn with_double_quotes(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut inside = None;
+    let mut escaped = false;
+    for letter in text.chars() {
+        match (inside, letter) {
+            (Some('\''), '\'') if escaped => {
+                // Double quotes need no escape for it, and JSON has none.
+                out.pop();
+                out.push(letter);
+            }
+            (Some('\''), '"') if !escaped => out.push_str("\\\""),
+            (None, '\'' | '"') => {
+                inside = Some(letter);
+                out.push('"');
+            }
+            (Some(quote), _) if letter == quote && !escaped => {
+                inside = None;
+                out.push('"');
+            }
+            _ => out.push(letter),
+        }
+        escaped = inside.is_some() && letter == '\\' && !escaped;
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,6 +241,19 @@ mod tests {
 
     fn text(value: &str) -> Value {
         Value::String(value.to_owned())
+    }
+
+    #[test]
+    fn single_quotes_are_as_good_as_double_ones() {
+        for (given, expected) in [
+            (r#"{'a':'b', "c": 'd'}"#, r#"{"a":"b", "c": "d"}"#),
+            (r#"{'a"b':'it\'s'}"#, r#"{"a\"b":"it's"}"#),
+            (r#"{"it's":"a\"'b\\"}"#, r#"{"it's":"a\"'b\\"}"#),
+            (r#"{'a':'\\','b':'\"'}"#, r#"{"a":"\\","b":"\""}"#),
+            ("{'open", "{\"open"),
+        ] {
+            assert_eq!(with_double_quotes(given), expected);
+        }
     }
 
     #[test]
@@ -250,7 +292,7 @@ mod tests {
             "json:[]",
             "json:1",
             "json:{} x",
-            "json:{'a':1}",
+            "json:{'a':1",
         ] {
             let message = json(name).expect_err(name);
             assert_eq!(message.lines().count(), 1, "{message}");

@@ -1,5 +1,5 @@
 //! Keys of encrypted images, as command lines and the control socket say where they are. The secrets
-//! themselves stand on no command line: every user of the machine can read those.
+//! themselves stand on no command line unless the user insists: everybody on the machine can read those.
 
 use std::fs::File;
 use std::io::Read;
@@ -27,6 +27,10 @@ pub struct KeyOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "PATH"))]
     pub key_file: Option<PathBuf>,
+    /// Take secrets that stand in --object itself (data=SECRET), where everybody on the machine can read them
+    #[serde(skip)]
+    #[cfg_attr(feature = "clap", arg(long))]
+    pub inline_secrets: bool,
 }
 
 /// How a secret stands in its file.
@@ -66,7 +70,8 @@ impl KeyOptions {
     pub fn keys(&self) -> Result<Keys, Failure> {
         let mut keys = Keys::default();
         for text in &self.objects {
-            add_object(&mut keys, text).map_err(|failure| failure.with_subject("--object"))?;
+            add_object(&mut keys, text, self.inline_secrets)
+                .map_err(|failure| failure.with_subject("--object"))?;
         }
         if let Some(path) = &self.key_file {
             keys.for_others(read(path)?);
@@ -75,16 +80,18 @@ impl KeyOptions {
     }
 }
 
-fn add_object(keys: &mut Keys, text: &str) -> Result<(), Failure> {
+fn add_object(keys: &mut Keys, text: &str, inline: bool) -> Result<(), Failure> {
     const FORM: &str = "for example secret,id=sec0,file=PATH";
     let Some(("secret", rest)) = text.split_once(',') else {
         return Err(Failure::new("only secrets are known as objects").hint(FORM));
     };
     let mut options = KeyValues::from_option_string(rest)?;
+    let data = options.take_text("data")?;
     // Before anything else is said of it.
-    if options.take_text("data")?.is_some() {
-        let message = "option 'data' is not supported: others see what stands on a command line";
-        return Err(Failure::new(message).hint("file=PATH names a file with the secret"));
+    if data.is_some() && !inline {
+        let message = "option 'data' is refused: others see what stands on a command line";
+        let hint = "file=PATH names a file with the secret; --inline-secrets allows it";
+        return Err(Failure::new(message).hint(hint));
     }
     let codings = [("raw", Coding::Raw), ("base64", Coding::Base64)];
     let coding = options.take_choice("format", &codings)?;
@@ -94,14 +101,22 @@ fn add_object(keys: &mut Keys, text: &str) -> Result<(), Failure> {
     let id = options.take_text("id")?;
     let id = needed("id", id)?;
     let file = options.take_text("file")?;
-    let path = PathBuf::from(needed("file", file)?);
     if let Some(key) = options.find_key(|_| true) {
         return Err(Failure::new(format!("option '{key}' is unknown")).hint(FORM));
     }
-    let mut secret = read(&path)?;
+    let (mut secret, place) = match (data, file) {
+        (Some(_), Some(_)) => {
+            return Err(Failure::new("options 'data' and 'file' exclude each other").hint(FORM));
+        }
+        (Some(data), None) => (Passphrase::new(data.into_bytes()), "data".to_owned()),
+        (None, file) => {
+            let path = needed("file", file)?;
+            (read(Path::new(&path))?, path)
+        }
+    };
     if coding == Some(Coding::Base64) {
         let decoded = decode_base64(secret.as_bytes());
-        secret = decoded.ok_or_else(|| Failure::about(&path, "its content is not base64"))?;
+        secret = decoded.ok_or_else(|| Failure::about(&place, "its content is not base64"))?;
     }
     match keys.add(&*id, secret) {
         true => Ok(()),
@@ -173,6 +188,7 @@ mod tests {
         let options = KeyOptions {
             objects: list.to_vec(),
             key_file: None,
+            inline_secrets: false,
         };
         options.keys()
     }
@@ -191,9 +207,31 @@ mod tests {
         let options = KeyOptions {
             objects: Vec::new(),
             key_file: Some(raw.path().to_owned()),
+            inline_secrets: false,
         };
         let keys = options.keys().expect("a key");
         assert!(keys.of_layer(3).is_some());
+    }
+
+    #[test]
+    fn a_secret_on_the_command_line_is_taken_when_the_user_insists() {
+        let options = |text: &str| KeyOptions {
+            objects: vec![text.to_owned()],
+            key_file: None,
+            inline_secrets: true,
+        };
+        for text in [
+            "secret,id=a,data=open sesame",
+            "secret,id=a,format=base64,data=b3BlbiBzZXNhbWU=",
+        ] {
+            let keys = options(text).keys().expect("a key");
+            let key = keys.named("a").map(|key| key.as_bytes().to_vec());
+            assert_eq!(key, Some(b"open sesame".to_vec()), "{text}");
+        }
+        let both = options("secret,id=a,data=x,file=y")
+            .keys()
+            .expect_err("both");
+        assert!(both.to_string().contains("exclude"), "{both}");
     }
 
     #[test]
@@ -203,10 +241,7 @@ mod tests {
         for (text, word) in [
             ("tls-creds-x509,id=a".to_owned(), "only secrets"),
             ("secret".to_owned(), "only secrets"),
-            (
-                "secret,id=a,data=hidden".to_owned(),
-                "'data' is not supported",
-            ),
+            ("secret,id=a,data=hidden".to_owned(), "'data' is refused"),
             (format!("secret,file={secret}"), "'id' is missing"),
             ("secret,id=a".to_owned(), "'file' is missing"),
             (

@@ -34,6 +34,7 @@ pub mod snapshot_facts;
 pub mod snapshot_operation;
 pub mod state_pipe;
 pub mod temporary;
+pub mod tls_objects;
 mod trimmer;
 pub mod ublk_state;
 pub mod vm_state;

@@ -1,6 +1,6 @@
 //! Opening images for the verbs, and the options they share.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 #[cfg(feature = "clap")]
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -155,6 +155,14 @@ pub(crate) fn check_encryption(
     Ok(())
 }
 
+/// The same file for a process that may run in another directory. The name of an NBD export stays as it is.
+pub fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    match gaur_reactor::nbd::file_id(path) {
+        Some(_) => Ok(path.to_owned()),
+        None => std::path::absolute(path).map_err(|error| Failure::io(path, &error)),
+    }
+}
+
 /// The failure to open a file, with advice where there is some.
 pub fn file_failed(name: &str, error: &OpenError) -> Failure {
     let failure = Failure::about(name, error.reason.clone());
@@ -171,7 +179,7 @@ fn hint_at_protocol(failure: Failure, name: &str) -> Failure {
         Some(("file", _)) => failure.hint("leave 'file:' out, an image is named by its path"),
         Some((protocol, rest)) if rest.starts_with("//") && !protocol.contains('/') => failure
             .hint(format!(
-                "only files are opened, '{protocol}' is not supported"
+                "files and NBD exports are opened, '{protocol}' is not supported"
             )),
         _ => failure,
     }

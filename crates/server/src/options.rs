@@ -30,9 +30,19 @@ impl OptionList {
     }
 
     /// Whether a list asks for help (`-o help`, `-o ?`) instead of giving options.
-    pub fn asks_for_help(lists: &[String]) -> bool {
+    ///
+    /// # Errors
+    /// A list begins with a comma or ends with a single one: a value may have been meant that has a comma.
+    pub fn asks_for_help(lists: &[String]) -> Result<bool, Failure> {
+        for list in lists {
+            let at_end = list.len().saturating_sub(list.trim_end_matches(',').len());
+            if list.starts_with(',') || at_end % 2 == 1 {
+                let message = format!("the option list '{list}' begins or ends with a comma");
+                return Err(Failure::new(message).hint("a comma in a value is written twice"));
+            }
+        }
         let mut items = lists.iter().flat_map(|list| split_items(list));
-        items.any(|item| item == "help" || item == "?")
+        Ok(items.any(|item| item == "help" || item == "?"))
     }
 
     /// Takes the option called `key` out of the list.
@@ -186,11 +196,18 @@ mod tests {
 
     #[test]
     fn help_is_seen_in_any_list() {
-        assert!(OptionList::asks_for_help(&["compat=v3,help".to_owned()]));
-        assert!(OptionList::asks_for_help(&["?".to_owned()]));
-        assert!(!OptionList::asks_for_help(
-            &["backing_file=help".to_owned()]
-        ));
+        let asks = |list: &str| OptionList::asks_for_help(&[list.to_owned()]);
+        for (list, expected) in [
+            ("compat=v3,help", true),
+            ("?", true),
+            ("backing_file=a,,help", false),
+        ] {
+            assert!(asks(list).is_ok_and(|asked| asked == expected), "{list}");
+        }
+        for list in ["backing_file=a,", ",help", ",,", "a=b,,,"] {
+            let failure = asks(list).expect_err(list).to_string();
+            assert!(failure.contains("with a comma"), "{failure}");
+        }
     }
 
     #[test]

@@ -6,14 +6,15 @@ use gaur_engine::References;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
+use crate::open;
 
 /// Which files the images may refer to, besides regular files in their own directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct ReferenceOptions {
-    /// Let the image refer to this file, or to the files in this directory, besides those in its own
-    /// directory
+    /// Let the image refer to this file or NBD export, or to the files in this directory, besides those in its
+    /// own directory
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "PATH"))]
     pub allow: Vec<PathBuf>,
@@ -31,7 +32,9 @@ pub struct ReferenceOptions {
 pub(crate) fn hint(references: &References) -> &'static str {
     match references {
         References::Nothing => "without --untrusted those in its own directory are opened",
-        _ => "--allow PATH permits a file, or those in a directory; --allow-any permits all",
+        _ => {
+            "--allow PATH permits a file, those in a directory, or an NBD export; --allow-any permits all"
+        }
     }
 }
 
@@ -65,7 +68,7 @@ impl ReferenceOptions {
     /// The same for a process that may run in another directory.
     pub fn absolute(mut self) -> Result<ReferenceOptions, Failure> {
         for path in &mut self.allow {
-            *path = std::path::absolute(&*path).map_err(|error| Failure::io(&*path, &error))?;
+            *path = open::absolute(path)?;
         }
         Ok(self)
     }

@@ -117,7 +117,7 @@ impl Server {
         if let Some((listen, options)) = config.nbd {
             let listener = Listener::bind(&listen);
             let listener = listener.map_err(|error| Failure::new(error.to_string()))?;
-            exporter.announce_nbd(listener.uris());
+            exporter.announce_nbd(listener.uris().encrypted(options.tls.is_some()));
             settings = Some((listener, options));
         }
         let ending = Ending {

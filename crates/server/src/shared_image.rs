@@ -253,6 +253,7 @@ impl SharedImage {
     /// The failure to do `what` at an offset.
     pub fn failed(&self, what: &str, offset: u64, errno: Errno) -> Failure {
         let what = format!("cannot {what} at offset {offset}");
-        Failure::request(self.image(), &self.name, &what, errno)
+        let failure = Failure::request(self.image(), &self.name, &what, errno);
+        failure.because(self.open_files().find_map(OpenFile::trouble))
     }
 }

@@ -29,8 +29,7 @@ pub fn open(spec: &ImageSpec, base: &OpenOptions, bases: &Bases) -> Result<Share
             "a temporary overlay cannot leave the chain of its image out",
         ));
     }
-    let path =
-        std::path::absolute(spec.file_path()).map_err(|error| Failure::io(spec.path(), &error))?;
+    let path = open::absolute(spec.file_path())?;
     let references = base.references.over(&path);
     let format = below.image.layers().top().format();
     let plan = CreateOptions {

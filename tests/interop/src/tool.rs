@@ -218,6 +218,15 @@ pub fn assert_clean(image: &str) {
     qemu_img(&["check", image]).ok();
 }
 
+/// Runs commands of `qemu-io`, none of which may fail, on an image named by options, with the secret `object`.
+#[track_caller]
+pub fn qemu_io_with_key(object: &str, options: &str, commands: &[&str]) {
+    let mut all = vec!["--object", object, "--image-opts", options];
+    all.extend(commands.iter().flat_map(|command| ["-c", command]));
+    let done = run("qemu-io", &all).ok();
+    assert!(!done.stdout.contains("failed"), "{done}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -103,12 +103,79 @@ fn snapshots_stay_whole_when_refcounts_change() {
     gaur(&["amend", "-o", "refcount_bits=2,size=16M", &image]).ok();
     let narrow = gaur(&["amend", "-o", "refcount_bits=1", &image]).refused();
     assert!(narrow.stderr.contains("too narrow"), "{narrow}");
+    // QEMU refuses this, too.
     let down = gaur(&["amend", "-o", "compat=0.10,refcount_bits=16", &image]).refused();
-    assert!(down.stderr.contains("internal snapshots"), "{down}");
+    assert!(down.stderr.contains("a disk of another size"), "{down}");
+    assert!(run("qemu-img", &["amend", "-o", "compat=0.10", &image]).code != 0);
     gaur(&["resize", "--shrink", "-q", &image, "8M"]).ok();
     assert_same_bytes(&before, &read(&scratch, &image, "after.raw"));
     gaur(&["snapshot", "apply", &image, "one"]).ok();
     qemu_io(&image, &["read -P 1 0 4M"]);
+}
+
+/// What QEMU reads of a snapshot.
+#[track_caller]
+fn read_snapshot(scratch: &Scratch, image: &str, snapshot: &str, name: &str) -> String {
+    let raw = scratch.path(name);
+    let to = ["-O", "raw", image, &raw];
+    run(
+        "qemu-img",
+        &[&["convert", "-l", snapshot], &to[..]].concat(),
+    )
+    .ok();
+    raw
+}
+
+/// Snapshots and the disk have clusters that are marked as zeros, with space and without.
+#[test]
+fn snapshots_with_zeros_and_bitmaps_become_those_of_version_2() {
+    let scratch = Scratch::new("amend");
+    let base = scratch.path("base.qcow2");
+    gaur(&["create", "-q", &base, "8M"]).ok();
+    qemu_io(&base, &["write -P 9 0 8M"]);
+    for over in [false, true] {
+        let image = scratch.path("image.qcow2");
+        let under: &[&str] = if over {
+            &["-b", &base, "-F", "qcow2"]
+        } else {
+            &[]
+        };
+        let create = ["create", "-q", "-f", "qcow2", "-o", "refcount_bits=64"];
+        run("qemu-img", &[&create[..], under, &[&image, "8M"]].concat()).ok();
+        qemu_io(
+            &image,
+            &["write -P 1 0 4M", "write -z 1M 256k", "write -z 5M 1M"],
+        );
+        run("qemu-img", &["snapshot", "-c", "one", &image]).ok();
+        qemu_io(
+            &image,
+            &["write -z 0 512k", "write -P 2 1M 64k", "write -P 3 6M 64k"],
+        );
+        run("qemu-img", &["snapshot", "-c", "two", &image]).ok();
+        qemu_io(&image, &["write -z 2M 64k", "write -P 4 5M 64k"]);
+        run("qemu-img", &["bitmap", "--add", &image, "b0"]).ok();
+        let names = ["one", "two"];
+        let before =
+            names.map(|name| read_snapshot(&scratch, &image, name, &format!("{name}.raw")));
+        let disk = read(&scratch, &image, "before.raw");
+        let done = gaur(&["amend", "-o", "compat=0.10,refcount_bits=16", &image]).ok();
+        assert!(done.stderr.contains("\"b0\" is removed"), "{done}");
+        assert!(info(&image).contains("compat: 0.10"));
+        assert_same_bytes(&disk, &read(&scratch, &image, "after.raw"));
+        for (name, before) in names.iter().zip(&before) {
+            assert_same_bytes(before, &read_snapshot(&scratch, &image, name, "after.raw"));
+        }
+        // QEMU goes on with all of them.
+        qemu_io(&image, &["write -P 7 0 1M", "write -P 8 5M 128k"]);
+        run("qemu-img", &["snapshot", "-a", "one", &image]).ok();
+        assert_same_bytes(&before[0], &read(&scratch, &image, "after.raw"));
+        run("qemu-img", &["snapshot", "-d", "one", &image]).ok();
+        assert_same_bytes(
+            &before[1],
+            &read_snapshot(&scratch, &image, "two", "after.raw"),
+        );
+        read(&scratch, &image, "after.raw");
+    }
 }
 
 #[test]

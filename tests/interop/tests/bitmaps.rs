@@ -455,11 +455,6 @@ fn bitmaps_are_shown_to_nbd_clients() {
         (&["-r", "-B", "hourly"][..], "hourly"),
         (&["-B", "daily"], "daily"),
     ] {
-        if name == "daily" {
-            let said = gaur(&["serve", "-k", &scratch.path("no"), "-B", name, &image]).code(1);
-            assert!(said.stderr.contains("--disable"), "{}", said.stderr);
-            gaur(&["bitmap", "--disable", &image, name]).ok();
-        }
         let server = serve_with(&image, &scratch.path("socket"), options);
         let context = format!("qemu:dirty-bitmap:{name}");
         let map = format!("--map={context}");
@@ -496,6 +491,34 @@ fn bitmaps_are_shown_to_nbd_clients() {
     }
     let said = gaur(&["serve", "-k", &scratch.path("no"), "-B", "none", &image]).code(1);
     assert!(said.stderr.contains("no bitmap named"), "{}", said.stderr);
+}
+
+/// A bitmap that records is shown as it is, also after clients have written.
+#[test]
+fn bitmap_that_records_is_shown_with_what_was_just_written() {
+    let scratch = Scratch::new("shown-live");
+    let image = image_with_bitmaps(&scratch, false);
+    let server = serve_with(
+        &image,
+        &scratch.path("socket"),
+        &["-B", "daily", "-B", "hourly"],
+    );
+    let dirty = |name: &str| {
+        let map = format!("--map=qemu:dirty-bitmap:{name}");
+        let map = gaur_interop::tool::run("nbdinfo", &["--json", &map, &server.uri()]).ok();
+        let ranges = map.json();
+        let ranges = ranges.as_array().expect("a list").iter();
+        let ranges = ranges.filter(|range| range["type"] == 1);
+        let lengths = ranges.map(|range| range["length"].as_u64().expect("a number"));
+        lengths.sum::<u64>()
+    };
+    let before = [dirty("daily"), dirty("hourly")];
+    op::apply("raw", &server.uri(), &[write(50 * MIB, MIB)]);
+    let after = [dirty("daily"), dirty("hourly")];
+    for (before, after) in before.iter().zip(after) {
+        assert!(after >= before + MIB, "{before} {after}");
+    }
+    server.stop();
 }
 
 /// An overlay goes on with the bitmaps of its base, whose own stay as they are.

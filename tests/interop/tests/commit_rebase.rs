@@ -286,7 +286,7 @@ fn bad_requests_are_refused_in_one_line_and_change_nothing() {
         (vec!["rebase", "-b", "gone", "-F", "raw", top], "gone"),
         (vec!["rebase", "-b", &raw, top], "format must be told"),
         (
-            vec!["rebase", "-b", "nbd:x:1", "-F", "raw", top],
+            vec!["rebase", "-b", "ssh:x:1", "-F", "raw", top],
             "protocol",
         ),
         (

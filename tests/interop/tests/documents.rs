@@ -114,7 +114,7 @@ fn the_table_of_qemu_nbds_options_is_true() {
     let mut left = theirs.clone();
     let rows = text
         .lines()
-        .skip_while(|line| !line.starts_with("| `qemu-nbd` |"));
+        .skip_while(|line| !line.starts_with("| `qemu-nbd` | `gaur serve` |"));
     for row in rows.skip(2).take_while(|line| line.starts_with('|')) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let names = cells[1].split(", ").map(|name| name.trim_matches('`'));
@@ -161,5 +161,46 @@ fn the_verbs_take_all_options_of_qemu_img() {
         };
         let missing: Vec<_> = theirs.iter().filter(lacks).collect();
         assert!(missing.is_empty(), "{verb}: {missing:?}");
+    }
+}
+
+/// docs/compat.md has a row for every line of the help of QEMU's programs.
+#[test]
+fn compat_has_all_lines_of_the_help_of_qemus_programs() {
+    let text = documents().remove("docs/compat.md").expect("a document");
+    let section = |program: &str| {
+        let heading = format!("\n## {program}\n");
+        let (_, rest) = text.split_once(&heading).expect("a heading");
+        rest.split("\n## ").next().unwrap_or_default().to_owned()
+    };
+    let help = |program: &str| run(program, &["--help"]).ok().stdout;
+    for program in ["qemu-img", "qemu-io", "qemu-nbd"] {
+        let (rows, mut names) = (section(program), Vec::new());
+        for (long, short) in options(&help(program)) {
+            names.push(format!("--{long}"));
+            names.extend(short.map(|short| format!("-{short}")));
+        }
+        match program {
+            "qemu-io" => {
+                let commands = run(program, &["-c", "help"]).ok().stdout;
+                let lines = commands.lines().filter(|line| line.contains(" -- "));
+                let first = |line: &str| line.split_whitespace().next().map(str::to_owned);
+                names.extend(lines.filter_map(first));
+            }
+            "qemu-img" => {
+                let help = help(program);
+                let (head, formats) = help
+                    .split_once("Supported image formats:")
+                    .expect("formats");
+                let verbs = head.lines().filter_map(|line| line.split_once(" - "));
+                names.extend(verbs.map(|(verb, _)| verb.trim().to_owned()));
+                let formats = formats.split("See <").next().unwrap_or_default();
+                names.extend(formats.split_whitespace().map(str::to_owned));
+            }
+            _ => {}
+        }
+        assert!(names.len() > 20, "{program}: {names:?}");
+        names.retain(|name| !rows.contains(&format!("`{name}`")));
+        assert!(names.is_empty(), "{program}: no row for {names:?}");
     }
 }

@@ -3,7 +3,7 @@
 use gaur_interop::compare::assert_same_bytes;
 use gaur_interop::gaur::gaur;
 use gaur_interop::scratch::Scratch;
-use gaur_interop::tool::run;
+use gaur_interop::tool::{qemu_io_with_key, run};
 
 /// An encrypted image that QEMU has made, and its key.
 struct Old {
@@ -40,11 +40,7 @@ impl Old {
 
     #[track_caller]
     fn qemu_io(&self, commands: &[&str]) {
-        let options = self.options();
-        let mut all = vec!["--object", &self.object, "--image-opts", &options];
-        all.extend(commands.iter().flat_map(|command| ["-c", command]));
-        let done = run("qemu-io", &all).ok();
-        assert!(!done.stdout.contains("failed"), "{done}");
+        qemu_io_with_key(&self.object, &self.options(), commands);
     }
 
     /// QEMU and Gaur copy the same disk out of it, or with `more` that of an internal snapshot.

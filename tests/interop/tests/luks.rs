@@ -3,7 +3,7 @@
 use gaur_interop::compare::assert_same_bytes;
 use gaur_interop::gaur::gaur;
 use gaur_interop::scratch::Scratch;
-use gaur_interop::tool::{Run, run};
+use gaur_interop::tool::{Run, qemu_io_with_key, run};
 
 /// An encrypted image and its key.
 struct Encrypted {
@@ -95,11 +95,7 @@ impl Encrypted {
     /// Runs commands of `qemu-io` on the image.
     #[track_caller]
     fn qemu_io(&self, commands: &[&str]) {
-        let options = self.options();
-        let mut all = vec!["--object", &self.object, "--image-opts", &options];
-        all.extend(commands.iter().flat_map(|command| ["-c", command]));
-        let done = run("qemu-io", &all).ok();
-        assert!(!done.stdout.contains("failed"), "{done}");
+        qemu_io_with_key(&self.object, &self.options(), commands);
     }
 
     /// QEMU and Gaur read the same bytes and find nothing wrong.
@@ -504,6 +500,9 @@ fn new_images_of_every_shape_are_read_checked_and_written_by_qemu() {
         "preallocation=metadata",
         "preallocation=falloc,cluster_size=4k",
         "preallocation=full,extended_l2=on",
+        "compat=0.10,preallocation=metadata",
+        "compat=0.10,preallocation=falloc,cluster_size=4k",
+        "compat=0.10,preallocation=full",
     ] {
         Encrypted::by_gaur(options).is_new_and_passes_to_and_fro();
     }

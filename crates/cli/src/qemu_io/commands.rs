@@ -45,7 +45,7 @@ pub struct Command {
 }
 
 /// All commands, by name.
-pub const COMMANDS: [Command; 23] = [
+pub const COMMANDS: [Command; 22] = [
     command(
         "abort",
         "",
@@ -243,15 +243,6 @@ pub const COMMANDS: [Command; 23] = [
         Needs::Writable,
         "[-Cfqr] [-P pattern] off len [len..]",
         "writes a range of the disk from several buffers",
-    ),
-    command(
-        "wait_break",
-        "",
-        "",
-        (1, Some(1)),
-        Needs::Image,
-        "tag",
-        "waits for a request that was stopped (there are no breakpoints here)",
     ),
 ];
 

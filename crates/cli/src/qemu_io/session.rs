@@ -79,7 +79,7 @@ impl OpenImage {
         keys: &Keys,
     ) -> Result<OpenImage, Failure> {
         let spec = ImageSpec::parse(file, image_opts, format)?;
-        let mut spec = spec.with_probed_format(false)?;
+        let spec = spec.with_probed_format(false)?;
         if how.copy_on_read {
             let failure = Failure::about(spec.path(), "copy-on-read is not supported");
             return Err(failure.hint("leave -C out"));
@@ -88,7 +88,6 @@ impl OpenImage {
         if (how.native_aio || how.aio == Some(Aio::Native)) && !direct {
             return Err(spec.native_without_direct());
         }
-        spec = spec.format_switch("-f");
         let options = OpenOptions {
             read_only: how.read_only || spec.is_read_only(),
             force_share: how.force_share,
@@ -150,7 +149,7 @@ impl<'o> Session<'o> {
     }
 
     /// Opens an image.
-    pub async fn open(
+    pub fn open(
         &mut self,
         file: &OsStr,
         image_opts: bool,
@@ -267,14 +266,14 @@ impl<'o> Session<'o> {
             }
             "truncate" => self.truncate(words).await,
             "info" => self.info(),
-            "open" => self.open_command(words).await,
+            "open" => self.open_command(words),
             "reopen" => self.reopen(words).await,
             "close" => Ok(self.close().await?),
             "sleep" => self.sleep(words).await,
             "sigraise" => raise(words),
             "abort" => std::process::abort(),
             "help" => self.help(words),
-            name => Err(Failure::new(format!("{name}: there are no breakpoints here")).into()),
+            _ => Err(Wrong::Usage),
         }
     }
 
@@ -362,7 +361,7 @@ impl<'o> Session<'o> {
         )?)
     }
 
-    async fn open_command(&mut self, words: &Words) -> Outcome {
+    fn open_command(&mut self, words: &Words) -> Outcome {
         if self.opened.is_some() {
             return Err(Failure::new("file open already, try 'help close'").into());
         }
@@ -381,20 +380,16 @@ impl<'o> Session<'o> {
         let file = match &words.operands[..] {
             [] if options.is_empty() => return Err(Wrong::Usage),
             [] => {
-                return Ok(self
-                    .open(options.join(",").as_ref(), true, None, &how)
-                    .await?);
+                return Ok(self.open(options.join(",").as_ref(), true, None, &how)?);
             }
             [path] => path,
             _ => return Err(Wrong::Usage),
         };
         if options.is_empty() {
-            return Ok(self.open(file.as_ref(), false, None, &how).await?);
+            return Ok(self.open(file.as_ref(), false, None, &how)?);
         }
         options.push(format!("file.filename={}", file.replace(',', ",,")));
-        Ok(self
-            .open(options.join(",").as_ref(), true, None, &how)
-            .await?)
+        Ok(self.open(options.join(",").as_ref(), true, None, &how)?)
     }
 
     async fn reopen(&mut self, words: &Words) -> Outcome {
@@ -433,8 +428,8 @@ impl<'o> Session<'o> {
         ImageSpec::parse(&changed, is_options, format.filter(|_| !is_options))?;
         self.close().await?;
         let reopened = self.open(&changed, is_options, format.filter(|_| !is_options), &how);
-        if let Err(failure) = reopened.await {
-            self.open(&file, image_opts, format, &old).await?;
+        if let Err(failure) = reopened {
+            self.open(&file, image_opts, format, &old)?;
             return Err(failure.into());
         }
         Ok(())

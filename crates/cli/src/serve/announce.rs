@@ -33,7 +33,7 @@ pub fn announce(args: &Args, server: &Server, out: &mut dyn Write) -> Result<(),
         writeln!(out, "# commands: gaur export list --control '{path}'")?;
     }
     out.flush()?;
-    if args.port.is_some() && args.bind.is_none() {
+    if args.insecure {
         say("every host that reaches this machine can connect (-b 127.0.0.1 keeps it local)");
     }
     Ok(())

@@ -194,14 +194,17 @@ fn system_errors_are_lower_case_without_code() {
     assert_eq!(said, wanted);
 }
 
-/// `gaur info nbd://host/x` said "no such file or directory" to who knows that QEMU opens such names.
+/// `gaur info http://host/x` said "no such file or directory" to who knows that QEMU opens such names.
 #[test]
 fn protocol_prefix_is_named_in_the_hint() {
     let dir = dir();
-    dir.gaur(&["info", "nbd://host/x"])
-        .fails(1, &["no such file", "'nbd' is not supported"]);
+    dir.gaur(&["info", "http://host/x"])
+        .fails(1, &["no such file", "'http' is not supported"]);
     dir.gaur(&["map", "nbd+unix:///?socket=x"])
-        .fails(1, &["'nbd+unix' is not supported"]);
-    dir.gaur(&["map", "file:d.qcow2"])
-        .fails(1, &["leave 'file:' out"]);
+        .fails(1, &["cannot connect to x"]);
+    dir.gaur(&["map", "nbds://host/x"]).fails(1, &["TLS"]);
+    let map = dir.gaur(&["map", "d.qcow2"]);
+    assert_eq!(dir.gaur(&["map", "file:d.qcow2"]).out, map.out);
+    dir.gaur(&["map", "file:missing"])
+        .fails(1, &["missing: no such file"]);
 }

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! read    every old block: does each count fit, which new blocks are needed, where does the used part end
+//! write   clusters of zeros, where they are wanted, too
 //! write   the new blocks, which count the old table and blocks, the new ones and themselves; the new table
 //! FLUSH
 //! write   the header: offset and size of the table and the width, which lie in one sector
@@ -46,6 +47,8 @@ struct Census {
 
 /// Where the new refcounts go, in clusters.
 struct Place {
+    /// Before them clusters of zeros.
+    zeros: u64,
     table: Range<u64>,
     blocks: Range<u64>,
     /// Which blocks those are.
@@ -55,23 +58,40 @@ struct Place {
 impl<F: File> Editor<'_, F> {
     /// Gives refcounts the width `2^order`.
     pub(super) async fn change_refcounts(&self, order: u32, job: &Job) -> Result<(), ImageError> {
-        let header = self.header().await?;
-        if order == header.refcount_order {
-            return Ok(());
+        if order != self.header().await?.refcount_order {
+            self.rebuild_refcounts(order, &[], job).await?;
         }
+        Ok(())
+    }
+
+    /// Does so, whatever they have now. Clusters of zeros are there afterwards that are counted as often as `zeros` says;
+    /// which is the first.
+    pub(super) async fn rebuild_refcounts(
+        &self,
+        order: u32,
+        zeros: &[u64],
+        job: &Job,
+    ) -> Result<u64, ImageError> {
+        let header = self.header().await?;
         let old = self.old_refcounts(&header).await?;
         let mut wanted = header.clone();
         wanted.refcount_order = order;
         let new = wanted.geometry();
         job.expect(2 * old.blocks.len() as u64 * new.cluster_size());
         let census = self.census(&old, &new, job).await?;
-        let place = self.place(census, &new).await?;
-        self.write_new(&old, &new, &place, job).await?;
+        let place = self.place(census, &new, zeros.len() as u64).await?;
+        for number in 0..zeros.len() as u64 {
+            let blank = vec![0; new.cluster_size() as usize];
+            let at = (place.zeros + number) * new.cluster_size();
+            self.write(at, &blank).await?;
+        }
+        self.write_new((&old, &new, &place), zeros, job).await?;
         self.flush_before_switch().await?;
         self.switch_refcounts(order, &place, &new).await?;
         self.flush().await?;
         self.forget_old(&old, &new, &place).await?;
-        self.flush().await
+        self.flush().await?;
+        Ok(place.zeros)
     }
 
     async fn old_refcounts(&self, header: &Header) -> Result<Old, ImageError> {
@@ -142,7 +162,7 @@ impl<F: File> Editor<'_, F> {
     }
 
     /// Finds a place for the new table and blocks, which have to be counted too.
-    async fn place(&self, census: Census, new: &Geometry) -> Result<Place, ImageError> {
+    async fn place(&self, census: Census, new: &Geometry, zeros: u64) -> Result<Place, ImageError> {
         let size = new.cluster_size();
         let file_end = self.reader.len_bytes.div_ceil(size);
         let resizable = self.file.limits().resizable;
@@ -158,7 +178,7 @@ impl<F: File> Editor<'_, F> {
             needed.extend(start / per_block..=last / per_block);
             let entries = needed.last().map_or(0, |last| last + 1);
             table = new.clusters_for(entries * 8).max(table);
-            let more = start + table + needed.len() as u64;
+            let more = start + zeros + table + needed.len() as u64;
             if more == end {
                 break;
             }
@@ -175,18 +195,19 @@ impl<F: File> Editor<'_, F> {
             let text = "the device has no room for new refcounts at its end";
             return Err(ImageError::new(ErrorKind::NoSpace, text));
         }
+        let first = start + zeros;
         Ok(Place {
-            table: start..start + table,
-            blocks: start + table..end,
+            zeros: start,
+            table: first..first + table,
+            blocks: first + table..end,
             indexes: needed.into_iter().collect(),
         })
     }
 
     async fn write_new(
         &self,
-        old: &Old,
-        new: &Geometry,
-        place: &Place,
+        (old, new, place): (&Old, &Geometry, &Place),
+        zeros: &[u64],
         job: &Job,
     ) -> Result<(), ImageError> {
         let size = new.cluster_size();
@@ -207,9 +228,11 @@ impl<F: File> Editor<'_, F> {
                     cached = (at, self.old_block(old, at).await?);
                 }
                 let order = old.geometry.refcount_order();
-                let count = match fresh.contains(&cluster) {
-                    true => 1,
-                    false => refcount::get(&cached.1, order, cluster % per_old),
+                let zero = cluster.checked_sub(place.zeros).map(|at| at as usize);
+                let count = match zero.and_then(|at| zeros.get(at)) {
+                    Some(count) => *count,
+                    None if fresh.contains(&cluster) => 1,
+                    None => refcount::get(&cached.1, order, cluster % per_old),
                 };
                 set(&mut block, new, slot, count)?;
             }

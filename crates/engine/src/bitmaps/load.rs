@@ -12,6 +12,7 @@ use gaur_format::header::Header;
 
 use super::{BitmapBits, BitmapList, KeptBitmap, MEMORY_BYTES_MAX, NOWHERE, TABLE_ENTRIES_MAX};
 use crate::error::{ErrorKind, ImageError};
+use crate::image::Image;
 use crate::layer::LayerReader;
 use crate::queue::Queue;
 use crate::range::HostRange;
@@ -40,6 +41,14 @@ impl KeptBitmap {
             is_enabled: self.stored.has(bitmap::AUTO),
             is_inconsistent: !self.is_usable,
         }
+    }
+}
+
+impl Image {
+    /// The bits of a bitmap as they are in memory, if they are there: because it records, or because they have changed.
+    pub fn bitmap_bits_in_memory(&self, name: &str) -> Option<Arc<BitmapBits>> {
+        let list = self.writer.as_ref()?.bitmaps.list.lock();
+        list.all.get(list.find(name).ok()?)?.bits.clone()
     }
 }
 

@@ -675,7 +675,7 @@ fn extents_are_opened_where_references_lead_and_no_file_twice() {
             "extent of",
         ),
         (
-            "RW 8 FLAT \"nbd://host/x\" 0",
+            "RW 8 FLAT \"ssh://host/x\" 0",
             ErrorKind::Unsupported,
             "extent of",
         ),

@@ -35,7 +35,7 @@ impl ClusterMarks {
         }
     }
 
-    fn set(&self, cluster: u64) {
+    pub(crate) fn set(&self, cluster: u64) {
         if let Some(page) = self.pages.get((cluster / PAGE) as usize) {
             let page = page.get_or_init(|| Box::new(std::array::from_fn(|_| AtomicU64::new(0))));
             let word = (cluster % PAGE / 64) as usize;
@@ -114,10 +114,16 @@ impl ChangeWatch {
         std::mem::take(&mut *held)
     }
 
+    /// Whether changes are noted.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Ordering::SeqCst)
+    }
+
     /// The count of these clusters, or a reference to them, is about to change.
     #[inline]
     pub(crate) fn note(&self, clusters: ClusterRange) {
-        if self.on.load(Ordering::SeqCst) {
+        if self.is_on() {
             self.note_watched(clusters);
         }
     }
@@ -132,7 +138,7 @@ impl ChangeWatch {
     /// Keeps the clusters of a table that lost its reference until the check has ended; `false` if none runs.
     pub(crate) fn hold_back(&self, clusters: ClusterRange) -> bool {
         let mut held = self.held_back.lock();
-        let on = self.on.load(Ordering::SeqCst);
+        let on = self.is_on();
         if on {
             held.push(clusters);
         }

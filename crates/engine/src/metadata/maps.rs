@@ -307,11 +307,11 @@ impl Maps {
             .update(slice, index, |old| match self.decode(old, guest) {
                 Ok(entry) => {
                     let new = change(entry);
-                    for entry in [entry, new] {
-                        let clusters = reference_of(entry, &self.geometry);
-                        clusters
-                            .into_iter()
-                            .for_each(|clusters| self.watch.note(clusters));
+                    if self.watch.is_on() {
+                        let clusters =
+                            [entry, new].map(|entry| reference_of(entry, &self.geometry));
+                        let clusters = clusters.into_iter().flatten();
+                        clusters.for_each(|clusters| self.watch.note(clusters));
                     }
                     let new = new.encode(&self.geometry);
                     self.note(offset, old, new);

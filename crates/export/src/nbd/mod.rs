@@ -19,5 +19,5 @@ mod server;
 
 pub use server::{
     Export, ExportBitmap, Exports, Listen, Listener, Options, Outcome, Place, ServeError, Stop,
-    Uris, serve_uring,
+    Tls, Uris, serve_uring,
 };

@@ -43,5 +43,5 @@ mod tally;
 pub use machine::{Check, Step};
 pub use online::Changes;
 pub use parts::TablePart;
-pub use repair::{Repair, RepairMode, RepairStep, Repaired};
-pub use report::{Finding, Report, Severity};
+pub use repair::{Action, Repair, RepairMode, RepairStep, Repaired};
+pub use report::{Finding, Miscount, Report, Severity};

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use crate::addr::{ClusterIndex, HostOffset};
 use crate::bytes;
 use crate::check::reader::{Range, Reader};
-use crate::check::report::Severity;
+use crate::check::report::{Miscount, Severity};
 use crate::check::tally::Tally;
 use crate::error::CorruptionKind;
 use crate::header::Header;
@@ -222,15 +222,10 @@ impl Refcounts {
 
 fn mismatch(tally: &mut Tally, cluster: ClusterIndex, refcount: u64, references: u64) {
     let offset = tally.geometry.cluster_start(cluster);
-    let severity = if refcount < references {
-        Severity::Corruption
-    } else {
-        Severity::Leak
+    let wrong = Miscount {
+        cluster: cluster.0,
+        refcount,
+        references,
     };
-    tally.report.add(severity, 1, || {
-        let number = cluster.0;
-        alloc::format!(
-            "cluster {number} at {offset:#x} has refcount {refcount}, references: {references}"
-        )
-    });
+    tally.report.add_miscount(wrong, offset);
 }

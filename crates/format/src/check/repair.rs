@@ -28,10 +28,12 @@ mod rebuild;
 mod tables;
 mod walk;
 
+use alloc::borrow::ToOwned;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::fmt;
 
 use crate::bytes;
 use crate::check::machine::{Check, Step};
@@ -42,7 +44,7 @@ use crate::check::repair::entries::Aim;
 use crate::check::repair::rebuild::Rebuild;
 use crate::check::repair::tables::{NewTables, Switch};
 use crate::check::repair::walk::Walk;
-use crate::check::report::Report;
+use crate::check::report::{Miscount, Report};
 use crate::error::Error;
 use crate::extension;
 use crate::feature::{Autoclear, Compatible, Incompatible};
@@ -99,28 +101,52 @@ pub struct Repaired {
     pub leaks_fixed: u64,
     /// Refcounts that went up, entries that changed, refcount structures that were built anew.
     pub corruptions_fixed: u64,
-    /// What was done, one line each, at most [`limit::CHECK_FINDINGS_MAX`].
-    pub actions: Vec<String>,
+    /// What was done, at most [`limit::CHECK_FINDINGS_MAX`].
+    pub actions: Vec<Action>,
     /// Actions that were counted but not kept.
     pub actions_dropped: u64,
     /// The dirty or the corrupt bit was cleared.
     pub marks_cleared: bool,
 }
 
+/// One thing that a repair has done, or would do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Action {
+    /// What and where, one line in lower case.
+    pub text: String,
+    /// The counts as they were, where the refcount of a cluster was set.
+    pub miscount: Option<Miscount>,
+}
+
+impl From<String> for Action {
+    fn from(text: String) -> Action {
+        Action {
+            text,
+            miscount: None,
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.text.fmt(out)
+    }
+}
+
 impl Repaired {
-    fn note(&mut self, action: impl FnOnce() -> String) {
+    fn note<A: Into<Action>>(&mut self, action: impl FnOnce() -> A) {
         match self.actions.len() < limit::CHECK_FINDINGS_MAX {
-            true => self.actions.push(action()),
+            true => self.actions.push(action().into()),
             false => self.actions_dropped = self.actions_dropped.saturating_add(1),
         }
     }
 
-    fn corruption(&mut self, action: impl FnOnce() -> String) {
+    fn corruption<A: Into<Action>>(&mut self, action: impl FnOnce() -> A) {
         self.corruptions_fixed = self.corruptions_fixed.saturating_add(1);
         self.note(action);
     }
 
-    fn leak(&mut self, action: impl FnOnce() -> String) {
+    fn leak<A: Into<Action>>(&mut self, action: impl FnOnce() -> A) {
         self.leaks_fixed = self.leaks_fixed.saturating_add(1);
         self.note(action);
     }
@@ -548,7 +574,7 @@ impl Repair {
         self.result.marks_cleared = old != new;
         if old != new {
             self.result
-                .note(|| "header: the dirty and the corrupt bit are cleared".into());
+                .note(|| "header: the dirty and the corrupt bit are cleared".to_owned());
         }
         let wanted: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
         self.write_header(field::INCOMPATIBLE, &wanted);

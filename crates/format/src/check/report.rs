@@ -4,6 +4,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
+use crate::addr::HostOffset;
 use crate::limit;
 
 /// How bad a finding is.
@@ -26,6 +27,19 @@ pub struct Finding {
     pub times: u64,
     /// What and where, one line in lower case.
     pub message: String,
+    /// The counts, where they are what is wrong.
+    pub miscount: Option<Miscount>,
+}
+
+/// A cluster whose refcount is not the number of references to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Miscount {
+    /// Number of the cluster in the file.
+    pub cluster: u64,
+    /// What the image says.
+    pub refcount: u64,
+    /// References found.
+    pub references: u64,
 }
 
 impl fmt::Display for Finding {
@@ -105,6 +119,34 @@ impl Report {
 
     /// Counts a finding; `message` is made only when it is kept.
     pub(super) fn add(&mut self, severity: Severity, times: u64, message: impl FnOnce() -> String) {
+        self.keep(severity, times, || (message(), None));
+    }
+
+    /// Counts a refcount that is wrong; the cluster begins at `offset`.
+    pub(super) fn add_miscount(&mut self, wrong: Miscount, offset: HostOffset) {
+        let Miscount {
+            cluster,
+            refcount,
+            references,
+        } = wrong;
+        let severity = match refcount < references {
+            true => Severity::Corruption,
+            false => Severity::Leak,
+        };
+        self.keep(severity, 1, || {
+            let message = alloc::format!(
+                "cluster {cluster} at {offset:#x} has refcount {refcount}, references: {references}"
+            );
+            (message, Some(wrong))
+        });
+    }
+
+    fn keep(
+        &mut self,
+        severity: Severity,
+        times: u64,
+        text: impl FnOnce() -> (String, Option<Miscount>),
+    ) {
         let counter = match severity {
             Severity::Leak => &mut self.leaks,
             Severity::Corruption => &mut self.corruptions,
@@ -112,10 +154,12 @@ impl Report {
         };
         *counter = counter.saturating_add(times);
         if self.messages.len() < limit::CHECK_FINDINGS_MAX {
+            let (message, miscount) = text();
             self.messages.push(Finding {
                 severity,
                 times,
-                message: message(),
+                message,
+                miscount,
             });
         } else {
             self.messages_dropped = self.messages_dropped.saturating_add(1);

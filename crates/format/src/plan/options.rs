@@ -136,13 +136,13 @@ impl CreateOptions {
             return Err(wrong("encryption and a raw external data file"));
         }
         let preallocated = self.is_mapped();
-        if preallocated && v2 && self.luks.is_some() {
-            return Err(wrong("preallocation of an encrypted image needs version 3"));
-        }
         if preallocated && self.backing_file.is_some() && !self.extended_l2 {
             return Err(wrong(
                 "preallocation with a backing file needs extended l2 entries",
             ));
+        }
+        if preallocated && v2 && self.luks.is_some() {
+            return Err(wrong("preallocation of an encrypted image needs version 3"));
         }
         let most = limit::L1_ENTRIES_MAX.saturating_mul(geometry.guest_bytes_per_l2());
         if self.rounded_size_bytes()? > most {

@@ -72,7 +72,7 @@ pub struct AddExport {
 }
 
 /// The keys of [`ImageOptions`] in JSON.
-const IMAGE_KEYS: [&str; 14] = [
+const IMAGE_KEYS: [&str; 16] = [
     "format",
     "image-opts",
     "references",
@@ -86,6 +86,8 @@ const IMAGE_KEYS: [&str; 14] = [
     "allocation",
     "drop-bitmaps",
     "bitmap",
+    "allocation-depth",
+    "offset",
     "handover",
 ];
 
@@ -230,7 +232,9 @@ mod tests {
             format: Some(gaur_engine::Format::Raw),
             snapshot: Some(String::new()),
             allocation: Some(gaur_engine::AllocationPolicy::Compact),
-            bitmap: Some("daily".to_owned()),
+            bitmap: vec!["daily".to_owned()],
+            allocation_depth: true,
+            offset: 512,
             handover: Some("/run/log".into()),
             references: crate::references::ReferenceOptions {
                 untrusted: true,
@@ -239,6 +243,7 @@ mod tests {
             keys: crate::keys::KeyOptions {
                 objects: Vec::new(),
                 key_file: Some("key".into()),
+                inline_secrets: false,
             },
             ..ImageOptions::default()
         };

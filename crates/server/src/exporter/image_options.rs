@@ -108,11 +108,25 @@ pub struct ImageOptions {
     /// Remove the images' persistent bitmaps with the first write instead of keeping them
     #[cfg_attr(feature = "clap", arg(long))]
     pub drop_bitmaps: bool,
-    /// Show this persistent bitmap to NBD clients, as qemu:dirty-bitmap:NAME; on a disk that can be written to it has to
-    /// be disabled
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "clap", arg(short = 'B', long, value_name = "NAME"))]
-    pub bitmap: Option<String>,
+    /// Show this persistent bitmap to NBD clients, as qemu:dirty-bitmap:NAME (any number of times)
+    #[serde(
+        serialize_with = "one_or_more::write",
+        deserialize_with = "one_or_more::read",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[cfg_attr(
+        feature = "clap",
+        arg(short = 'B', long = "bitmap", value_name = "NAME")
+    )]
+    pub bitmap: Vec<String>,
+    /// Show NBD clients how deep in the backing chain data lies, as qemu:allocation-depth
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[cfg_attr(feature = "clap", arg(short = 'A', long))]
+    pub allocation_depth: bool,
+    /// Show the disk from this byte on
+    #[serde(skip_serializing_if = "is_zero")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "BYTES", value_parser = crate::size::parse_size, default_value_t = 0))]
+    pub offset: u64,
     /// Keep in FILE (in /run, or where else a reboot forgets it) what clients have been told is written
     /// and the image does not say yet; what a server that was killed left there is taken over, unless
     /// somebody else has written to the image since
@@ -123,6 +137,40 @@ pub struct ImageOptions {
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub kept: Option<Box<Kept>>,
+    /// The image was found to be raw, and clients must not make it look like another.
+    #[serde(skip)]
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub guard_format: bool,
+}
+
+/// A text, or a list of texts.
+mod one_or_more {
+    use super::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Texts {
+        One(String),
+        More(Vec<String>),
+    }
+
+    pub(super) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+        Ok(match Texts::deserialize(from)? {
+            Texts::One(text) => vec![text],
+            Texts::More(texts) => texts,
+        })
+    }
+
+    pub(super) fn write<S: Serializer>(texts: &[String], into: S) -> Result<S::Ok, S::Error> {
+        match texts {
+            [one] => one.serialize(into),
+            texts => texts.serialize(into),
+        }
+    }
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl ImageOptions {
@@ -180,6 +228,8 @@ impl ImageOptions {
             ignore_discard: spec
                 .ignores_discards()
                 .unwrap_or(self.discard == Discard::Ignore),
+            guard_format: self.guard_format,
+            offset_bytes: self.offset,
             ..policy
         }
     }

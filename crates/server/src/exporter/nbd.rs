@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use gaur_engine::{BitmapBits, ErrorKind, Format, OpenOptions};
 use gaur_export::nbd::{self, ExportBitmap, Exports, Listener, Outcome, ServeError, Stop, Uris};
 use gaur_reactor::{BlockingFile, block_on};
 
@@ -11,6 +12,8 @@ use super::served::Disk;
 use super::{Export, Exporter, NewExport, Served};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
+use crate::open;
+use crate::shared_image::SharedImage;
 
 /// The server.
 #[derive(Default)]
@@ -91,10 +94,12 @@ impl Exporter {
             name: new.name.clone(),
             description: new.description.clone(),
             read_only: served.read_only,
-            bitmap: match &new.image.bitmap {
-                None => None,
-                Some(name) => Some(bitmap(name, served)?),
+            bitmaps: {
+                let shown = new.image.bitmap.iter();
+                let shown = shown.map(|name| bitmap(name, new, served));
+                shown.collect::<Result<_, Failure>>()?
             },
+            allocation_depth: new.image.allocation_depth,
         };
         let device = {
             let served = Arc::clone(served);
@@ -139,21 +144,62 @@ impl Exporter {
     }
 }
 
-/// The bitmap that an export shows, as it is now. It must not change while clients read it.
-fn bitmap(name: &str, served: &Served) -> Result<ExportBitmap, Failure> {
-    let image = served.shared();
-    let fail = |error| Failure::image(image.name(), &error);
-    let queue = image.queue::<BlockingFile>();
-    let all = block_on(queue.bitmaps()).map_err(fail)?;
-    let bits = block_on(queue.bitmap_bits(name)).map_err(fail)?;
-    let is_enabled = all.iter().any(|one| one.name == name && one.is_enabled);
-    if is_enabled && !served.read_only {
-        let what = format!("bitmap {name:?} records, and would change while it is shown");
-        let failure = Failure::about(image.name(), what);
-        return Err(failure.hint("serve read-only (-r), or 'gaur bitmap --disable' it first"));
-    }
+/// A bitmap that an export shows: of the image, or of the nearest below it that has one of that name. One that records
+/// goes on to while it is shown.
+fn bitmap(name: &str, new: &NewExport, served: &Served) -> Result<ExportBitmap, Failure> {
+    let shared = served.shared();
+    let fail = |error| Failure::image(shared.name(), &error);
+    let own = block_on(shared.queue::<BlockingFile>().bitmap_bits(name));
+    let (stored, size_bytes) = match own {
+        Ok(bits) => (bits, u64::MAX),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bitmap_below(name, new, shared)?.ok_or_else(|| fail(error))?
+        }
+        Err(error) => return Err(fail(error)),
+    };
+    let (offset, image) = (served.policy.offset_bytes, Arc::clone(shared.image()));
+    let called = name.to_owned();
     Ok(ExportBitmap {
         name: name.to_owned(),
-        run_at: Arc::new(move |offset, len| bits.run_at(offset, len)),
+        run_at: Arc::new(move |at, len| {
+            let at = offset + at;
+            let current = image.bitmap_bits_in_memory(&called);
+            match size_bytes.saturating_sub(at) {
+                // The disk is longer than the one that has the bitmap.
+                0 => (len, false),
+                left => current
+                    .as_ref()
+                    .unwrap_or(&stored)
+                    .run_at(at, len.min(left)),
+            }
+        }),
     })
+}
+
+/// The bits of a bitmap of an image below, and the size of that one's disk.
+fn bitmap_below(
+    name: &str,
+    new: &NewExport,
+    shared: &SharedImage,
+) -> Result<Option<(Arc<BitmapBits>, u64)>, Failure> {
+    for layer in shared.image().layers().iter().skip(1) {
+        if layer.header().is_none() {
+            continue;
+        }
+        let options = OpenOptions {
+            format: Some(Format::Qcow2),
+            read_only: true,
+            backing: false,
+            keys: new.image.keys.keys()?,
+            ..OpenOptions::new(new.image.references.references())
+        };
+        let opened = open::open(layer.path(), &options)?;
+        let queue = opened.image.queue(opened.files);
+        match block_on(queue.bitmap_bits(name)) {
+            Ok(bits) => return Ok(Some((bits, opened.image.size_bytes()))),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(Failure::image(&layer.name(), &error)),
+        }
+    }
+    Ok(None)
 }

@@ -41,9 +41,10 @@ impl Served {
         self.image.shared()
     }
 
-    /// Size for the guest, in bytes.
+    /// Size for clients, in bytes.
     pub fn size_bytes(&self) -> u64 {
-        self.shared().size_bytes()
+        let size_bytes = self.shared().size_bytes();
+        size_bytes.saturating_sub(self.policy.offset_bytes)
     }
 
     /// Whether the image itself is raw.

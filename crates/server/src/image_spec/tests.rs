@@ -155,8 +155,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("filename=a", "'file.filename' is missing"),
     ("driver=qed,file.filename=a", "'qed' is not supported"),
     (
-        "driver=qcow2,file.driver=nbd,file.host=a",
-        "'file.driver' is 'nbd'",
+        "driver=qcow2,file.driver=ssh,file.host=a",
+        "'file.driver' is 'ssh'",
     ),
     (
         "driver=qcow2,file.filename=a,detect-zeroes=some",
@@ -268,4 +268,58 @@ fn space_options_reach_the_engine_and_contradictions_are_refused() {
         failure.to_string().contains("needs discard=unmap"),
         "{failure}"
     );
+}
+
+#[test]
+fn options_of_the_nbd_driver_name_an_export() {
+    for (options, name) in [
+        ("driver=nbd,host=h,export=x", "nbd://h:10809/x"),
+        (
+            "driver=nbd,server.type=inet,server.host=h,server.port=7",
+            "nbd://h:7",
+        ),
+        (
+            "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path=/s,file.export=a b",
+            "nbd+unix:///a%20b?socket=/s",
+        ),
+        (
+            "driver=qcow2,file.driver=nbd,file.path=/s,file.reconnect-delay=9,file.open-timeout=2,\
+             file.request-timeout=3",
+            "nbd+unix://?socket=/s&reconnect-delay=9&open-timeout=2&request-timeout=3",
+        ),
+        ("driver=raw,file.filename=nbd:h:1", "nbd:h:1"),
+        (
+            "driver=raw,file.driver=file,file.filename=nbd:h:1",
+            "./nbd:h:1",
+        ),
+        (
+            r#"json:{"driver":"qcow2","file":{"driver":"nbd","server":{"type":"inet","host":"h","port":"1"}}}"#,
+            "nbd://h:1",
+        ),
+    ] {
+        assert_eq!(spec(options).path(), name, "{options}");
+    }
+}
+
+#[test]
+fn options_of_the_nbd_driver_that_mean_nothing_here_are_refused() {
+    for (options, words) in [
+        ("driver=nbd", "server.host"),
+        ("driver=nbd,host=h,path=/s", "server.host"),
+        ("driver=nbd,server.type=unix,host=h", "server.host"),
+        ("driver=nbd,host=h,server.host=h", "the same"),
+        ("driver=nbd,host=h,port=x", "no port"),
+        ("driver=nbd,path=/s,port=1", "no use"),
+        ("driver=nbd,host=h,tls-creds=t", "TLS"),
+        ("driver=nbd,host=h,x-dirty-bitmap=b", "bitmap"),
+        ("driver=nbd,server.type=fd,server.str=3", "inet"),
+        ("driver=nbd,host=h,filename=x", "unknown"),
+        (
+            "driver=qcow2,file.driver=nbd,file.host=h,file.exports=x",
+            "unknown",
+        ),
+    ] {
+        let said = refused(options);
+        assert!(said.contains(words), "{options}: {said}");
+    }
 }

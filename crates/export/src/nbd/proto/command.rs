@@ -10,7 +10,7 @@ use super::wire::{
     EXTENDED_REQUEST_LEN, EXTENDED_REQUEST_MAGIC, Fields, PAYLOAD_MAX_BYTES, REQUEST_LEN,
     REQUEST_MAGIC, cmd, cmd_flag,
 };
-use super::{Session, Style};
+use super::{Contexts, Session, Style};
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +32,15 @@ pub enum Kind {
     WriteZeroes {
         /// Space may be given back.
         may_unmap: bool,
+        /// Quickly, or not at all.
+        fast: bool,
     },
     /// Say what is allocated.
     BlockStatus {
         /// One extent is enough.
         one: bool,
+        /// Of these contexts.
+        contexts: Contexts,
     },
 }
 
@@ -178,22 +182,50 @@ impl Parser {
         if header.kind == cmd::DISC {
             return (used, Event::Disconnect);
         }
+        if header.kind == cmd::BLOCK_STATUS && payload > 0 && payload <= STATUS_PAYLOAD_MAX {
+            return match input[used..].get(..payload as usize) {
+                Some(content) => (used + content.len(), self.narrow_status(header, content)),
+                None => (0, Event::Need),
+            };
+        }
         let event = match self.check(&header) {
             Ok(command) => {
                 self.payload_left = payload as usize;
                 Event::Request(command)
             }
-            Err((errno, reason)) => {
+            Err(refused) => {
                 self.skip = payload as usize;
-                Event::Refuse(Refusal {
-                    cookie: header.cookie,
-                    offset_bytes: header.offset_bytes,
-                    errno,
-                    reason,
-                })
+                refuse(&header, refused)
             }
         };
         (used, event)
+    }
+
+    /// A request for the status of some of the contexts, which its payload names behind the length of the range.
+    fn narrow_status(&self, mut header: Header, content: &[u8]) -> Event {
+        let mut fields = Fields(content);
+        let len_bytes = fields.u64().unwrap_or_default();
+        let mut wanted = Contexts::default();
+        let mut is_sound = content.len() > 8 && content.len().is_multiple_of(4);
+        while let Some(id) = fields.u32() {
+            is_sound &= self.session.contexts.contains(id) && !wanted.contains(id);
+            wanted.insert(id);
+        }
+        if !is_sound {
+            let reason = "the payload names contexts that were not chosen, or none";
+            return refuse(&header, (Errno::EINVAL, reason));
+        }
+        header.len_bytes = len_bytes;
+        header.flags &= !cmd_flag::PAYLOAD_LEN;
+        match self.check(&header) {
+            Ok(mut command) => {
+                if let Kind::BlockStatus { contexts, .. } = &mut command.kind {
+                    *contexts = wanted;
+                }
+                Event::Request(command)
+            }
+            Err(refused) => refuse(&header, refused),
+        }
     }
 
     fn check(&self, header: &Header) -> Result<Command, (Errno, &'static str)> {
@@ -247,15 +279,17 @@ impl Parser {
             cmd::WRITE_ZEROES => (
                 Kind::WriteZeroes {
                     may_unmap: !flag(cmd_flag::NO_HOLE),
+                    fast: flag(cmd_flag::FAST_ZERO),
                 },
-                cmd_flag::NO_HOLE,
+                cmd_flag::NO_HOLE | cmd_flag::FAST_ZERO,
             ),
-            cmd::BLOCK_STATUS if !self.session.allocation && !self.session.bitmap => {
+            cmd::BLOCK_STATUS if self.session.contexts.count() == 0 => {
                 return Err((Errno::EINVAL, "no metadata context was chosen"));
             }
             cmd::BLOCK_STATUS => (
                 Kind::BlockStatus {
                     one: flag(cmd_flag::REQ_ONE),
+                    contexts: self.session.contexts,
                 },
                 cmd_flag::REQ_ONE,
             ),
@@ -286,6 +320,18 @@ impl Parser {
         }
         Ok(())
     }
+}
+
+/// Longest payload of a request for status that is looked at: a length, and every context there can be.
+const STATUS_PAYLOAD_MAX: u64 = 8 + 4 * u128::BITS as u64;
+
+fn refuse(header: &Header, (errno, reason): (Errno, &'static str)) -> Event {
+    Event::Refuse(Refusal {
+        cookie: header.cookie,
+        offset_bytes: header.offset_bytes,
+        errno,
+        reason,
+    })
 }
 
 struct Header {

@@ -10,12 +10,11 @@ use std::cmp::Ordering;
 use super::option::{self, MetaQuery};
 use super::violation::Violation;
 use super::wire::{
-    ALLOCATION_CONTEXT, ALLOCATION_CONTEXT_ID, BITMAP_CONTEXT, BITMAP_CONTEXT_ID, CLIENT_FLAGS_LEN,
-    Fields, GREETING_LEN, GREETING_MAGIC, OPTION_HEADER_LEN, OPTION_MAGIC, OPTION_MAX_BYTES,
-    OPTION_REPLY_MAGIC, OPTION_SKIP_MAX_BYTES, OPTIONS_MAX, STRING_MAX_BYTES, clip, handshake_flag,
-    info, opt, rep,
+    ALLOCATION_CONTEXT, ALLOCATION_CONTEXT_ID, CLIENT_FLAGS_LEN, Fields, GREETING_LEN,
+    GREETING_MAGIC, OPTION_HEADER_LEN, OPTION_MAGIC, OPTION_MAX_BYTES, OPTION_REPLY_MAGIC,
+    OPTION_SKIP_MAX_BYTES, OPTIONS_MAX, STRING_MAX_BYTES, clip, handshake_flag, info, opt, rep,
 };
-use super::{ExportInfo, Session, Style};
+use super::{Contexts, ExportInfo, Session, Style};
 
 /// The exports a handshake can talk about.
 pub trait Exports {
@@ -29,9 +28,9 @@ pub trait Exports {
     fn names(&self, export: usize) -> (String, String);
     /// Facts about an export, or one line that says why it cannot be served.
     fn info(&self, export: usize) -> Result<ExportInfo, String>;
-    /// The name of its bitmap, if it shows one.
-    fn bitmap(&self, _export: usize) -> Option<String> {
-        None
+    /// Its metadata contexts: numbers (below 128) and names.
+    fn contexts(&self, _export: usize) -> Vec<(u32, String)> {
+        vec![(ALLOCATION_CONTEXT_ID, ALLOCATION_CONTEXT.to_owned())]
     }
 }
 
@@ -42,6 +41,8 @@ pub enum Step {
     Need,
     /// An option was handled; call again with what is left.
     Again,
+    /// The client was told that the TLS handshake comes next. Nothing may be left that arrived before it.
+    StartTls,
     /// The transmission phase begins with the next byte.
     Transmit(Session),
     /// The client said goodbye: send what there is to send and close.
@@ -56,6 +57,17 @@ enum State {
     Option,
     Skip { left: usize },
     Ended,
+}
+
+/// What is done about TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tls {
+    /// It is not offered.
+    Off,
+    /// Nothing else is talked about before.
+    Required,
+    /// All of this is encrypted.
+    On,
 }
 
 /// How an option is refused: the type of the reply, and its message.
@@ -78,9 +90,10 @@ pub struct Handshake {
     fixed_newstyle: bool,
     no_zeroes: bool,
     style: Style,
-    allocation_for: Option<usize>,
-    bitmap_for: Option<usize>,
+    /// An export, and the contexts that were chosen for it.
+    contexts_for: Option<(usize, Contexts)>,
     options: u32,
+    tls: Tls,
 }
 
 impl Default for Handshake {
@@ -100,9 +113,17 @@ impl Handshake {
             fixed_newstyle: false,
             no_zeroes: false,
             style: Style::Simple,
-            allocation_for: None,
-            bitmap_for: None,
+            contexts_for: None,
             options: 0,
+            tls: Tls::Off,
+        }
+    }
+
+    /// The same of a server that talks about nothing before the client has switched to TLS.
+    pub fn with_tls() -> Handshake {
+        Handshake {
+            tls: Tls::Required,
+            ..Handshake::new()
         }
     }
 
@@ -208,6 +229,14 @@ impl Handshake {
         exports: &dyn Exports,
         out: &mut Vec<u8>,
     ) -> Step {
+        if self.tls == Tls::Required && !matches!(option, opt::STARTTLS | opt::ABORT) {
+            if option == opt::EXPORT_NAME {
+                return Step::Violation(Violation::NoTls);
+            }
+            let reason = "this server talks about nothing before TLS";
+            refuse(out, option, (rep::ERR_TLS_REQD, reason.into()));
+            return Step::Again;
+        }
         let handled = match option {
             opt::EXPORT_NAME => return self.export_name(data, exports, out),
             opt::ABORT => {
@@ -220,7 +249,7 @@ impl Handshake {
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => {
                 self.meta_context(option, data, exports, out)
             }
-            opt::STARTTLS => Err((rep::ERR_UNSUP, "tls is not offered".into())),
+            opt::STARTTLS => self.start_tls(data, out),
             _ => Err((rep::ERR_UNSUP, "unknown option".into())),
         };
         handled.unwrap_or_else(|refused| {
@@ -235,9 +264,22 @@ impl Handshake {
             size_bytes: info.size_bytes,
             read_only: info.read_only,
             style: self.style,
-            allocation: self.structured() && self.allocation_for == Some(export),
-            bitmap: self.structured() && self.bitmap_for == Some(export),
+            contexts: match self.contexts_for {
+                Some((chosen, contexts)) if chosen == export && self.structured() => contexts,
+                _ => Contexts::default(),
+            },
         }
+    }
+
+    fn start_tls(&mut self, data: &[u8], out: &mut Vec<u8>) -> Result<Step, Refused> {
+        match self.tls {
+            Tls::Off => return Err((rep::ERR_POLICY, "TLS not configured".into())),
+            Tls::On => return Err(invalid("TLS was agreed on already")),
+            Tls::Required if !data.is_empty() => return Err(NO_DATA),
+            Tls::Required => self.tls = Tls::On,
+        }
+        answer(out, opt::STARTTLS, rep::ACK, &[]);
+        Ok(Step::StartTls)
     }
 
     fn export_name(&mut self, data: &[u8], exports: &dyn Exports, out: &mut Vec<u8>) -> Step {
@@ -250,7 +292,7 @@ impl Handshake {
             Err(reason) => return Step::Violation(Violation::ExportUnavailable(reason)),
         };
         out.extend_from_slice(&info.size_bytes.to_be_bytes());
-        out.extend_from_slice(&info.flags(self.structured()).to_be_bytes());
+        out.extend_from_slice(&info.flags(self.style).to_be_bytes());
         if !self.no_zeroes {
             out.extend_from_slice(&[0; 124]);
         }
@@ -314,7 +356,7 @@ impl Handshake {
             inform(out, option, info::BLOCK_SIZE, &sizes);
         }
         let size = found.size_bytes.to_be_bytes();
-        let flags = found.flags(self.structured()).to_be_bytes();
+        let flags = found.flags(self.style).to_be_bytes();
         inform(out, option, info::EXPORT, &[&size, &flags]);
         answer(out, option, rep::ACK, &[]);
         Ok(match option {
@@ -333,7 +375,7 @@ impl Handshake {
         let set = option == opt::SET_META_CONTEXT;
         if set {
             // A new choice replaces the old one even when it fails.
-            (self.allocation_for, self.bitmap_for) = (None, None);
+            self.contexts_for = None;
         }
         if !self.structured() {
             return Err(invalid("agree on structured replies first"));
@@ -341,25 +383,17 @@ impl Handshake {
         let query = MetaQuery::parse(data);
         let query = query.ok_or_else(|| invalid("malformed metadata context query"))?;
         let export = exports.find(query.name).ok_or(NO_EXPORT)?;
-        let mut select = |name: &str, id: u32| {
-            let is_selected = query.selects(name, set);
-            if is_selected {
-                let id = if set { id } else { 0 };
-                answer(
-                    out,
-                    option,
-                    rep::META_CONTEXT,
-                    &[&id.to_be_bytes(), name.as_bytes()],
-                );
+        let mut chosen = Contexts::default();
+        for (id, name) in exports.contexts(export) {
+            if query.selects(&name, set) {
+                chosen.insert(id);
+                let id = if set { id } else { 0 }.to_be_bytes();
+                let parts: [&[u8]; 2] = [&id, name.as_bytes()];
+                answer(out, option, rep::META_CONTEXT, &parts);
             }
-            (set && is_selected).then_some(export)
-        };
-        let allocation_for = select(ALLOCATION_CONTEXT, ALLOCATION_CONTEXT_ID);
-        let bitmap = exports.bitmap(export);
-        let bitmap = bitmap.map(|name| format!("{BITMAP_CONTEXT}{name}"));
-        let bitmap_for = bitmap.and_then(|name| select(&name, BITMAP_CONTEXT_ID));
+        }
         if set {
-            (self.allocation_for, self.bitmap_for) = (allocation_for, bitmap_for);
+            self.contexts_for = Some((export, chosen));
         }
         answer(out, option, rep::ACK, &[]);
         Ok(Step::Again)

@@ -12,9 +12,9 @@ mod option;
 pub mod reply;
 mod session;
 mod violation;
-pub mod wire;
+pub use gaur_nbd::wire;
 
 pub use command::{Command, Event, Kind, Parser, Refusal};
 pub use handshake::{Exports, Handshake, Step};
-pub use session::{ExportInfo, Session, Style};
+pub use session::{Contexts, ExportInfo, Session, Style};
 pub use violation::Violation;

@@ -16,8 +16,8 @@ pub struct ExportInfo {
 }
 
 impl ExportInfo {
-    /// Transmission flags; DF exists only with structured replies.
-    pub fn flags(&self, structured: bool) -> u16 {
+    /// Transmission flags; some exist only with structured replies or extended headers.
+    pub fn flags(&self, style: Style) -> u16 {
         let mut flags = export_flag::HAS_FLAGS
             | export_flag::SEND_FLUSH
             | export_flag::SEND_FUA
@@ -25,10 +25,15 @@ impl ExportInfo {
         if self.read_only {
             flags |= export_flag::READ_ONLY;
         } else {
-            flags |= export_flag::SEND_TRIM | export_flag::SEND_WRITE_ZEROES;
+            flags |= export_flag::SEND_TRIM
+                | export_flag::SEND_WRITE_ZEROES
+                | export_flag::SEND_FAST_ZERO;
         }
-        if structured {
+        if style >= Style::Structured {
             flags |= export_flag::SEND_DF;
+        }
+        if style == Style::Extended {
+            flags |= export_flag::BLOCK_STAT_PAYLOAD;
         }
         if self.multi_conn {
             flags |= export_flag::CAN_MULTI_CONN;
@@ -70,8 +75,50 @@ pub struct Session {
     pub read_only: bool,
     /// How both sides write.
     pub style: Style,
-    /// `base:allocation` was chosen for this export.
-    pub allocation: bool,
-    /// The context of the export's bitmap was.
-    pub bitmap: bool,
+    /// The metadata contexts that were chosen for this export.
+    pub contexts: Contexts,
+}
+
+/// A set of metadata contexts, by their numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Contexts(u128);
+
+impl Contexts {
+    /// These, each below 128.
+    pub const fn of(ids: &[u32]) -> Contexts {
+        let (mut bits, mut at) = (0, 0);
+        while at < ids.len() {
+            bits |= 1 << ids[at];
+            at += 1;
+        }
+        Contexts(bits)
+    }
+
+    /// Adds one.
+    pub fn insert(&mut self, id: u32) {
+        self.0 |= 1_u128.checked_shl(id).unwrap_or_default();
+    }
+
+    /// Whether one is among them.
+    pub fn contains(self, id: u32) -> bool {
+        self.0 & 1_u128.checked_shl(id).unwrap_or_default() != 0
+    }
+
+    /// How many there are.
+    pub fn count(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// Their numbers, lowest first.
+    pub fn ids(self) -> impl Iterator<Item = u32> {
+        (0..u128::BITS).filter(move |id| self.contains(*id))
+    }
+}
+
+impl FromIterator<u32> for Contexts {
+    fn from_iter<T: IntoIterator<Item = u32>>(ids: T) -> Contexts {
+        let mut contexts = Contexts::default();
+        ids.into_iter().for_each(|id| contexts.insert(id));
+        contexts
+    }
 }

@@ -29,6 +29,12 @@ pub enum Violation {
     /// `EXPORT_NAME` for an export that cannot be served, and why.
     #[error("{0}")]
     ExportUnavailable(String),
+    /// `EXPORT_NAME` before TLS, where that comes first.
+    #[error("client does not use TLS")]
+    NoTls,
+    /// Bytes behind `STARTTLS` that are not encrypted: whoever put them there would have them taken for the client's.
+    #[error("plain text behind the request for TLS")]
+    PlainTextBeforeTls,
     /// A request does not start with its magic number.
     #[error("bad request magic {0:#010x}")]
     RequestMagic(u32),

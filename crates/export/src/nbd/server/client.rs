@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gaur_reactor::Stream;
+use gaur_reactor::{SecureStream, Stream};
 
 /// One client.
 pub(super) struct Client {
     /// Counts from 1.
     pub(super) number: u64,
     /// Its socket. Only the connection's thread sends and receives; `control` may shut it down.
-    pub(super) stream: Stream,
+    pub(super) stream: SecureStream,
     /// Raised by `control`: finish what is under way and close.
     pub(super) drain: gaur_reactor::Stop,
     /// Raised by the connection: the handshake is over, one way or the other.
@@ -24,7 +24,7 @@ impl Client {
     pub(super) fn new(number: u64, stream: Stream) -> Client {
         Client {
             number,
-            stream,
+            stream: SecureStream::plain(Arc::new(stream)),
             drain: gaur_reactor::Stop::new(),
             settled: gaur_reactor::Stop::new(),
             ended: gaur_reactor::Stop::new(),
@@ -40,7 +40,7 @@ impl Client {
     /// Ends all traffic at once.
     pub(super) fn hang_up(&self) {
         // It fails when the peer was faster.
-        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        let _ = self.stream.socket().shutdown(std::net::Shutdown::Both);
     }
 }
 

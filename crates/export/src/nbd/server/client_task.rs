@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use gaur_block::{Device, Errno};
 use gaur_reactor::{Either, race};
+use gaur_tls as tls;
 
 use super::client::{Client, ClientGuard};
 use super::connection::{Connection, Open};
 use super::execute;
 use super::exports::ExportDevice;
+use super::options::Tls;
 use super::pieces;
 use super::recv_buffer::RecvBuffer;
 use super::thread_exports::ThreadExports;
@@ -27,14 +29,33 @@ const ANSWERS_BYTES: usize = 16 << 10;
 pub(super) enum End {
     #[error("client disconnected")]
     Goodbye,
+    #[error("client left without a word")]
+    Silent,
     #[error("connection closed by the client")]
     PeerClosed,
     #[error("connection failed: {0}")]
     Failed(Errno),
     #[error("protocol violation: {0}")]
     Violation(Violation),
+    #[error("{0}")]
+    Tls(String),
+    #[error("{0} may not come in")]
+    Denied(String),
     #[error("server is stopping")]
     Stopped,
+}
+
+impl End {
+    /// What an administrator is to know of it, if anything, before a client has chosen an export or after that.
+    fn failure(&self, negotiated: bool) -> Option<String> {
+        match self {
+            End::Goodbye | End::Stopped => None,
+            End::PeerClosed if negotiated => None,
+            End::Silent => None,
+            end if negotiated => Some(format!("Disconnect client, due to: {end}")),
+            end => Some(format!("option negotiation failed: {end}")),
+        }
+    }
 }
 
 /// Serves a client to its end.
@@ -43,11 +64,14 @@ pub(super) async fn serve<D: Device + 'static>(thread: &Rc<ThreadExports<D>>, gu
     let number = client.number;
     say(
         &thread.options.log,
-        &format!("client {number}: connected from {}", client.stream.peer()),
+        &format!(
+            "client {number}: connected from {}",
+            client.stream.socket().peer()
+        ),
     );
     let mut received = RecvBuffer::new();
     let shaken = race(
-        handshake(&**thread, &client, &mut received),
+        handshake(thread, &client, &mut received),
         client.drain.stopped(),
     )
     .await;
@@ -62,19 +86,27 @@ pub(super) async fn serve<D: Device + 'static>(thread: &Rc<ThreadExports<D>>, gu
     client.hang_up();
     gaur_reactor::freed_memory();
     say(&thread.options.log, &format!("client {number}: {end}"));
+    if let Some(failure) = end.failure(client.negotiated()) {
+        say(&thread.options.failures, &failure);
+    }
 }
 
-async fn handshake(
-    exports: &dyn Exports,
+async fn handshake<D: Device + 'static>(
+    thread: &Rc<ThreadExports<D>>,
     client: &Client,
     received: &mut RecvBuffer,
 ) -> Result<Session, End> {
     let stream = &client.stream;
-    stream
-        .send(&Handshake::greeting())
-        .await
-        .map_err(End::Failed)?;
-    let mut handshake = Handshake::new();
+    // Whoever only looks whether a server is there is no failure.
+    let greeted = stream.send(&Handshake::greeting()).await;
+    if greeted.is_err() || !matches!(received.fill(stream).await, Ok(true)) {
+        return Err(End::Silent);
+    }
+    let exports: &dyn Exports = &**thread;
+    let mut handshake = match thread.options.tls {
+        Some(_) => Handshake::with_tls(),
+        None => Handshake::new(),
+    };
     let mut out = Vec::new();
     loop {
         let (used, step) = handshake.feed(received.bytes(), exports, &mut out);
@@ -93,11 +125,30 @@ async fn handshake(
                     return Err(End::PeerClosed);
                 }
             }
+            Step::StartTls => start_tls(thread.options.tls.as_ref(), client, received).await?,
             Step::Transmit(session) => return Ok(session),
             Step::Abort => return Err(End::Goodbye),
             Step::Violation(violation) => return Err(End::Violation(violation)),
         }
     }
+}
+
+/// The TLS handshake. What arrived before it counts for nothing, not even as an option to be refused.
+async fn start_tls(tls: Option<&Tls>, client: &Client, received: &RecvBuffer) -> Result<(), End> {
+    if !received.bytes().is_empty() {
+        return Err(End::Violation(Violation::PlainTextBeforeTls));
+    }
+    let tls = tls.ok_or_else(|| End::Tls("there are no credentials".to_owned()))?;
+    let session = tls::Session::server(&tls.credentials);
+    let session = session.map_err(|error| End::Tls(error.to_string()))?;
+    client.stream.encrypt(session).await.map_err(End::Tls)?;
+    if let Some(authorization) = &tls.authorization {
+        let name = client.stream.peer_name().unwrap_or_default();
+        if !authorization.allows(&name) {
+            return Err(End::Denied(name));
+        }
+    }
+    Ok(())
 }
 
 /// From the choice of an export to its last request.

@@ -10,8 +10,10 @@ use gaur_block::{Device, Errno, Request};
 
 use super::connection::Connection;
 use super::job::{Job, PARTS_MAX};
-use crate::nbd::proto::wire::{ALLOCATION_CONTEXT_ID, BITMAP_CONTEXT_ID, STATE_DIRTY};
-use crate::nbd::proto::{Command, Kind, Style, reply};
+use crate::nbd::proto::wire::{
+    ALLOCATION_CONTEXT_ID, BITMAP_CONTEXT_ID, DEPTH_CONTEXT_ID, STATE_DIRTY,
+};
+use crate::nbd::proto::{Command, Contexts, Kind, Style, reply};
 use crate::serve::Disk;
 
 /// Reads of this length and longer ask for zeros first, which then need not travel; for shorter
@@ -21,10 +23,13 @@ const SPARSE_MIN_BYTES: u64 = 64 << 10;
 const RUNS_MAX: usize = PARTS_MAX / 2;
 /// A shorter run of zeros is sent as data: a chunk of its own costs as much.
 const HOLE_MIN_BYTES: u64 = 4096;
-/// Most extents of one context in a block status reply.
-const EXTENTS_MAX: u32 = 2000;
-/// The memory that a reply with two contexts takes.
+/// Most memory that a reply to block status takes.
 const STATUS_BYTES_MAX: usize = 64 << 10;
+/// Memory of a chunk's header, and of an extent, at most.
+const STATUS_CHUNK_BYTES: usize = 64;
+const EXTENT_BYTES: usize = 16;
+/// Most extents of one context in it.
+const EXTENTS_MAX: usize = 2000;
 /// Most questions to the device for one block status request.
 const LOOKUPS_MAX: u32 = 4096;
 /// Reading ahead goes in pieces of this length.
@@ -38,8 +43,8 @@ pub(super) fn payload_bytes(command: &Command) -> usize {
         Kind::Read { .. } | Kind::Write => command.len_bytes as usize,
         Kind::Cache => command.len_bytes.min(CACHE_PIECE_BYTES) as usize,
         // Room in the budget for the head, which grows to that at most.
-        Kind::BlockStatus { one: false } => STATUS_BYTES_MAX,
-        Kind::BlockStatus { one: true } => 0,
+        Kind::BlockStatus { one: false, .. } => STATUS_BYTES_MAX,
+        Kind::BlockStatus { one: true, .. } => 0,
         Kind::Flush | Kind::Trim | Kind::WriteZeroes { .. } => 0,
     }
 }
@@ -61,7 +66,9 @@ pub(super) async fn run<D: Device + 'static>(
             job.succeed_with_payload(len_bytes as u32);
             return Ok(());
         }
-        Kind::BlockStatus { one } => return block_status(connection, job, one).await,
+        Kind::BlockStatus { one, contexts } => {
+            return block_status(connection, job, one, contexts).await;
+        }
         Kind::Cache => cache(connection, job).await?,
         Kind::Write => {
             let source = (&job.payload()[..len_bytes as usize]).into();
@@ -69,7 +76,11 @@ pub(super) async fn run<D: Device + 'static>(
         }
         Kind::Flush => disk.ask(Request::Flush).await?,
         Kind::WriteZeroes { .. } | Kind::Trim if len_bytes == 0 => {}
-        Kind::WriteZeroes { may_unmap } => {
+        // A client that asks so would rather know than wait; it writes zeros then.
+        Kind::WriteZeroes { fast: true, .. } if !disk.zeroes_fast() => {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        Kind::WriteZeroes { may_unmap, .. } => {
             let request = Request::WriteZeroes {
                 offset_bytes,
                 len_bytes,
@@ -194,49 +205,79 @@ async fn find_runs<D: Device>(
     count
 }
 
-/// A chunk for each context that the client has chosen.
+/// A chunk for each context.
 async fn block_status<D: Device + 'static>(
     connection: &Rc<Connection<D>>,
     job: &mut Job,
     one: bool,
+    contexts: Contexts,
 ) -> Result<(), Errno> {
-    let session = connection.session;
-    if session.allocation {
-        let disk = connection.disk();
-        let state_at = async |offset, left| {
-            let found = disk.status(offset, left).await?;
-            Ok((found.len_bytes, reply::state(found.allocated, found.zero)))
+    let disk = connection.disk();
+    let export = &connection.device.entry().export;
+    let count = contexts.count().max(1) as usize;
+    let room = STATUS_BYTES_MAX / count - STATUS_CHUNK_BYTES;
+    let most = if one {
+        1
+    } else {
+        (room / EXTENT_BYTES).min(EXTENTS_MAX)
+    };
+    for (at, id) in contexts.ids().enumerate() {
+        let asked = ContextAsked {
+            id,
+            done: at + 1 == count,
+            most: most as u32,
         };
-        context_status(job, (ALLOCATION_CONTEXT_ID, !session.bitmap), one, state_at).await?;
-    }
-    let bitmap = connection.device.entry().export.bitmap.as_ref();
-    if session.bitmap {
-        let bitmap = bitmap.ok_or(Errno::EINVAL)?;
-        let state_at = async |offset, left| {
-            let (len, is_marked) = (bitmap.run_at)(offset, left);
-            Ok((len, if is_marked { STATE_DIRTY } else { 0 }))
-        };
-        context_status(job, (BITMAP_CONTEXT_ID, true), one, state_at).await?;
+        match id {
+            ALLOCATION_CONTEXT_ID => {
+                let state_at = async |offset, left| {
+                    let found = disk.status(offset, left).await?;
+                    Ok((found.len_bytes, reply::state(found.allocated, found.zero)))
+                };
+                context_status(job, asked, state_at).await?;
+            }
+            DEPTH_CONTEXT_ID => {
+                let state_at = async |offset, left| disk.allocation_depth(offset, left).await;
+                context_status(job, asked, state_at).await?;
+            }
+            _ => {
+                let at = (id - BITMAP_CONTEXT_ID) as usize;
+                let bitmap = export.bitmaps.get(at).ok_or(Errno::EINVAL)?;
+                let state_at = async |offset, left| {
+                    let (len, is_marked) = (bitmap.run_at)(offset, left);
+                    Ok((len, if is_marked { STATE_DIRTY } else { 0 }))
+                };
+                context_status(job, asked, state_at).await?;
+            }
+        }
     }
     Ok(())
 }
 
-/// The chunk of one context, which may be the last.
+/// A context whose chunk is written.
+#[derive(Clone, Copy)]
+struct ContextAsked {
+    id: u32,
+    /// It is the last.
+    done: bool,
+    /// Most extents.
+    most: u32,
+}
+
+/// The chunk of one context.
 async fn context_status(
     job: &mut Job,
-    (context, done): (u32, bool),
-    one: bool,
+    context: ContextAsked,
     state_at: impl AsyncFn(u64, u64) -> Result<(u64, u32), Errno>,
 ) -> Result<(), Errno> {
     let (offset_bytes, len_bytes) = (job.command.offset_bytes, job.command.len_bytes);
     let asked = job.asked;
-    let most = if one { 1 } else { EXTENTS_MAX };
+    let ContextAsked { id, done, most } = context;
     let (mut at, mut extents) = (0, 0);
     // Length and state of the extent that still grows.
     let mut last = (0, 0);
     // The header says how many extents there are, so it is written over at the end.
     let start = job.reply_len();
-    job.reply_bytes(&reply::status(&asked, context, 0, done));
+    job.reply_bytes(&reply::status(&asked, id, 0, done));
     for _ in 0..LOOKUPS_MAX {
         if at == len_bytes {
             break;
@@ -263,7 +304,7 @@ async fn context_status(
         extents += 1;
         job.reply_bytes(&reply::extent(&asked, last.0, last.1));
     }
-    job.rewrite(start, &reply::status(&asked, context, extents, done));
+    job.rewrite(start, &reply::status(&asked, id, extents, done));
     debug_assert!(
         (1..=most).contains(&extents),
         "a status reply has an extent at least"

@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use super::client::Client;
 use super::options::{Export, Options, Place};
 use crate::error::ServeError;
-use crate::nbd::proto::wire::STRING_MAX_BYTES;
+use crate::nbd::proto::wire::{BITMAPS_MAX, STRING_MAX_BYTES};
 use crate::serve::Disk;
 
 /// Makes the device of an export for a thread of that number.
@@ -139,6 +139,10 @@ impl<D> Exports<D> {
             return Err(ServeError::new(format!(
                 "export {number} has a name or description longer than {STRING_MAX_BYTES} bytes"
             )));
+        }
+        if export.bitmaps.len() > BITMAPS_MAX {
+            let message = format!("an export shows at most {BITMAPS_MAX} bitmaps");
+            return Err(ServeError::new(message));
         }
         if list.numbers.contains_key(name) {
             return Err(ServeError::new(format!("two exports are called {name:?}")));

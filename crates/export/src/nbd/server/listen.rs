@@ -57,6 +57,7 @@ impl Listener {
     pub fn uris(&self) -> Uris {
         Uris {
             address: self.address.clone(),
+            encrypted: false,
         }
     }
 
@@ -73,21 +74,29 @@ impl Listener {
 #[derive(Clone, Debug)]
 pub struct Uris {
     address: Address,
+    encrypted: bool,
 }
 
 impl Uris {
+    /// The same for clients that use TLS, or do not.
+    pub fn encrypted(mut self, encrypted: bool) -> Uris {
+        self.encrypted = encrypted;
+        self
+    }
+
     /// The URI of an export.
     pub fn of(&self, export: &str) -> String {
         let mut name = String::new();
         escape(&mut name, export.as_bytes());
+        let scheme = if self.encrypted { "nbds" } else { "nbd" };
         match &self.address {
             Address::Unix(path) => {
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-                let mut uri = format!("nbd+unix:///{name}?socket=");
+                let mut uri = format!("{scheme}+unix:///{name}?socket=");
                 escape(&mut uri, path.as_os_str().as_encoded_bytes());
                 uri
             }
-            Address::Tcp(address) => format!("nbd://{}/{name}", reachable(address)),
+            Address::Tcp(address) => format!("{scheme}://{}/{name}", reachable(address)),
         }
     }
 }
@@ -130,7 +139,8 @@ fn bind_tcp(bind: &str, port: u16) -> Result<gaur_reactor::Listener, ServeError>
         match gaur_reactor::Listener::bind(&Address::Tcp(address)) {
             Ok(listener) => return Ok(listener),
             Err(EADDRINUSE) => {
-                failure = ServeError::new(format!("{what}: another program is listening there"));
+                failure =
+                    ServeError::new(format!("{what}: Address already in use by another program"));
             }
             Err(EADDRNOTAVAIL) => {
                 failure = ServeError::new(format!("{what}: not an address of this machine"));

@@ -24,5 +24,5 @@ pub use crate::error::ServeError;
 pub use crate::serve::StopSwitch as Stop;
 pub use exports::Exports;
 pub use listen::{Listen, Listener, Uris};
-pub use options::{Export, ExportBitmap, Options, Outcome, Place};
+pub use options::{Export, ExportBitmap, Options, Outcome, Place, Tls};
 pub use threads::serve_uring;

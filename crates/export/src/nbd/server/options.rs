@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gaur_tls::{Authorization, ServerCredentials};
+
 use crate::error::ServeError;
 use crate::nbd::proto::wire::PAYLOAD_MAX_BYTES;
 use crate::serve::Log;
@@ -32,8 +34,19 @@ pub struct Export {
     pub description: String,
     /// Writes are refused, whatever the device says.
     pub read_only: bool,
-    /// Shown to clients that ask for it; it does not change.
-    pub bitmap: Option<ExportBitmap>,
+    /// Shown to clients that ask for them, at most 64.
+    pub bitmaps: Vec<ExportBitmap>,
+    /// Clients that ask for it are shown how deep in the backing chain data lies (`qemu:allocation-depth`).
+    pub allocation_depth: bool,
+}
+
+/// Encryption of connections.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    /// What clients are shown, and what they have to show.
+    pub credentials: ServerCredentials,
+    /// Which of them may come in; all that have what they have to show without it.
+    pub authorization: Option<Authorization>,
 }
 
 impl Export {
@@ -43,7 +56,8 @@ impl Export {
             name: name.into(),
             description: String::new(),
             read_only: false,
-            bitmap: None,
+            bitmaps: Vec::new(),
+            allocation_depth: false,
         }
     }
 }
@@ -76,8 +90,14 @@ pub struct Options {
     pub handshake_timeout: Duration,
     /// How long a stop waits for clients that do not take their replies.
     pub drain_timeout: Duration,
+    /// Nothing is talked about with clients before their connections are encrypted in this way.
+    pub tls: Option<Tls>,
+    /// What clients are told to run at full speed, in place of what the device says.
+    pub preferred_block: Option<u32>,
     /// Where lines about connections go.
     pub log: Option<Log>,
+    /// Where lines about connections go that have failed, one for each.
+    pub failures: Option<Log>,
 }
 
 impl Options {
@@ -96,7 +116,10 @@ impl Options {
             memory_bytes: 256 << 20,
             handshake_timeout: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(30),
+            tls: None,
+            preferred_block: None,
             log: None,
+            failures: None,
         }
     }
 

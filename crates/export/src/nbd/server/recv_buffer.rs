@@ -1,7 +1,7 @@
 //! The receive buffer of a connection: bytes that arrived and were not used yet.
 
 use gaur_block::Errno;
-use gaur_reactor::Stream;
+use gaur_reactor::SecureStream;
 
 use crate::nbd::proto::Handshake;
 
@@ -41,7 +41,7 @@ impl RecvBuffer {
     }
 
     /// Receives more. `false` when the peer has ended its side.
-    pub(super) async fn fill(&mut self, stream: &Stream) -> Result<bool, Errno> {
+    pub(super) async fn fill(&mut self, stream: &SecureStream) -> Result<bool, Errno> {
         let rest = self.end - self.start;
         if rest <= SHORT_BYTES || self.end == self.memory.len() {
             self.memory.copy_within(self.start..self.end, 0);

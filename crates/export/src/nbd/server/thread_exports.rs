@@ -12,6 +12,10 @@ use super::exports::{ExportDevice, Exports, GONE};
 use super::options::Options;
 use super::pool::Budget;
 use crate::error::ServeError;
+use crate::nbd::proto::wire::{
+    ALLOCATION_CONTEXT, ALLOCATION_CONTEXT_ID, BITMAP_CONTEXT, BITMAP_CONTEXT_ID, DEPTH_CONTEXT,
+    DEPTH_CONTEXT_ID,
+};
 use crate::nbd::proto::{self, ExportInfo};
 
 /// What one thread serves.
@@ -127,10 +131,17 @@ impl<D: Device> proto::Exports for ThreadExports<D> {
         }
     }
 
-    fn bitmap(&self, export: usize) -> Option<String> {
-        let entry = self.exports.entry(export)?;
-        let bitmap = entry.export.bitmap.as_ref()?;
-        Some(bitmap.name.clone())
+    fn contexts(&self, export: usize) -> Vec<(u32, String)> {
+        let mut all = vec![(ALLOCATION_CONTEXT_ID, ALLOCATION_CONTEXT.to_owned())];
+        if let Some(entry) = self.exports.entry(export) {
+            if entry.export.allocation_depth {
+                all.push((DEPTH_CONTEXT_ID, DEPTH_CONTEXT.to_owned()));
+            }
+            let names = entry.export.bitmaps.iter().map(|bitmap| &bitmap.name);
+            let names = names.map(|name| format!("{BITMAP_CONTEXT}{name}"));
+            all.extend((BITMAP_CONTEXT_ID..).zip(names));
+        }
+        all
     }
 
     fn info(&self, export: usize) -> Result<ExportInfo, String> {
@@ -142,8 +153,11 @@ impl<D: Device> proto::Exports for ThreadExports<D> {
             read_only,
             // A flush covers every queue of a device, so connections may be combined wherever a
             // client can have more than one.
-            multi_conn: read_only || self.options.shared != 1,
-            preferred_block: limits.preferred_block.max(4096),
+            multi_conn: self.options.shared != 1,
+            preferred_block: match self.options.preferred_block {
+                Some(told) => told,
+                None => limits.preferred_block.max(4096),
+            },
         })
     }
 }

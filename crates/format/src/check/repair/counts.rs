@@ -8,7 +8,8 @@ use alloc::sync::Arc;
 use crate::addr::ClusterIndex;
 use crate::check::machine::Check;
 use crate::check::reader::Range;
-use crate::check::repair::Repaired;
+use crate::check::repair::{Action, Repaired};
+use crate::check::report::Miscount;
 use crate::refcount;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,14 +105,17 @@ impl CountsPass {
             }
             Arc::make_mut(&mut tally.refcounts).set(cluster.0, new);
             let at = geometry.cluster_start(cluster);
-            let action = || {
-                alloc::format!(
-                    "cluster {} at {at:#x}: refcount {old} becomes {new}",
-                    cluster.0
-                )
+            let cluster = cluster.0;
+            let action = || Action {
+                text: alloc::format!("cluster {cluster} at {at:#x}: refcount {old} becomes {new}"),
+                miscount: Some(Miscount {
+                    cluster,
+                    refcount: old,
+                    references: new,
+                }),
             };
             match self.direction {
-                Direction::Raise if cluster.0 >= tally.planned => {}
+                Direction::Raise if cluster >= tally.planned => {}
                 Direction::Raise => result.corruption(action),
                 Direction::Lower => result.leak(action),
             }

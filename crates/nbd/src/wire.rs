@@ -28,6 +28,10 @@ pub const CLIENT_FLAGS_LEN: usize = 4;
 pub const OPTION_HEADER_LEN: usize = 16;
 /// Length of a request's header in bytes.
 pub const REQUEST_LEN: usize = 28;
+/// Length of a simple reply in bytes.
+pub const SIMPLE_REPLY_LEN: usize = 16;
+/// Length of a chunk's header in bytes.
+pub const CHUNK_LEN: usize = 20;
 /// Length of an extended request's header in bytes.
 pub const EXTENDED_REQUEST_LEN: usize = 32;
 /// Length of an extended chunk's header in bytes.
@@ -90,10 +94,16 @@ pub mod rep {
     pub const META_CONTEXT: u32 = 4;
     /// The option is not known or not offered.
     pub const ERR_UNSUP: u32 = 0x8000_0001;
+    /// The server's owner does not allow it.
+    pub const ERR_POLICY: u32 = 0x8000_0002;
     /// The option's content makes no sense.
     pub const ERR_INVALID: u32 = 0x8000_0003;
+    /// The server wants TLS first.
+    pub const ERR_TLS_REQD: u32 = 0x8000_0005;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = 0x8000_0006;
+    /// The server is about to end.
+    pub const ERR_SHUTDOWN: u32 = 0x8000_0007;
     /// The option is too long.
     pub const ERR_TOO_BIG: u32 = 0x8000_0009;
     /// Extended headers were agreed on already.
@@ -132,6 +142,10 @@ pub mod export_flag {
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
     /// `CACHE` works.
     pub const SEND_CACHE: u16 = 1 << 10;
+    /// The `FAST_ZERO` flag works.
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
+    /// `BLOCK_STATUS` takes a payload (extended headers only).
+    pub const BLOCK_STAT_PAYLOAD: u16 = 1 << 12;
 }
 
 /// Request types.
@@ -164,6 +178,8 @@ pub mod cmd_flag {
     pub const DF: u16 = 1 << 2;
     /// Answer with one extent.
     pub const REQ_ONE: u16 = 1 << 3;
+    /// Zeroes quickly or not at all.
+    pub const FAST_ZERO: u16 = 1 << 4;
     /// The length is that of a payload (extended headers only).
     pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
@@ -186,14 +202,20 @@ pub mod chunk {
     pub const ERROR: u16 = (1 << 15) | 1;
 }
 
-/// The metadata context this server offers.
+/// The metadata context of what is allocated.
 pub const ALLOCATION_CONTEXT: &str = "base:allocation";
-/// Its number in replies.
-pub const ALLOCATION_CONTEXT_ID: u32 = 1;
+/// The metadata context of how deep in the backing chain what is allocated lies.
+pub const DEPTH_CONTEXT: &str = "qemu:allocation-depth";
 /// What the name of a bitmap's context begins with, as QEMU has it.
 pub const BITMAP_CONTEXT: &str = "qemu:dirty-bitmap:";
-/// The number of such a context in replies.
-pub const BITMAP_CONTEXT_ID: u32 = 2;
+/// Numbers of contexts in replies of this server.
+pub const ALLOCATION_CONTEXT_ID: u32 = 1;
+/// That of the depth.
+pub const DEPTH_CONTEXT_ID: u32 = 2;
+/// That of the first bitmap; the others follow.
+pub const BITMAP_CONTEXT_ID: u32 = 3;
+/// Most bitmaps of an export.
+pub const BITMAPS_MAX: usize = 64;
 /// Status flag of a bitmap's context: the blocks are marked.
 pub const STATE_DIRTY: u32 = 1;
 /// Status flag of `base:allocation`: no space is allocated.
@@ -202,7 +224,7 @@ pub const STATE_HOLE: u32 = 1;
 pub const STATE_ZERO: u32 = 2;
 
 /// As much of a text as the protocol lets travel.
-pub(super) fn clip(text: &str) -> &str {
+pub fn clip(text: &str) -> &str {
     let mut len = text.len().min(STRING_MAX_BYTES);
     while !text.is_char_boundary(len) {
         len -= 1;

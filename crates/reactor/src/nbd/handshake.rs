@@ -1,0 +1,226 @@
+//! The handshake of a connection, from the greeting to an export.
+
+use gaur_block::Errno;
+use gaur_nbd::options::{self, Chosen, REPLIES_MAX, REPLY_HEADER_LEN};
+use gaur_nbd::wire::{ALLOCATION_CONTEXT, GREETING_LEN, export_flag, handshake_flag, opt, rep};
+use gaur_nbd::{Remote, Replies, Server, Tls, Violation};
+use gaur_tls::ClientCredentials;
+
+use super::Trouble;
+use crate::secure::SecureStream;
+
+/// Alignment where the server does not say: what the protocol asks of clients then.
+const SECTOR_BYTES: u32 = 512;
+
+/// What the two sides agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Session {
+    pub(super) export: Chosen,
+    pub(super) structured: bool,
+    /// The number of `base:allocation`.
+    pub(super) context: Option<u32>,
+}
+
+impl Session {
+    /// Offsets and lengths of requests are multiples of this.
+    pub(super) fn alignment(&self) -> u32 {
+        let sectors = self.export.size_bytes.is_multiple_of(SECTOR_BYTES.into());
+        let usual = if sectors { SECTOR_BYTES } else { 1 };
+        self.export.minimum_block.unwrap_or(usual)
+    }
+
+    /// Whether a change that is done on one connection is seen on all, and a flush there covers all.
+    pub(super) fn allows_several(&self) -> bool {
+        self.export.has(export_flag::CAN_MULTI_CONN)
+    }
+
+    /// Whether all that was asked for by what was agreed on `before` may still be asked for.
+    pub(super) fn can_replace(&self, before: &Session) -> bool {
+        let (new, old) = (&self.export, &before.export);
+        let kept = [
+            export_flag::SEND_FLUSH,
+            export_flag::SEND_TRIM,
+            export_flag::SEND_WRITE_ZEROES,
+        ];
+        new.size_bytes == old.size_bytes
+            && kept.iter().all(|flag| new.has(*flag) || !old.has(*flag))
+            && (old.has(export_flag::READ_ONLY) || !new.has(export_flag::READ_ONLY))
+            && self.alignment() <= before.alignment()
+            && new.maximum_payload >= old.maximum_payload
+            && (self.context.is_some() || before.context.is_none())
+    }
+
+    pub(super) fn replies(&self) -> Replies {
+        Replies::new(self.structured, self.context)
+    }
+}
+
+/// A connection before its first request.
+struct Handshake<'a> {
+    stream: &'a SecureStream,
+}
+
+/// Chooses the export.
+pub(super) async fn shake_hands(
+    stream: &SecureStream,
+    remote: &Remote,
+) -> Result<Session, Trouble> {
+    let handshake = Handshake { stream };
+    let greeting = handshake.receive::<GREETING_LEN>().await?;
+    let offered = options::greeting(&greeting)?;
+    let flags = offered & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
+    handshake.send(&flags.to_be_bytes()).await?;
+    let no_zeroes = flags & handshake_flag::NO_ZEROES != 0;
+    let has_options = flags & handshake_flag::FIXED_NEWSTYLE != 0;
+    if let Some(tls) = &remote.tls {
+        let host = match (&tls.hostname, &remote.server) {
+            (Some(name), _) => name,
+            (None, Server::Inet { host, .. }) => host,
+            (None, Server::Unix(_)) => "localhost",
+        };
+        handshake.start_tls(tls, host, has_options).await?;
+    }
+    if !has_options {
+        return handshake.export_name(remote, no_zeroes).await;
+    }
+    let structured = handshake.structured_replies().await?;
+    let context = match structured {
+        true => handshake.context(remote).await?,
+        false => None,
+    };
+    match handshake.go(remote).await? {
+        Some(export) => Ok(Session {
+            export,
+            structured,
+            context,
+        }),
+        None => {
+            let session = handshake.export_name(remote, no_zeroes).await?;
+            Ok(Session {
+                structured,
+                context,
+                ..session
+            })
+        }
+    }
+}
+
+impl Handshake<'_> {
+    async fn receive<const N: usize>(&self) -> Result<[u8; N], Trouble> {
+        let mut bytes = [0; N];
+        self.receive_into(&mut bytes).await?;
+        Ok(bytes)
+    }
+
+    async fn receive_into(&self, bytes: &mut [u8]) -> Result<(), Trouble> {
+        match self.stream.recv_exact(bytes).await {
+            Ok(count) if count == bytes.len() => Ok(()),
+            Ok(_) => Err(Trouble::closed(
+                "the server closed the connection in the handshake",
+            )),
+            Err(errno) => Err(Trouble::system("cannot receive", errno)),
+        }
+    }
+
+    async fn send(&self, bytes: &[u8]) -> Result<(), Trouble> {
+        let sent = self.stream.send(bytes).await;
+        sent.map_err(|errno| Trouble::system("cannot send", errno))
+    }
+
+    /// The next reply to an option: its type and content.
+    async fn reply(&self, option: u32) -> Result<(u32, Vec<u8>), Trouble> {
+        let header = self.receive::<REPLY_HEADER_LEN>().await?;
+        let (kind, len) = options::reply_header(&header, option)?;
+        let mut data = vec![0; len];
+        self.receive_into(&mut data).await?;
+        Ok((kind, data))
+    }
+
+    /// Has everything encrypted from here on.
+    async fn start_tls(&self, tls: &Tls, host: &str, has_options: bool) -> Result<(), Trouble> {
+        let refused = |text: String| Trouble::final_word(Errno::EACCES, text);
+        let certificates = ClientCredentials::load(&tls.directory, tls.verify_peer)
+            .and_then(|credentials| gaur_tls::Session::client(&credentials, host));
+        let session = certificates.map_err(|error| refused(error.to_string()))?;
+        if !has_options {
+            return Err(refused("the server is too old for TLS".to_owned()));
+        }
+        self.send(&options::option(opt::STARTTLS, &[])).await?;
+        match self.reply(opt::STARTTLS).await? {
+            (rep::ACK, _) => self.stream.encrypt(session).await.map_err(refused),
+            (kind, message) => Err(refused(format!(
+                "the server has no TLS: {}",
+                options::refusal(kind, &message)
+            ))),
+        }
+    }
+
+    async fn structured_replies(&self) -> Result<bool, Trouble> {
+        self.send(&options::option(opt::STRUCTURED_REPLY, &[]))
+            .await?;
+        Ok(self.reply(opt::STRUCTURED_REPLY).await?.0 == rep::ACK)
+    }
+
+    /// The number of `base:allocation`, if the server has it.
+    async fn context(&self, remote: &Remote) -> Result<Option<u32>, Trouble> {
+        let ask = options::set_meta_context(&remote.export, ALLOCATION_CONTEXT);
+        self.send(&ask).await?;
+        let mut id = None;
+        for _ in 0..REPLIES_MAX {
+            match self.reply(opt::SET_META_CONTEXT).await? {
+                (rep::META_CONTEXT, data) => {
+                    id = Some(options::context_id(&data, ALLOCATION_CONTEXT)?);
+                }
+                (rep::ACK, _) => return Ok(id),
+                // Whatever is wrong, choosing the export tells it better.
+                _ => return Ok(None),
+            }
+        }
+        Err(Violation::OptionReplies(opt::SET_META_CONTEXT).into())
+    }
+
+    /// Nothing when the server does not know how; it chose no export then.
+    async fn go(&self, remote: &Remote) -> Result<Option<Chosen>, Trouble> {
+        self.send(&options::go(&remote.export)).await?;
+        let mut chosen = Chosen::new(u64::MAX, 0);
+        for _ in 0..REPLIES_MAX {
+            match self.reply(opt::GO).await? {
+                (rep::INFO, item) => chosen.add(&item)?,
+                (rep::ACK, _) => return Ok(Some(chosen.check()?)),
+                (rep::ERR_UNSUP, _) => return Ok(None),
+                (kind, message) => {
+                    let errno = match kind {
+                        rep::ERR_UNKNOWN => Errno::ENOENT,
+                        rep::ERR_POLICY => Errno::EACCES,
+                        _ => Errno::EIO,
+                    };
+                    let _ = self.send(&options::option(opt::ABORT, &[])).await;
+                    return Err(Trouble::final_word(errno, options::refusal(kind, &message)));
+                }
+            }
+        }
+        Err(Violation::OptionReplies(opt::GO).into())
+    }
+
+    /// The way of servers that know no other. They close the connection when they have no such export.
+    async fn export_name(&self, remote: &Remote, no_zeroes: bool) -> Result<Session, Trouble> {
+        let ask = options::option(opt::EXPORT_NAME, remote.export.as_bytes());
+        self.send(&ask).await?;
+        let mut told = [0; 10 + 124];
+        let told = match no_zeroes {
+            true => &mut told[..10],
+            false => &mut told[..],
+        };
+        self.receive_into(told).await?;
+        let (size, rest) = told.split_at(8);
+        let size_bytes = size
+            .iter()
+            .fold(0, |size, byte| size << 8 | u64::from(*byte));
+        let flags = u16::from_be_bytes([rest[0], rest[1]]);
+        Ok(Session {
+            export: Chosen::new(size_bytes, flags).check()?,
+            structured: false,
+            context: None,
+        })
+    }
+}

@@ -1,0 +1,100 @@
+//! Options of QEMU's `nbd` driver, which name an export.
+
+use std::path::PathBuf;
+
+use gaur_reactor::nbd::{Patience, Remote, Server};
+
+use super::OptionReader;
+use crate::failure::Failure;
+use crate::key_values::Value;
+
+/// Options that ask for something that is not here, and what.
+const UNSUPPORTED: [(&str, &str); 4] = [
+    ("tls-creds", "a URI nbds:// has TLS"),
+    ("tls-hostname", "a URI nbds:// has TLS"),
+    ("x-dirty-bitmap", "reading a bitmap as a disk"),
+    ("server.fd", "an open socket"),
+];
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Inet,
+    Unix,
+}
+
+impl OptionReader {
+    /// The options of an export, whose names begin with `below`; returns its name.
+    pub(super) fn nbd(&mut self, below: &str) -> Result<String, Failure> {
+        let keys = &mut self.keys;
+        let key = |name: &str| format!("{below}{name}");
+        for (name, what) in UNSUPPORTED {
+            if keys.take(&key(name)).is_some() {
+                let name = key(name);
+                let message = format!("option '{name}' is not supported: {what}");
+                return Err(Failure::new(message));
+            }
+        }
+        let inet = [("inet", Kind::Inet), ("unix", Kind::Unix)];
+        let kind = keys.take_choice(&key("server.type"), &inet)?;
+        // QEMU's older names of the same. Both may not be said.
+        let mut one = |new: &str, old: &str| {
+            let said = (keys.take(&key(new)), keys.take(&key(old)));
+            match said {
+                (Some(_), Some(_)) => {
+                    let (new, old) = (key(new), key(old));
+                    let message = format!("options '{new}' and '{old}' are the same");
+                    Err(Failure::new(message))
+                }
+                (value, None) | (None, value) => Ok(value.map(|value| match value {
+                    Value::String(text) => text,
+                    other => other.to_string(),
+                })),
+            }
+        };
+        let host = one("server.host", "host")?;
+        let port = one("server.port", "port")?;
+        let path = one("server.path", "path")?;
+        let server = match (kind, host, path) {
+            (None | Some(Kind::Unix), None, Some(path)) => match port {
+                None => Server::Unix(PathBuf::from(path)),
+                Some(_) => {
+                    let message = format!("option '{}' has no use with a path", key("port"));
+                    return Err(Failure::new(message));
+                }
+            },
+            (None | Some(Kind::Inet), Some(host), None) => {
+                let port = port.map_or(Ok(Server::PORT), |port| {
+                    let bad = || Failure::new(format!("'{port}' is no port"));
+                    port.parse().map_err(|_| bad())
+                })?;
+                Server::Inet { host, port }
+            }
+            _ => {
+                let failure = Failure::new(format!(
+                    "an NBD export is named by '{}' or by '{}'",
+                    key("server.host"),
+                    key("server.path")
+                ));
+                let hint = "server.type=inet,server.host=HOST,server.port=PORT or server.type=unix,server.path=PATH";
+                return Err(failure.hint(hint));
+            }
+        };
+        let usual = Patience::default();
+        let mut seconds = |name: &str, usual: u32| {
+            let told = keys.take_number(&key(name))?;
+            Ok::<_, Failure>(told.unwrap_or(usual))
+        };
+        let patience = Patience {
+            reconnect_delay: seconds("reconnect-delay", usual.reconnect_delay)?,
+            open_timeout: seconds("open-timeout", usual.open_timeout)?,
+            request_timeout: seconds("request-timeout", usual.request_timeout)?,
+        };
+        let remote = Remote {
+            server,
+            tls: None,
+            export: keys.take_text(&key("export"))?.unwrap_or_default(),
+            patience,
+        };
+        Ok(remote.to_string())
+    }
+}
