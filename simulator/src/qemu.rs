@@ -1,35 +1,19 @@
 //! QEMU as a judge: `qemu-img check` and `qemu-img convert`.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use gaur_sim::FileImage;
+use tempfile::TempDir;
 
 use crate::model::FoundSnapshot;
 use crate::shape::Shape;
 use crate::view::Files;
 
-/// A directory that goes away with this value.
-struct TempDir(PathBuf);
-
-impl TempDir {
-    fn new() -> Result<TempDir, String> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path =
-            std::env::temp_dir().join(format!("gaur-simulator-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        Ok(TempDir(path))
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        // Nothing depends on it: it lies among the temporary files.
-        fs::remove_dir_all(&self.0).ok();
-    }
+fn temp_dir() -> Result<TempDir, String> {
+    let made = tempfile::Builder::new().prefix("gaur-simulator-").tempdir();
+    made.map_err(|error| error.to_string())
 }
 
 /// Lets QEMU check the image called `name` and compares its view of the disk with `view`, and that of
@@ -42,18 +26,18 @@ pub fn judge(
     snapshots: &[FoundSnapshot],
     leaks: Option<u64>,
 ) -> Result<(), String> {
-    let directory = TempDir::new()?;
-    write_files(&directory.0, files)?;
-    let found = check(&directory.0, name)?;
+    let directory = temp_dir()?;
+    write_files(directory.path(), files)?;
+    let found = check(directory.path(), name)?;
     if leaks.is_some_and(|leaks| leaks != found) {
         return Err(format!(
             "qemu-img check finds {found} leaks, we find {leaks:?}"
         ));
     }
-    compare(&directory.0, name, None, view)?;
+    compare(directory.path(), name, None, view)?;
     snapshots.iter().try_for_each(|seen| {
         let which = format!("snapshot.id={},snapshot.name={}", seen.id, seen.name);
-        compare(&directory.0, name, Some(&which), &seen.disk)
+        compare(directory.path(), name, Some(&which), &seen.disk)
     })
 }
 
@@ -102,9 +86,9 @@ pub(crate) struct Image {
 impl Image {
     /// Makes an image that holds what `raw` does.
     pub(crate) fn make(shape: Shape, raw: &FileImage, compressed: bool) -> Result<Image, String> {
-        let directory = TempDir::new()?;
+        let directory = temp_dir()?;
         write_files(
-            &directory.0,
+            directory.path(),
             &Files::from([("raw".to_owned(), raw.clone())]),
         )?;
         let compat = if shape.version == 2 { "0.10" } else { "1.1" };
@@ -119,25 +103,25 @@ impl Image {
             arguments.push("-c");
         }
         arguments.extend(["raw", "image"]);
-        run(&directory.0, &arguments, &[0])?;
+        run(directory.path(), &arguments, &[0])?;
         Ok(Image { directory })
     }
 
     /// Takes an internal snapshot.
     pub(crate) fn snapshot(&mut self, number: u32) -> Result<(), String> {
         let name = format!("snapshot-{number}");
-        run(&self.directory.0, &["snapshot", "-c", &name, "image"], &[0])?;
+        run(self.directory.path(), &["snapshot", "-c", &name, "image"], &[0])?;
         Ok(())
     }
 
     /// Writes guest bytes.
     pub(crate) fn write(&mut self, offset_bytes: u64, bytes: &[u8]) -> Result<(), String> {
-        let path = self.directory.0.join("bytes");
+        let path = self.directory.path().join("bytes");
         fs::write(&path, bytes).map_err(|error| format!("{}: {error}", path.display()))?;
         let command = format!("write -q -s bytes {offset_bytes} {}", bytes.len());
         run_tool(
             "qemu-io",
-            &self.directory.0,
+            self.directory.path(),
             &["-f", "qcow2", "-c", &command, "image"],
             &[0],
         )?;
@@ -146,7 +130,7 @@ impl Image {
 
     /// The file.
     pub(crate) fn file(&self) -> Result<FileImage, String> {
-        let path = self.directory.0.join("image");
+        let path = self.directory.path().join("image");
         let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok(FileImage::from_bytes(&bytes))
     }

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use gaur_artifacts::Cache;
+use tempfile::TempDir;
 
 /// Names the cache for [`makes_the_artifact`].
 const FOLDER: &str = "GAUR_TEST_ARTIFACTS";
@@ -15,28 +16,9 @@ const STALLS: &str = "GAUR_TEST_STALLS";
 /// Files of the artifact.
 const PARTS: usize = 20;
 
-/// A folder that is gone when the test has passed.
-struct Temporary(PathBuf);
-
-impl Temporary {
-    fn new(name: &str) -> Temporary {
-        let name = format!("gaur-{}-{name}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir(&folder).unwrap();
-        Temporary(folder)
-    }
-
-    fn cache(&self) -> PathBuf {
-        self.0.join("a cache")
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        if !std::thread::panicking() {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
+/// The cache in a folder that is gone at the end.
+fn cache_in(temporary: &TempDir) -> PathBuf {
+    temporary.path().join("a cache")
 }
 
 /// Another process that wants the artifact.
@@ -95,8 +77,8 @@ fn makes_the_artifact() {
 /// tests then had the paths of two kernels for one, and failed.
 #[test]
 fn processes_at_once_with_an_empty_cache_get_one_artifact() {
-    let temporary = Temporary::new("race");
-    let cache = temporary.cache();
+    let temporary = tempfile::tempdir().unwrap();
+    let cache = cache_in(&temporary);
     let makers: Vec<Child> = (0..8).map(|_| maker(&cache, false)).collect();
     for mut maker in makers {
         assert!(maker.wait().unwrap().success());
@@ -109,8 +91,8 @@ fn processes_at_once_with_an_empty_cache_get_one_artifact() {
 
 #[test]
 fn artifact_of_a_killed_process_is_rebuilt() {
-    let temporary = Temporary::new("killed");
-    let cache = temporary.cache();
+    let temporary = tempfile::tempdir().unwrap();
+    let cache = cache_in(&temporary);
     let mut killed = maker(&cache, true);
     let half = cache.join(format!("making/kernel/new/{}", PARTS / 2));
     let start = Instant::now();
@@ -128,8 +110,8 @@ fn artifact_of_a_killed_process_is_rebuilt() {
 
 #[test]
 fn failed_artifact_is_retried() {
-    let temporary = Temporary::new("failed");
-    let cache = Cache::at(&temporary.cache()).unwrap();
+    let temporary = tempfile::tempdir().unwrap();
+    let cache = Cache::at(&cache_in(&temporary)).unwrap();
     let half = |new: &Path| {
         std::fs::write(new, "half").unwrap();
         Err("no network".to_owned())

@@ -1,34 +1,29 @@
 //! A folder of a test's own, gone afterwards unless the test failed.
 
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::Path;
 
-static COUNT: AtomicU32 = AtomicU32::new(0);
+use tempfile::TempDir;
 
 /// A folder with a short path (it holds Unix sockets), removed on drop unless the test panics.
 #[derive(Debug)]
-pub struct Scratch {
-    folder: PathBuf,
-}
+pub struct Scratch(TempDir);
 
 impl Scratch {
     /// Makes a folder; `name` is for a developer who looks at what a failed test left.
     pub fn new(name: &str) -> Scratch {
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let unique = format!("gaur-{}-{number}-{name}", std::process::id());
-        let folder = std::env::temp_dir().join(unique);
-        std::fs::create_dir(&folder).expect("the folder for temporary files is writable");
-        Scratch { folder }
+        let prefix = format!("gaur-{name}-");
+        let folder = tempfile::Builder::new().prefix(&prefix).tempdir();
+        Scratch(folder.expect("the folder for temporary files is writable"))
     }
 
     /// The folder itself.
     pub fn folder(&self) -> &Path {
-        &self.folder
+        self.0.path()
     }
 
     /// The path of a file in it, as text, for command lines.
     pub fn path(&self, name: &str) -> String {
-        self.folder
+        self.folder()
             .join(name)
             .to_str()
             .expect("temporary folders have UTF-8 names")
@@ -54,14 +49,9 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!(
-                "what the test worked on is kept in {}",
-                self.folder.display()
-            );
-            return;
-        }
-        if let Err(error) = std::fs::remove_dir_all(&self.folder) {
-            eprintln!("{}: {error}", self.folder.display());
+            self.0.disable_cleanup(true);
+            let folder = self.folder().display();
+            eprintln!("what the test worked on is kept in {folder}");
         }
     }
 }

@@ -7,7 +7,7 @@
 //! nothing while a server ends.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gaur_block::{Device, DeviceLimits, Errno, Payload, Request, Status};
@@ -30,11 +30,8 @@ impl Place {
     pub fn new() -> Place {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gaur fuse-{}-{number}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir(&folder).expect("a new folder");
+        let folder = tempfile::Builder::new().prefix("gaur fuse-").tempdir();
+        let folder = folder.expect("a new folder").keep();
         let file = folder.join("disk.raw");
         std::fs::write(&file, b"covered").expect("a new file");
         let lines = Lines::default();

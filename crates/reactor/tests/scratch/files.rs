@@ -2,16 +2,13 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
+
+use tempfile::TempDir;
 
 /// A directory of its own, removed at the end.
-pub struct Scratch {
-    path: PathBuf,
-}
-
-static NEXT: AtomicU32 = AtomicU32::new(0);
+pub struct Scratch(TempDir);
 
 impl Scratch {
     /// On the file system that the build uses: a disk, most likely.
@@ -25,15 +22,16 @@ impl Scratch {
     }
 
     fn in_directory(parent: &Path) -> Scratch {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = parent.join(format!("gaur-reactor-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a scratch directory can be made");
-        Scratch { path }
+        let directory = tempfile::Builder::new()
+            .prefix("gaur-reactor-")
+            .tempdir_in(parent);
+        Scratch(directory.expect("a scratch directory can be made"))
     }
 
     /// The name of a file in it.
     pub fn file(&self, name: &str) -> String {
-        self.path
+        self.0
+            .path()
             .join(name)
             .to_str()
             .expect("the path is text")
@@ -45,12 +43,6 @@ impl Scratch {
         let name = self.file(name);
         std::fs::write(&name, content).expect("a scratch file can be written");
         name
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 
