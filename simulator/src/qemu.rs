@@ -110,7 +110,11 @@ impl Image {
     /// Takes an internal snapshot.
     pub(crate) fn snapshot(&mut self, number: u32) -> Result<(), String> {
         let name = format!("snapshot-{number}");
-        run(self.directory.path(), &["snapshot", "-c", &name, "image"], &[0])?;
+        run(
+            self.directory.path(),
+            &["snapshot", "-c", &name, "image"],
+            &[0],
+        )?;
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 //! any other failure is an error, and so is a test of that table that passes.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -21,6 +22,9 @@ const SOURCE_PLACE: &str = "pool/main/q/qemu";
 /// Where the tests are listed that cannot pass, and under which heading.
 const KNOWN: &str = "docs/compat.md";
 const KNOWN_HEADING: &str = "## Tests of QEMU that do not pass";
+
+/// As much of what differs is shown.
+const DIFF_LINES_MAX: usize = 40;
 
 /// Run QEMU's own tests on this project's programs
 #[derive(Debug, Default, clap::Args)]
@@ -79,7 +83,23 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     };
     let cache = Cache::open()?;
     let source = cache.get(SOURCE, fetch)?;
-    let execute = |cases: &[Case]| execute(&root, &cache, &source, &gaur, arguments.jobs, cases);
+    let folder = tempfile::Builder::new()
+        // The tests run as an ordinary user.
+        .permissions(std::fs::Permissions::from_mode(0o755))
+        .tempdir()
+        .map_err(|error| format!("a folder: {error}"))?;
+    let mut runner = Command::new("python3");
+    runner
+        .arg(root.join("tests/iotests/run"))
+        .env("IOTESTS_CACHE", cache.folder().join("iotests"))
+        .arg("--tarball")
+        .arg(source)
+        .arg("--gaur")
+        .arg(gaur)
+        .args(["--jobs", &arguments.jobs.to_string()])
+        .arg("--work")
+        .arg(folder.path().join("work"));
+    let mut execute = |cases: &[Case]| execute(&mut runner, folder.path(), cases);
     let mut judged = Judged::default();
     judged.judge(&execute(&cases)?, &known)?;
     // A few depend on time.
@@ -90,31 +110,12 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     judged.conclude()
 }
 
-/// Runs the cases; returns the results, as JSON.
-fn execute(
-    root: &Path,
-    cache: &Cache,
-    source: &Path,
-    gaur: &Path,
-    jobs: usize,
-    cases: &[Case],
-) -> Result<String, String> {
-    let work = tempfile::tempdir().map_err(|error| format!("a folder: {error}"))?;
-    let (list, results) = (work.path().join("list"), work.path().join("results"));
+/// Runs the cases; returns the results, as JSON. What they are told by, and tell, is in the folder.
+fn execute(runner: &mut Command, folder: &Path, cases: &[Case]) -> Result<String, String> {
+    let (list, results) = (folder.join("list"), folder.join("results"));
     write_list(&list, cases)?;
-    let mut command = Command::new("python3");
-    command
-        .arg(root.join("tests/iotests/run"))
-        .env("IOTESTS_CACHE", cache.folder().join("iotests"))
-        .arg("--tarball")
-        .arg(source)
-        .arg("--gaur")
-        .arg(gaur)
-        .arg("--list")
-        .arg(&list)
-        .arg("--json")
-        .arg(&results)
-        .args(["--jobs", &jobs.to_string()]);
+    let _ = std::fs::remove_file(&results);
+    let command = runner.arg("--list").arg(&list).arg("--json").arg(&results);
     // Its status says that something has failed, which is judged here.
     let status = command.status();
     let status = status.map_err(|error| format!("cannot start {command:?}: {error}"))?;
@@ -126,6 +127,13 @@ fn execute(
 
 fn read(path: &Path) -> Result<String, String> {
     std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// The beginning of a file that may not be there.
+fn first_lines(path: &str) -> String {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().take(DIFF_LINES_MAX).collect();
+    lines.join("\n")
 }
 
 /// Brings QEMU's source from the mirror that this machine has its packages from.
@@ -271,8 +279,9 @@ impl Judged {
                     self.lines.push(line);
                 }
                 _ => {
-                    let line = format!("{} fails: {}", case.shown(), word("why"));
-                    self.lines.push(line);
+                    let (shown, why) = (case.shown(), word("why"));
+                    let diff = first_lines(&word("diff"));
+                    self.lines.push(format!("{shown} fails: {why}\n{diff}"));
                     self.failed.push(case);
                 }
             }
