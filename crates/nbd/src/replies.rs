@@ -9,7 +9,7 @@ use gaur_block::Errno;
 use crate::violation::Violation;
 use crate::wire::{
     CHUNK_LEN, CHUNK_MAGIC, Fields, SIMPLE_REPLY_LEN, SIMPLE_REPLY_MAGIC, STRING_MAX_BYTES, chunk,
-    cmd,
+    cmd, known_errno,
 };
 
 /// Flag of the types of chunks that tell errors.
@@ -350,20 +350,10 @@ fn error_chunk(kind: u16, len: u32, fields: Fields<'_>) -> Result<Option<(u32, &
 
 fn failed(cookie: u64, number: u32, message: &[u8]) -> Event<'static> {
     let errno = Errno::from_raw(i32::try_from(number).unwrap_or_default());
-    let errno = match errno {
-        Errno::EPERM
-        | Errno::ENOMEM
-        | Errno::EINVAL
-        | Errno::ENOSPC
-        | Errno::EOVERFLOW
-        | Errno::EOPNOTSUPP
-        | Errno::ESHUTDOWN => errno,
-        _ => Errno::EIO,
-    };
     let message = String::from_utf8_lossy(&message[..message.len().min(STRING_MAX_BYTES)]);
     Event::Failed {
         cookie,
-        errno,
+        errno: known_errno(errno),
         message: message.chars().filter(|one| !one.is_control()).collect(),
     }
 }

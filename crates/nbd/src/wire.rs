@@ -3,6 +3,8 @@
 //! Source: the NBD protocol document (`doc/proto.md` of the NetworkBlockDevice project), sections
 //! "Values" and "Newstyle negotiation". All fields on the wire are big-endian.
 
+use gaur_block::Errno;
+
 /// First eight bytes of the greeting, `NBDMAGIC`.
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// Starts the second half of the greeting and every option, `IHAVEOPT`.
@@ -222,6 +224,21 @@ pub const STATE_DIRTY: u32 = 1;
 pub const STATE_HOLE: u32 = 1;
 /// Status flag of `base:allocation`: reads as zeros.
 pub const STATE_ZERO: u32 = 2;
+
+/// The error, if the protocol has a number for it; else an input/output error, so that the other side does not
+/// take it for a mistake of its own and go on.
+pub fn known_errno(errno: Errno) -> Errno {
+    match errno {
+        Errno::EPERM
+        | Errno::ENOMEM
+        | Errno::EINVAL
+        | Errno::ENOSPC
+        | Errno::EOVERFLOW
+        | Errno::EOPNOTSUPP
+        | Errno::ESHUTDOWN => errno,
+        _ => Errno::EIO,
+    }
+}
 
 /// As much of a text as the protocol lets travel.
 pub fn clip(text: &str) -> &str {

@@ -86,6 +86,12 @@ fn every_verb_that_reads_sees_the_exported_disk() {
     }
 }
 
+/// Converts a raw file into an export, which is there.
+fn convert_into(format: &str, source: &str, server: &Server) {
+    let uri = server.uri();
+    gaur(&["convert", "-n", "-f", "raw", "-O", format, source, &uri]).ok();
+}
+
 #[test]
 fn an_export_is_written_to_as_a_target() {
     let scratch = Scratch::new("nbd-target");
@@ -94,17 +100,7 @@ fn an_export_is_written_to_as_a_target() {
         // What was there before has to go.
         let target = disk(&scratch, "target", 3);
         let server = export(name, &scratch, &target);
-        gaur(&[
-            "convert",
-            "-n",
-            "-f",
-            "raw",
-            "-O",
-            "raw",
-            &source,
-            &server.uri(),
-        ])
-        .ok();
+        convert_into("raw", &source, &server);
         server.stop();
         assert_same_bytes(&source, &target);
     }
@@ -119,17 +115,7 @@ fn qcow2_lives_on_an_export() {
     // Space for the clusters: an export does not grow.
     run("truncate", &["-s", "80M", &image]).ok();
     let server = Server::qemu(&image, "raw", &scratch.path("s"), false);
-    gaur(&[
-        "convert",
-        "-n",
-        "-f",
-        "raw",
-        "-O",
-        "qcow2",
-        &source,
-        &server.uri(),
-    ])
-    .ok();
+    convert_into("qcow2", &source, &server);
     gaur(&["compare", "-F", "raw", &server.uri(), &source]).ok();
     let options = format!(
         "driver=qcow2,file.driver=nbd,file.server.type=unix,file.server.path={}",

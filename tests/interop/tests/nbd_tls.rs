@@ -120,6 +120,16 @@ impl Place {
         let socket = self.socket();
         format!("nbds+unix:///?socket={socket}&tls-certificates={directory}&tls-hostname=localhost")
     }
+
+    /// The directory of a client that knows the authority and has no certificate.
+    fn nobody(&self) -> String {
+        let nobody = self.scratch.path("nobody");
+        std::fs::create_dir(&nobody).expect("scratch is writable");
+        let (from, to) = (&self.client, &nobody);
+        let copied = std::fs::copy(format!("{from}/ca-cert.pem"), format!("{to}/ca-cert.pem"));
+        copied.expect("scratch is writable");
+        nobody
+    }
 }
 
 #[test]
@@ -157,13 +167,7 @@ fn clients_without_the_right_certificate_are_refused_and_said_so() {
     let place = Place::new("tls-refused");
     let abroad = authority(&place.scratch, "abroad");
     let stranger = identity(&place.scratch, &abroad, "stranger", "client", VALID);
-    let nobody = place.scratch.path("nobody");
-    std::fs::create_dir(&nobody).expect("scratch is writable");
-    std::fs::copy(
-        format!("{}/ca-cert.pem", place.client),
-        format!("{nobody}/ca-cert.pem"),
-    )
-    .expect("copied");
+    let nobody = place.nobody();
     let old = identity(&place.scratch, &place.home(), "old", "client", "-days -1");
     let server = place.encrypted(&[]);
     for directory in [&stranger, &nobody] {
@@ -190,13 +194,7 @@ fn clients_without_the_right_certificate_are_refused_and_said_so() {
 #[test]
 fn server_without_verify_peer_takes_any_client_and_one_with_authorization_few() {
     let place = Place::new("tls-authz");
-    let nobody = place.scratch.path("nobody");
-    std::fs::create_dir(&nobody).expect("scratch is writable");
-    std::fs::copy(
-        format!("{}/ca-cert.pem", place.client),
-        format!("{nobody}/ca-cert.pem"),
-    )
-    .expect("copied");
+    let nobody = place.nobody();
     let object = format!(
         "tls-creds-x509,id=t,endpoint=server,dir={},verify-peer=off",
         place.server

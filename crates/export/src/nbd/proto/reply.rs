@@ -7,7 +7,7 @@ use gaur_block::Errno;
 use super::Style;
 use super::wire::{
     CHUNK_MAGIC, EXTENDED_CHUNK_LEN, EXTENDED_CHUNK_MAGIC, SIMPLE_REPLY_MAGIC, STATE_HOLE,
-    STATE_ZERO, chunk, clip,
+    STATE_ZERO, chunk, clip, known_errno,
 };
 
 /// What a reply has to know of the request it answers.
@@ -59,17 +59,7 @@ pub fn error_number(errno: Errno) -> u32 {
     let errno = match errno {
         Errno::EROFS | Errno::EACCES => Errno::EPERM,
         Errno::EFBIG => Errno::ENOSPC,
-        Errno::EPERM
-        | Errno::EIO
-        | Errno::ENOMEM
-        | Errno::EINVAL
-        | Errno::ENOSPC
-        | Errno::EOVERFLOW
-        | Errno::EOPNOTSUPP
-        | Errno::ESHUTDOWN => errno,
-        // The protocol knows no other number. What a client must not do is to take it for its own
-        // mistake and go on, so it is an input/output error.
-        _ => Errno::EIO,
+        errno => known_errno(errno),
     };
     errno.raw().unsigned_abs()
 }
