@@ -7,6 +7,8 @@ use std::io::Write;
 
 use gaur_block::Errno;
 use gaur_engine::MapExtent;
+use gaur_nbd::wire::{STATE_HOLE, STATE_ZERO};
+use gaur_reactor::BlockingFile;
 
 use crate::failure::Failure;
 use crate::file_holes::FileHoles;
@@ -186,6 +188,27 @@ fn print_map(
     printer.entry(&current, None)
 }
 
+/// Whether a file is an NBD export whose name chose a bitmap (QEMU's `x-dirty-bitmap`).
+fn has_bitmap(file: &BlockingFile) -> bool {
+    file.nbd_context_at(0) != Err(Errno::EOPNOTSUPP)
+}
+
+/// The extent that shows the bitmap of an export in the way of QEMU's `x-dirty-bitmap`, which backup programs read: the
+/// flags of the bitmap are taken for those of allocation. What is dirty is no data; depths of a chain come as no
+/// data (the top image), as zeros (one below it) and as data (none).
+fn of_bitmap(file: &BlockingFile, at: u64, extent: &MapExtent) -> Result<MapExtent, Errno> {
+    let (len_bytes, state) = file.nbd_context_at(at)?;
+    let (data, zero) = (state & STATE_HOLE == 0, state & STATE_ZERO != 0);
+    Ok(MapExtent {
+        len_bytes: len_bytes.min(extent.len_bytes).max(1),
+        present: data || zero,
+        data,
+        zero,
+        host_offset: (data || zero).then_some(at),
+        ..*extent
+    })
+}
+
 /// Prints the map.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let spec = args.source.spec()?;
@@ -213,6 +236,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         let what = format!("cannot map offset {offset}");
         Failure::request(&image, spec.path(), &what, errno)
     };
+    let bitmap = opened.files.own.first().cloned();
+    let bitmap = bitmap.filter(|file| layers.len() == 1 && has_bitmap(file));
     let mut holes = FileHoles::new(&opened.files).map_err(|errno| failed(0, errno))?;
     let guest = Guest::new(image.queue(opened.files));
     let mut printer = Printer {
@@ -223,7 +248,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     print_map(&mut printer, args.start_offset, end, |offset, len| {
         let extent = guest.map(offset, len).and_then(|mut extent| {
             holes.refine(&image, &mut extent)?;
-            Ok(extent)
+            match &bitmap {
+                Some(file) => of_bitmap(file, offset, &extent),
+                None => Ok(extent),
+            }
         });
         extent.map_err(|errno| failed(offset, errno))
     })?;

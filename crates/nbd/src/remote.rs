@@ -73,6 +73,8 @@ pub struct Remote {
     pub export: String,
     /// How it is encrypted, if it is.
     pub tls: Option<Tls>,
+    /// The metadata context that is asked about in place of `base:allocation`: QEMU's `x-dirty-bitmap`.
+    pub context: Option<String>,
     /// How long is waited for it.
     pub patience: Patience,
 }
@@ -102,7 +104,7 @@ pub enum BadName {
     #[error("a '%' without two hexadecimal digits behind it")]
     Escape,
     /// A name longer than the protocol allows.
-    #[error("the name of an NBD export has at most {STRING_MAX_BYTES} bytes")]
+    #[error("the name of an NBD export or bitmap has at most {STRING_MAX_BYTES} bytes")]
     TooLong,
 }
 
@@ -125,7 +127,9 @@ impl Remote {
         Remote::is_name(name).then(|| {
             let text = std::str::from_utf8(name).map_err(|_| BadName::NotText)?;
             let remote = Remote::read(text)?;
-            match remote.export.len() > STRING_MAX_BYTES {
+            let longest = [Some(&remote.export), remote.context.as_ref()];
+            let longest = longest.into_iter().flatten().map(String::len).max();
+            match longest.unwrap_or_default() > STRING_MAX_BYTES {
                 true => Err(BadName::TooLong),
                 false => Ok(remote),
             }
@@ -144,6 +148,7 @@ impl Remote {
         };
         let mut socket = None;
         let (mut directory, mut hostname, mut verify_peer) = (None, None, true);
+        let mut context = None;
         let mut patience = Patience::default();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -155,6 +160,7 @@ impl Remote {
                     let bad = || BadName::Parameter(pair.to_owned());
                     verify_peer = value.parse().map_err(|_| bad())?;
                 }
+                "x-dirty-bitmap" => context = Some(unescape(value)?),
                 key => patience.set(key, value)?,
             }
         }
@@ -178,6 +184,7 @@ impl Remote {
             server,
             export: unescape(path)?,
             tls,
+            context,
             patience,
         })
     }
@@ -196,6 +203,7 @@ impl Remote {
             server,
             export: export.to_owned(),
             tls: None,
+            context: None,
             patience: Patience::default(),
         })
     }
@@ -323,6 +331,9 @@ impl fmt::Display for Remote {
                 put("tls-verify-peer", &false)?;
             }
         }
+        if let Some(context) = &self.context {
+            put("x-dirty-bitmap", &Escaped(context))?;
+        }
         let (patience, usual) = (self.patience, Patience::default());
         for (key, value, usual) in [
             (
@@ -378,6 +389,10 @@ mod tests {
             (
                 "nbd://h/x?reconnect-delay=5&request-timeout=0",
                 "nbd://h:10809/x?reconnect-delay=5&request-timeout=0",
+            ),
+            (
+                "nbd://h/x?x-dirty-bitmap=qemu:dirty-bitmap:a%26b",
+                "nbd://h:10809/x?x-dirty-bitmap=qemu:dirty-bitmap:a%26b",
             ),
         ] {
             let remote = read(name);

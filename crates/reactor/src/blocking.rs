@@ -53,6 +53,16 @@ impl BlockingFile {
     pub fn open_file(&self) -> &OpenFile {
         &self.file
     }
+
+    /// The run of blocks at an offset of an NBD export as the metadata context says that its name chose
+    /// ([`Remote::context`]): its length in bytes, and the flags of the context. `EOPNOTSUPP` when its name chose none.
+    ///
+    /// [`Remote::context`]: crate::nbd::Remote::context
+    pub fn nbd_context_at(&self, offset_bytes: u64) -> Result<(u64, u32), Errno> {
+        let export = self.file.nbd().filter(|export| export.has_context());
+        let export = export.ok_or(Errno::EOPNOTSUPP)?;
+        block_on(export.via(None).context_at(offset_bytes))
+    }
 }
 
 file_by_raw!(BlockingFile, |_, len_bytes| Buffer::from_system(len_bytes));

@@ -229,6 +229,11 @@ impl NbdExport {
         self.link.session.export.size_bytes
     }
 
+    /// Whether its name chose a metadata context.
+    pub(crate) fn has_context(&self) -> bool {
+        self.link.remote.context.is_some()
+    }
+
     /// What went wrong with the connection last.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.link.slots.hold().trouble.clone()

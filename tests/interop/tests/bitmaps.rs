@@ -77,8 +77,9 @@ fn marked(image: &str, name: &str, scratch: &Scratch) -> Ranges {
     let options = format!(
         "driver=nbd,server.type=unix,server.path={socket},x-dirty-bitmap=qemu:dirty-bitmap:{name}"
     );
-    let map = qemu_img(&["map", "--output=json", "--image-opts", &options]).ok();
-    let map = map.json();
+    let arguments = ["map", "--output=json", "--image-opts", &options];
+    let map = qemu_img(&arguments).ok().json();
+    assert_eq!(gaur(&arguments).ok().json(), map, "a bitmap of qemu-nbd");
     server.stop();
     let ranges = map.as_array().expect("a list").iter();
     let number = |range: &serde_json::Value, key: &str| range[key].as_u64().expect("a number");
@@ -470,8 +471,15 @@ fn bitmaps_are_shown_to_nbd_clients() {
             "driver=nbd,server.type=unix,server.path={},x-dirty-bitmap={context}",
             scratch.path("socket")
         );
-        let theirs = qemu_img(&["map", "--output=json", "--image-opts", &options]).ok();
-        let theirs = theirs.json();
+        let arguments = ["map", "--output=json", "--image-opts", &options];
+        let theirs = qemu_img(&arguments).ok().json();
+        assert_eq!(gaur(&arguments).ok().json(), theirs);
+        // The disk behind it is what it is, whatever the bitmap says.
+        let plain = options.replace(&format!(",x-dirty-bitmap={context}"), "");
+        let same = ["compare", "--image-opts", &options, &plain];
+        gaur(&same).ok();
+        let missing = gaur(&["map", "--image-opts", &format!("{options}-not")]).code(1);
+        assert!(missing.stderr.contains("no bitmap"), "{}", missing.stderr);
         server.stop();
         let ranges = map.json();
         let ranges = ranges.as_array().expect("a list").iter();

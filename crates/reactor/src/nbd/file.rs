@@ -2,9 +2,9 @@
 
 use gaur_block::{Errno, Extent, Source, Target};
 use gaur_nbd::REQUEST_BYTES_MAX;
-use gaur_nbd::wire::{cmd, cmd_flag, export_flag};
+use gaur_nbd::wire::{STATE_ZERO, cmd, cmd_flag, export_flag};
 
-use super::slots::{Ask, Outcome, Slots};
+use super::slots::{Ask, Blocks, Outcome, Slots};
 use super::{NbdExport, OwnLink};
 use crate::memory::Buffer;
 use crate::whole::{Pieces, Range};
@@ -133,33 +133,50 @@ impl Via<'_> {
     }
 
     pub(crate) async fn extent_at(&self, offset: u64) -> Result<Extent, Errno> {
-        let rest = self
-            .export
-            .len()
-            .checked_sub(offset)
-            .filter(|rest| *rest > 0);
-        let rest = rest.ok_or(Errno::EINVAL)?;
         let unknown = Extent {
-            len: rest,
+            len: self.rest(offset)?,
             data: true,
         };
-        if self.export.link.session.context.is_none() {
+        // Another context than that of allocation says nothing of holes.
+        let link = &self.export.link;
+        if link.session.context.is_none() || link.remote.context.is_some() {
             return Ok(unknown);
         }
+        let blocks = self.blocks_at(offset).await?;
+        Ok(blocks.map_or(unknown, |blocks| Extent {
+            len: blocks.len_bytes,
+            data: blocks.state & STATE_ZERO == 0,
+        }))
+    }
+
+    /// The run of blocks at `offset` as the chosen context says, whichever it is: its length and its flags.
+    pub(crate) async fn context_at(&self, offset: u64) -> Result<(u64, u32), Errno> {
+        self.rest(offset)?;
+        let blocks = self.blocks_at(offset).await?.ok_or(Errno::EIO)?;
+        Ok((blocks.len_bytes, blocks.state))
+    }
+
+    /// How far it is to the end, which lies behind `offset`.
+    fn rest(&self, offset: u64) -> Result<u64, Errno> {
+        let rest = self.export.len().checked_sub(offset);
+        rest.filter(|rest| *rest > 0).ok_or(Errno::EINVAL)
+    }
+
+    async fn blocks_at(&self, offset: u64) -> Result<Option<Blocks>, Errno> {
         // A block says the same throughout, and a server is asked about whole ones.
         let block = u64::from(self.export.limits.request_alignment);
         let skip = offset % block;
         let range = Range {
             offset: offset - skip,
-            len: (rest + skip).min(REQUEST_BYTES_MAX),
+            len: (self.rest(offset)? + skip).min(REQUEST_BYTES_MAX),
         };
-        match self.ask(cmd::BLOCK_STATUS, 0, range).await? {
-            Some(extent) if extent.len > skip => Ok(Extent {
-                len: extent.len - skip,
-                ..extent
-            }),
-            _ => Ok(unknown),
-        }
+        let blocks = self.ask(cmd::BLOCK_STATUS, 0, range).await?;
+        Ok(blocks
+            .filter(|blocks| blocks.len_bytes > skip)
+            .map(|blocks| Blocks {
+                len_bytes: blocks.len_bytes - skip,
+                ..blocks
+            }))
     }
 
     fn check_change(&self, offset: u64, len: u64) -> Result<(), Errno> {
@@ -183,7 +200,7 @@ impl Via<'_> {
         Ok(())
     }
 
-    async fn ask(&self, kind: u16, flags: u16, range: Range) -> Result<Option<Extent>, Errno> {
+    async fn ask(&self, kind: u16, flags: u16, range: Range) -> Outcome {
         let ask = Ask {
             kind,
             flags,

@@ -17,7 +17,7 @@ const SECTOR_BYTES: u32 = 512;
 pub(super) struct Session {
     pub(super) export: Chosen,
     pub(super) structured: bool,
-    /// The number of `base:allocation`.
+    /// The number of the context that blocks are asked about, `base:allocation` unless another was named.
     pub(super) context: Option<u32>,
 }
 
@@ -89,11 +89,17 @@ pub(super) async fn shake_hands(
         false => None,
     };
     match handshake.go(remote).await? {
-        Some(export) => Ok(Session {
-            export,
-            structured,
-            context,
-        }),
+        Some(export) => match (&remote.context, context) {
+            (Some(name), None) => {
+                let text = format!("the server has no bitmap or context '{name}' of this export");
+                Err(Trouble::final_word(Errno::ENOENT, text))
+            }
+            _ => Ok(Session {
+                export,
+                structured,
+                context,
+            }),
+        },
         None => {
             let session = handshake.export_name(remote, no_zeroes).await?;
             Ok(Session {
@@ -161,15 +167,16 @@ impl Handshake<'_> {
         Ok(self.reply(opt::STRUCTURED_REPLY).await?.0 == rep::ACK)
     }
 
-    /// The number of `base:allocation`, if the server has it.
+    /// The number of the context that blocks are asked about, if the server has it.
     async fn context(&self, remote: &Remote) -> Result<Option<u32>, Trouble> {
-        let ask = options::set_meta_context(&remote.export, ALLOCATION_CONTEXT);
+        let context = remote.context.as_deref().unwrap_or(ALLOCATION_CONTEXT);
+        let ask = options::set_meta_context(&remote.export, context);
         self.send(&ask).await?;
         let mut id = None;
         for _ in 0..REPLIES_MAX {
             match self.reply(opt::SET_META_CONTEXT).await? {
                 (rep::META_CONTEXT, data) => {
-                    id = Some(options::context_id(&data, ALLOCATION_CONTEXT)?);
+                    id = Some(options::context_id(&data, context)?);
                 }
                 (rep::ACK, _) => return Ok(id),
                 // Whatever is wrong, choosing the export tells it better.

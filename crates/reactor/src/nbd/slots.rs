@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use gaur_block::{Errno, Extent, Segments, SegmentsMut};
-use gaur_nbd::wire::{REQUEST_LEN, STATE_ZERO, cmd};
+use gaur_block::{Errno, Segments, SegmentsMut};
+use gaur_nbd::wire::{REQUEST_LEN, cmd};
 use gaur_nbd::{Asked, Event, Violation, request};
 use parking_lot::{Mutex, MutexGuard};
 use slab::Slab;
@@ -59,8 +59,16 @@ struct Memory(SegmentsMut<'static>);
 // SAFETY: it is used under the mutex only, and taken away before the borrow that it was made from ends.
 unsafe impl Send for Memory {}
 
+/// A run of blocks that are alike, as the metadata context says that was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Blocks {
+    pub(super) len_bytes: u64,
+    /// Its flags.
+    pub(super) state: u32,
+}
+
 /// How a request ended.
-pub(super) type Outcome = Result<Option<Extent>, Errno>;
+pub(super) type Outcome = Result<Option<Blocks>, Errno>;
 
 struct Slot {
     ask: Ask,
@@ -69,7 +77,7 @@ struct Slot {
     memory: Option<Memory>,
     /// What of a read is there, by where it begins: one run, when chunks come in order.
     filled: BTreeMap<u64, u64>,
-    extent: Option<Extent>,
+    extent: Option<Blocks>,
     extent_ended: bool,
     /// Extents and errors so far.
     words: u32,
@@ -495,16 +503,10 @@ impl Slot {
     /// Takes an extent: the first run of them that say the same counts.
     fn extend(&mut self, len_bytes: u64, state: u32) -> Result<(), Violation> {
         self.count_word()?;
-        let data = state & STATE_ZERO == 0;
         match &mut self.extent {
-            None => {
-                self.extent = Some(Extent {
-                    len: len_bytes,
-                    data,
-                })
-            }
-            Some(extent) if extent.data == data && !self.extent_ended => {
-                extent.len = extent.len.saturating_add(len_bytes);
+            None => self.extent = Some(Blocks { len_bytes, state }),
+            Some(extent) if extent.state == state && !self.extent_ended => {
+                extent.len_bytes = extent.len_bytes.saturating_add(len_bytes);
             }
             Some(_) => self.extent_ended = true,
         }
@@ -536,8 +538,11 @@ impl Slot {
             }
             cmd::BLOCK_STATUS => {
                 let extent = self.extent.ok_or(incomplete)?;
-                let len = extent.len.min(asked);
-                Ok(Ok(Some(Extent { len, ..extent })))
+                let len_bytes = extent.len_bytes.min(asked);
+                Ok(Ok(Some(Blocks {
+                    len_bytes,
+                    ..extent
+                })))
             }
             _ => Ok(Ok(None)),
         }

@@ -9,10 +9,9 @@ use crate::failure::Failure;
 use crate::key_values::Value;
 
 /// Options that ask for something that is not here, and what.
-const UNSUPPORTED: [(&str, &str); 4] = [
+const UNSUPPORTED: [(&str, &str); 3] = [
     ("tls-creds", "a URI nbds:// has TLS"),
     ("tls-hostname", "a URI nbds:// has TLS"),
-    ("x-dirty-bitmap", "reading a bitmap as a disk"),
     ("server.fd", "an open socket"),
 ];
 
@@ -92,6 +91,7 @@ impl OptionReader {
         let remote = Remote {
             server,
             tls: None,
+            context: keys.take_text(&key("x-dirty-bitmap"))?,
             export: keys.take_text(&key("export"))?.unwrap_or_default(),
             patience,
         };

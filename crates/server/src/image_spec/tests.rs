@@ -311,7 +311,6 @@ fn options_of_the_nbd_driver_that_mean_nothing_here_are_refused() {
         ("driver=nbd,host=h,port=x", "no port"),
         ("driver=nbd,path=/s,port=1", "no use"),
         ("driver=nbd,host=h,tls-creds=t", "TLS"),
-        ("driver=nbd,host=h,x-dirty-bitmap=b", "bitmap"),
         ("driver=nbd,server.type=fd,server.str=3", "inet"),
         ("driver=nbd,host=h,filename=x", "unknown"),
         (
