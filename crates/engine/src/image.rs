@@ -523,8 +523,7 @@ pub(crate) fn add_mapping(
     let (metadata, clean) = metadata_clusters(part, header, &geometry);
     if writable && !clean {
         let path = part.layer.path.display();
-        let text =
-            format!("tables of {path} overlap; open it read-only, and copy it (gaur convert)");
+        let text = format!("tables of {path} overlap; gaur check -r all gives each its own place");
         return Err(ImageError::new(ErrorKind::Corrupt, text));
     }
     let sizes = cache.resolve(&geometry, part.layer.size_bytes)?;

@@ -14,6 +14,8 @@ mod image;
 mod qemu;
 #[path = "repair/random.rs"]
 mod random;
+#[path = "repair/shared_tables.rs"]
+mod shared_tables;
 #[path = "repair/snapshots.rs"]
 mod snapshots;
 

@@ -1,8 +1,11 @@
 //! Repair: whatever a cut leaves reads as before, and another repair makes it sound.
 
+use std::collections::BTreeSet;
+
 use gaur_engine::{Job, repair_breaking};
 use gaur_format::bitmap::{Bitmap, parse_directory};
 use gaur_format::check::RepairMode;
+use gaur_format::l1::OFFSET_MASK;
 use gaur_format::{extension, refcount};
 use gaur_sim::{DiskProfile, FileImage, Random};
 
@@ -36,6 +39,34 @@ fn damage_refcounts(file: &mut FileImage, random: &mut Random) -> Result<(), Str
         }
     }
     Ok(())
+}
+
+/// The L1 entries of the active disk: their places, and the L2 tables that they have.
+fn l1_entries(file: &FileImage) -> Result<Vec<(u64, u64)>, String> {
+    let header = header(file)?;
+    let places = (0..u64::from(header.l1_size)).map(|index| header.l1_table_offset.0 + index * 8);
+    let entry = |at: u64| (at, u64_at(file, at) & OFFSET_MASK);
+    Ok(places.map(entry).collect())
+}
+
+/// Gives an L1 entry the table of another, flagged as its only owner or not; where refcounts are wide enough to say so.
+fn share_table(file: &mut FileImage, random: &mut Random) -> Result<(), String> {
+    let entries = l1_entries(file)?;
+    let (_, table) = entries[random.index(entries.len())];
+    let (at, _) = entries[random.index(entries.len())];
+    if header(file)?.geometry().refcount_max() > 0xff && table != 0 {
+        let flag = random.below(2) << 63;
+        file.write(at, &(table | flag).to_be_bytes());
+    }
+    Ok(())
+}
+
+/// Whether two L1 entries have one table.
+fn shares_tables(file: &FileImage) -> Result<bool, String> {
+    let entries = l1_entries(file)?.into_iter();
+    let tables: Vec<u64> = entries.map(|entry| entry.1).filter(|at| *at != 0).collect();
+    let apart: BTreeSet<&u64> = tables.iter().collect();
+    Ok(apart.len() < tables.len())
 }
 
 /// Damages the entry of a snapshot, or says that there are more; what is left to be read afterwards.
@@ -156,16 +187,21 @@ fn unread(_: &FileImage) -> Result<Option<&'static str>, String> {
     Ok(None)
 }
 
-/// Repairs refcounts; what could be read can be read at every moment.
+/// Repairs refcounts and shared L2 tables; what could be read can be read at every moment.
 pub fn repair(seed: u64, breaks: bool) -> Cuts {
     let config = Config::draw(seed);
     let random = &mut Random::new(seed);
     let mut file = prepared(seed, &config, random);
+    if random.below(2) == 0 {
+        share_table(&mut file, random)?;
+    }
     let before = contents(&file)?;
     damage_refcounts(&mut file, random)?;
     let other = |file: &FileImage| Ok((contents(file)? != before).then_some("other disks"));
     let how = (config.image.shape, profile(seed), 12);
-    repaired_after_cuts(seed, file, how, breaks, other, other)
+    repaired_after_cuts(seed, file, how, breaks, other, |whole| {
+        Ok(other(whole)?.or(shares_tables(whole)?.then_some("shared tables")))
+    })
 }
 
 /// Repairs a damaged table of snapshots. Where there is none, there are no cuts.

@@ -210,3 +210,39 @@ fn bitmaps_that_cannot_be_read_are_removed_and_the_disk_stays() {
         assert_repaired_disks(&scratch, &image, &views, &NAMES);
     }
 }
+
+/// QEMU's repair of two L1 entries with one L2 table leaves it shared, which its checker accepts; it copies the table
+/// when it writes.
+#[test]
+fn l2_tables_that_entries_share_are_written_to_after_a_repair_only() {
+    let scratch = Scratch::new("repair");
+    let (image, views) = image_with_snapshots(&scratch, "1.1");
+    qemu_img(&["resize", "-q", &image, "16M"]).ok();
+    let l1 = header("l1_table_offset").get(&image);
+    let table = field(l1, 8).get(&image);
+    field(l1 + 16, 8).set(&image, table);
+    qemu_img(&["check", "-q", "-r", "all", &image]).ok();
+    assert_clean(&image);
+    let refused = gaur(&["qemu-io", "-c", "write 0 4k", &image]).code(1);
+    assert!(
+        refused.stderr.contains("gaur check -r all"),
+        "{}",
+        refused.stderr
+    );
+    gaur(&["check", "-r", "all", &image]).ok();
+    assert_clean(&image);
+    let read = |offset: &str, pattern: u8| {
+        let read = format!("read -P {pattern} {offset} 64k");
+        let read = gaur(&["qemu-io", "-r", "-c", &read, &image]).ok();
+        assert!(!read.stdout.contains("failed"), "{}", read.stdout);
+    };
+    gaur(&["qemu-io", "-c", "write -P 7 192k 64k", &image]).ok();
+    for (offset, pattern) in [("192k", 7), ("4288k", 3), ("256k", 3), ("4352k", 3)] {
+        read(offset, pattern);
+    }
+    for (name, view) in NAMES.iter().zip(&views[1..]) {
+        let now = scratch.path(&format!("{name}-now.raw"));
+        snapshot_view(&image, name, &now);
+        assert_same_bytes(view, &now);
+    }
+}

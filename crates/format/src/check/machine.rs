@@ -4,7 +4,7 @@ use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
 use crate::check::bitmaps::{Bitmaps, DirectoryChange};
-use crate::check::mapping::{L1Tables, L2Tables, UseCounts, check_l2_table};
+use crate::check::mapping::{L1Tables, L2Tables, SharedTable, UseCounts, check_l2_table};
 use crate::check::reader::Range;
 use crate::check::refcounts::Refcounts;
 use crate::check::report::Report;
@@ -77,6 +77,8 @@ pub struct Check {
     pub(super) table_change: Option<TableChange>,
     /// The same for the directory of bitmaps.
     pub(super) directory_change: Option<DirectoryChange>,
+    /// Entries of the active L1 table that share their L2 tables.
+    pub(super) shared_tables: Vec<SharedTable>,
     /// These changes are wanted.
     salvage: bool,
     pub(super) stage: Stage,
@@ -111,6 +113,7 @@ impl Check {
             snapshots: Vec::new(),
             table_change: None,
             directory_change: None,
+            shared_tables: Vec::new(),
             salvage: false,
             l1_tables: alloc::vec![L1Place {
                 offset: header.l1_table_offset.0,
@@ -242,7 +245,11 @@ impl Check {
                 let snapshots = core::mem::take(&mut self.snapshots);
                 Stage::L1(L1Tables::new(&self.header, snapshots, tally))
             }
-            Stage::L1(stage) => Stage::L2(stage.finish(), None),
+            Stage::L1(stage) => {
+                let found;
+                (found, self.shared_tables) = stage.finish();
+                Stage::L2(found, None)
+            }
             Stage::L2(..) => {
                 tally.stage_bytes = 0;
                 Stage::Bitmaps(Bitmaps::new(&self.header, tally, self.salvage))

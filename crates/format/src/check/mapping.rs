@@ -28,6 +28,14 @@ pub(super) struct UseCounts {
     active_index: u64,
 }
 
+/// An entry of the active L1 table whose L2 table an earlier entry has too. A program that writes may take
+/// a table for that of one entry.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SharedTable {
+    pub(super) l1_index: u64,
+    pub(super) offset: u64,
+}
+
 /// L2 tables by host offset.
 pub(super) type L2Tables = BTreeMap<u64, UseCounts>;
 
@@ -42,6 +50,7 @@ pub(super) struct L1Tables {
     name: Option<String>,
     reader: Reader,
     found: L2Tables,
+    shared: Vec<SharedTable>,
 }
 
 impl L1Tables {
@@ -51,6 +60,7 @@ impl L1Tables {
             name: None,
             reader: Reader::default(),
             found: L2Tables::new(),
+            shared: Vec::new(),
         };
         tables.open(header.l1_table_offset, header.l1_size, None, tally);
         tables
@@ -89,7 +99,9 @@ impl L1Tables {
             }
         }
         self.reader.advance(piece.len() as u64);
-        tally.stage_bytes = (self.found.len() as u64).saturating_mul(L2_TABLE_BYTES);
+        let shared = (self.shared.len() as u64).saturating_mul(size_of::<SharedTable>() as u64);
+        let found = (self.found.len() as u64).saturating_mul(L2_TABLE_BYTES);
+        tally.stage_bytes = found.saturating_add(shared);
         tally.check_memory();
     }
 
@@ -123,6 +135,12 @@ impl L1Tables {
                 if self.name.is_none() {
                     uses.active = uses.active.saturating_add(1);
                     uses.active_index = index;
+                    if uses.active > 1 {
+                        self.shared.push(SharedTable {
+                            l1_index: index,
+                            offset: offset.0,
+                        });
+                    }
                 }
             }
             // Outside of the file it reads as zeros: nothing is mapped.
@@ -137,8 +155,8 @@ impl L1Tables {
         }
     }
 
-    pub(super) fn finish(self) -> L2Tables {
-        self.found
+    pub(super) fn finish(self) -> (L2Tables, Vec<SharedTable>) {
+        (self.found, self.shared)
     }
 }
 

@@ -433,16 +433,14 @@ impl Repair {
         match then {
             Then::Start => {
                 self.result.before = tally.report.clone();
-                if tally.stopped || tally.report.is_clean() {
-                    return self.end();
+                let (stopped, clean) = (tally.stopped, tally.report.is_clean());
+                if self.mode == RepairMode::All && !stopped {
+                    self.plan_tables();
                 }
                 match self.mode {
+                    _ if stopped || clean && self.tables.is_none() => self.end(),
                     RepairMode::Leaks => self.lower(),
-                    RepairMode::Unclosed => self.raise(),
-                    RepairMode::All => {
-                        self.plan_tables();
-                        self.raise()
-                    }
+                    RepairMode::Unclosed | RepairMode::All => self.raise(),
                 }
             }
             Then::Raise => self.raise(),
@@ -476,8 +474,10 @@ impl Repair {
             match switch {
                 Switch::To(at, fields) => self.switch_header(at, &fields),
                 Switch::NoBitmaps(at) => self.hide_bitmaps(at),
+                Switch::L1Entry(at, entry) => self.push(at, entry.to_be_bytes().to_vec()),
             }
         }
+        self.flush();
         self.recheck(Then::Fix)
     }
 

@@ -1,8 +1,8 @@
-//! A new snapshot table in place of a damaged one, with new L1 tables for snapshots that share theirs; and a new
-//! directory of bitmaps.
+//! A new snapshot table in place of a damaged one, with new L1 tables for snapshots that share theirs; a new
+//! directory of bitmaps; new L2 tables for entries of the active L1 table that share theirs.
 //!
 //! They go behind the end of the file, where nothing refers to. Their clusters are counted first, then they are written,
-//! then the header's fields switch to each table in one write. What only the old tables referred to is counted down with the other
+//! then the header's fields, or the entries, switch to each table in one write. What only the old tables referred to is counted down with the other
 //! leaks.
 
 use alloc::collections::VecDeque;
@@ -13,7 +13,9 @@ use crate::addr::{ClusterIndex, HostOffset};
 use crate::bitmap;
 use crate::check::bitmaps::DirectoryChange;
 use crate::check::machine::Check;
+use crate::check::mapping::SharedTable;
 use crate::check::reader::{Range, Reader};
+use crate::check::repair::walk::is_claimed_once;
 use crate::check::snapshots::TableChange;
 use crate::check::tally::Tally;
 use crate::extension::{self, BitmapsExtension};
@@ -25,13 +27,18 @@ use crate::snapshot;
 /// Bytes of a new table that are written at once.
 const PIECE_BYTES: usize = 1 << 20;
 
+/// So many L2 tables are copied whatever the size of the file; else as many as it has clusters. A header of a few
+/// bytes must not have a disk filled.
+const TABLE_COPIES_MIN: u64 = 1024;
+
 /// What is written whole or not at all.
 const SECTOR_BYTES: u64 = 512;
 
-/// An L1 table that is copied.
+/// An L1 or L2 table that is copied.
 #[derive(Clone, Debug)]
 struct Copy {
     reader: Reader,
+    entry_bytes: usize,
     /// Where its next piece goes.
     to: u64,
 }
@@ -51,6 +58,8 @@ pub(super) enum Switch {
     To(u64, Vec<u8>),
     /// The extension of the bitmaps, which is here, goes, and its autoclear bit.
     NoBitmaps(u64),
+    /// The L1 entry at this offset becomes this one.
+    L1Entry(u64, u64),
 }
 
 #[derive(Clone, Debug)]
@@ -69,7 +78,8 @@ impl NewTables {
     /// `None` where nothing can be put behind the end of the file, and where nothing is to change.
     pub(super) fn plan(check: &mut Check, file_len: u64) -> Option<NewTables> {
         let (snapshots, bitmaps) = (check.table_change.take(), check.directory_change.take());
-        if snapshots.is_none() && bitmaps.is_none() {
+        let shared = core::mem::take(&mut check.shared_tables);
+        if snapshots.is_none() && bitmaps.is_none() && shared.is_empty() {
             return None;
         }
         let (tally, geometry) = (&check.tally, check.tally.geometry);
@@ -92,6 +102,7 @@ impl NewTables {
         if let Some(change) = bitmaps {
             new.bitmaps(change, &check.header)?;
         }
+        new.own_tables(shared, check);
         let fits = geometry.cluster_start(ClusterIndex(new.end)).0 <= tally.outside_far;
         (new.end == first || fits).then_some(new)
     }
@@ -116,7 +127,11 @@ impl NewTables {
             let len = u64::from(snapshot.l1_size).saturating_mul(8);
             let to = self.take(len);
             let reader = Reader::new(snapshot.l1_table_offset.0, len, file_len);
-            self.copies.push_back(Copy { reader, to });
+            self.copies.push_back(Copy {
+                reader,
+                entry_bytes: 8,
+                to,
+            });
             snapshot.l1_table_offset = HostOffset(to);
         }
         let mut fields = (change.snapshots.len() as u32).to_be_bytes().to_vec();
@@ -149,6 +164,31 @@ impl NewTables {
         (at / SECTOR_BYTES == last / SECTOR_BYTES).then_some(())
     }
 
+    /// Gives entries of the active L1 table that share an L2 table copies of it, unless something else claims
+    /// the L1 table, or there are too many.
+    fn own_tables(&mut self, shared: Vec<SharedTable>, check: &Check) {
+        let (tally, l1) = (&check.tally, check.header.l1_table_offset.0);
+        let len = u64::from(check.header.l1_size).saturating_mul(8);
+        let most = tally.clusters.max(TABLE_COPIES_MIN);
+        if shared.len() as u64 > most || !is_claimed_once(tally, l1, len) {
+            return;
+        }
+        let size = self.geometry.cluster_size();
+        for SharedTable { l1_index, offset } in shared {
+            let to = self.take(size);
+            self.copies.push_back(Copy {
+                reader: Reader::new(offset, size, tally.file_len),
+                entry_bytes: self.geometry.l2_entry_size() as usize,
+                to,
+            });
+            let entry = l1.saturating_add(l1_index.saturating_mul(8));
+            self.switches.push(Switch::L1Entry(entry, to));
+            self.actions.push(alloc::format!(
+                "l1 index {l1_index} shares the l2 table at {offset:#x} and gets a copy of it"
+            ));
+        }
+    }
+
     /// Counts the clusters as if they were referred to already.
     pub(super) fn refer(&self, tally: &mut Tally) {
         tally.plan(self.first, self.end.saturating_sub(self.first));
@@ -170,7 +210,7 @@ impl NewTables {
         None
     }
 
-    /// The next piece of an L1 table that is to be copied.
+    /// The next piece of a table that is to be copied.
     pub(super) fn wanted(&mut self) -> Option<Range> {
         while let Some(copy) = self.copies.front() {
             match copy.reader.wanted() {
@@ -187,7 +227,8 @@ impl NewTables {
         let (at, len) = (copy.to, piece.len() as u64);
         copy.reader.advance(len);
         copy.to = at.saturating_add(len);
-        for slot in piece.as_chunks_mut::<8>().0 {
+        let words = piece.as_chunks_mut::<8>().0.iter_mut();
+        for slot in words.step_by(copy.entry_bytes / 8) {
             *slot = (u64::from_be_bytes(*slot) & !COPIED).to_be_bytes();
         }
         Some((at, whole_clusters(at, piece, tally)))

@@ -179,7 +179,7 @@ impl Walk {
 }
 
 /// Whether a table is the only owner of all its clusters.
-fn is_claimed_once(tally: &Tally, offset: u64, len: u64) -> bool {
+pub(super) fn is_claimed_once(tally: &Tally, offset: u64, len: u64) -> bool {
     let first = tally.geometry.cluster_of(HostOffset(offset)).0;
     let last = offset.saturating_add(len.saturating_sub(1));
     let last = tally.geometry.cluster_of(HostOffset(last)).0;
