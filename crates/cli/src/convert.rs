@@ -325,6 +325,7 @@ fn plan_target(
         let message = "a target with a backing file can have only one source";
         return Err(Failure::about(target, message));
     }
+    spec.check_whole()?;
     let format = spec.format().unwrap_or(Format::Raw);
     let references = Some(args.references.references());
     let keys = args.keys.keys()?;

@@ -6,7 +6,7 @@
 use std::io::Write;
 
 use gaur_block::Errno;
-use gaur_engine::MapExtent;
+use gaur_engine::{Format, MapExtent};
 use gaur_nbd::wire::{STATE_HOLE, STATE_ZERO};
 use gaur_reactor::BlockingFile;
 
@@ -236,6 +236,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         let what = format!("cannot map offset {offset}");
         Failure::request(&image, spec.path(), &what, errno)
     };
+    let window = opened
+        .files
+        .own
+        .first()
+        .and_then(|file| file.open_file().window());
+    let window = window.map_or(0, |window| window.offset_bytes);
     let bitmap = opened.files.own.first().cloned();
     let bitmap = bitmap.filter(|file| layers.len() == 1 && has_bitmap(file));
     let mut holes = FileHoles::new(&opened.files).map_err(|errno| failed(0, errno))?;
@@ -245,9 +251,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         output: args.output,
         files,
     };
+    let is_raw = layers.top().format() == Format::Raw;
     print_map(&mut printer, args.start_offset, end, |offset, len| {
         let extent = guest.map(offset, len).and_then(|mut extent| {
             holes.refine(&image, &mut extent)?;
+            if let Some(host) = extent.host_offset.as_mut().filter(|_| is_raw) {
+                *host += window;
+            }
             match &bitmap {
                 Some(file) => of_bitmap(file, offset, &extent),
                 None => Ok(extent),

@@ -47,6 +47,7 @@ mod threads;
 mod timer;
 mod trim;
 mod whole;
+mod window;
 mod within;
 
 pub use address::{Address, SOCKET_PATH_MAX};
@@ -69,6 +70,7 @@ pub use task::JoinHandle;
 pub use threads::{Threads, ThreadsConfig};
 pub use timer::sleep;
 pub use trim::{freed_memory, keep_trimmed, trim_heap, trim_memory};
+pub use window::Window;
 
 /// io_uring on this machine.
 pub mod uring {

@@ -19,6 +19,7 @@ use crate::lock;
 use crate::memory::{Buffer, PAGE};
 use crate::nbd::{self, NbdExport};
 use crate::syscall::{self, DirectAlignment, again};
+use crate::window::Window;
 
 /// The longest single transfer in bytes: one that a disk works on for a while, and far below what
 /// the kernel moves in one call.
@@ -36,6 +37,8 @@ const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 #[derive(Clone, Debug)]
 pub struct OpenFile {
     shared: Arc<Shared>,
+    /// The part of it that is used, if that is not all.
+    window: Option<Window>,
 }
 
 #[derive(Debug)]
@@ -167,9 +170,14 @@ impl OpenFile {
             sector_bytes: export.limits().request_alignment,
             at: Place::Nbd(export),
         };
-        Ok(OpenFile {
+        Ok(OpenFile::of(shared))
+    }
+
+    fn of(shared: Shared) -> OpenFile {
+        OpenFile {
             shared: Arc::new(shared),
-        })
+            window: None,
+        }
     }
 
     fn open_with(path: &CStr, mode: OFlags, access: Access) -> Result<OpenFile, OpenError> {
@@ -191,14 +199,30 @@ impl OpenFile {
         }
         let shared = Shared::examine(fd, kind, &facts, access)
             .map_err(|errno| cannot_open(errno, access.write))?;
-        Ok(OpenFile {
-            shared: Arc::new(shared),
-        })
+        Ok(OpenFile::of(shared))
+    }
+
+    /// The same open file, of which only a part is used from here on, as if it were all.
+    ///
+    /// # Errors
+    /// When the part does not fit the file.
+    pub fn in_window(mut self, window: Window) -> Result<OpenFile, OpenError> {
+        let failed = |errno| cannot_open(errno, !self.shared.limits.read_only);
+        let len = self.whole_len().map_err(failed)?;
+        window.check(len, self.shared.limits)?;
+        self.window = Some(window);
+        Ok(self)
+    }
+
+    /// The part of the file that is used, if that is not all.
+    pub fn window(&self) -> Option<Window> {
+        self.window
     }
 
     /// Limits of this file; constant while it is open.
     pub fn limits(&self) -> FileLimits {
-        self.shared.limits
+        let limits = self.shared.limits;
+        self.window.map_or(limits, |window| window.limits(limits))
     }
 
     /// Which file this is.
@@ -278,6 +302,12 @@ impl OpenFile {
 
     /// Length in bytes.
     pub(crate) fn len(&self) -> Result<u64, Errno> {
+        let len = self.whole_len()?;
+        Ok(self.window.map_or(len, |window| window.len(len)))
+    }
+
+    /// That of the file, whatever part of it is used.
+    fn whole_len(&self) -> Result<u64, Errno> {
         match self.shared.kind {
             Kind::Regular => {
                 let facts = again(|| fs::fstat(self.fd()))?;
@@ -293,9 +323,9 @@ impl OpenFile {
         again(|| fs::seek(self.fd(), to))
     }
 
-    /// The run of data or hole at `offset_bytes`.
+    /// The run of data or hole at `offset_bytes` of the whole file.
     pub(crate) fn extent_at(&self, offset_bytes: u64) -> Result<Extent, Errno> {
-        let len_bytes = self.len()?;
+        let len_bytes = self.whole_len()?;
         let rest = len_bytes.checked_sub(offset_bytes).filter(|rest| *rest > 0);
         let rest = rest.ok_or(Errno::EINVAL)?;
         let run = |end: u64, data| {

@@ -4,7 +4,7 @@
 //! [`Raw`] is one system call each, done by a ring or by the thread itself; everything that has to
 //! be said about partial transfers, file ends and sectors is said here, once for both.
 
-use gaur_block::{Errno, Registered, Segments, SegmentsMut, Source, Target};
+use gaur_block::{Errno, Extent, Registered, Segments, SegmentsMut, Source, Target};
 
 use crate::memory::Buffer;
 use crate::nbd::Via;
@@ -67,6 +67,7 @@ macro_rules! file_by_raw {
 
             // What an export needs is on the heap: requests to files are to be small.
             async fn read_at(&self, at: u64, to: gaur_block::Target<'_>) -> Result<(), Errno> {
+                let (at, to) = $crate::window::place_read(self, at, to).await?;
                 if let Some(export) = $crate::whole::Raw::nbd(self) {
                     return self.wait(Box::pin(export.read_at(at, to))).await;
                 }
@@ -74,6 +75,7 @@ macro_rules! file_by_raw {
             }
 
             async fn write_at(&self, at: u64, from: gaur_block::Source<'_>) -> Result<(), Errno> {
+                let at = self.open_file().place(at, from.len() as u64)?;
                 if let Some(export) = $crate::whole::Raw::nbd(self) {
                     return self.wait(Box::pin(export.write_at(at, from))).await;
                 }
@@ -81,6 +83,7 @@ macro_rules! file_by_raw {
             }
 
             async fn write_zeroes_at(&self, at: u64, len: u64, unmap: bool) -> Result<(), Errno> {
+                let (at, len) = self.open_file().place_of(at, len)?;
                 if let Some(export) = $crate::whole::Raw::nbd(self) {
                     return self
                         .wait(Box::pin(export.write_zeroes_at(at, len, unmap)))
@@ -90,6 +93,7 @@ macro_rules! file_by_raw {
             }
 
             async fn allocate_at(&self, at: u64, len: u64) -> Result<(), Errno> {
+                let at = self.open_file().place(at, len)?;
                 if self.open_file().nbd().is_some() {
                     return Err(Errno::EOPNOTSUPP);
                 }
@@ -97,6 +101,7 @@ macro_rules! file_by_raw {
             }
 
             async fn discard_at(&self, at: u64, len: u64) -> Result<(), Errno> {
+                let (at, len) = self.open_file().place_of(at, len)?;
                 if let Some(export) = $crate::whole::Raw::nbd(self) {
                     return self.wait(Box::pin(export.discard_at(at, len))).await;
                 }
@@ -111,6 +116,7 @@ macro_rules! file_by_raw {
             }
 
             async fn set_len(&self, len: u64) -> Result<(), Errno> {
+                let (len, _) = self.open_file().place_of(len, 0)?;
                 if self.open_file().nbd().is_some() {
                     return Err(Errno::EOPNOTSUPP);
                 }
@@ -118,15 +124,29 @@ macro_rules! file_by_raw {
             }
 
             async fn extent_at(&self, at: u64) -> Result<gaur_block::Extent, Errno> {
-                if let Some(export) = $crate::whole::Raw::nbd(self) {
-                    return self.wait(Box::pin(export.extent_at(at))).await;
+                let file = self.open_file();
+                let Some(window) = file.window() else {
+                    return $crate::whole::extent_at(self, at).await;
+                };
+                if at >= file.len()? {
+                    return Err(Errno::EINVAL);
                 }
-                self.open_file().extent_at(at)
+                let (place, _) = file.place_of(at, 0)?;
+                let extent = $crate::whole::extent_at(self, place).await?;
+                Ok(window.extent(extent, at))
             }
         }
     };
 }
 pub(crate) use file_by_raw;
+
+/// The run of data or hole at an offset of the whole file.
+pub(crate) async fn extent_at<R: Raw>(raw: &R, at: u64) -> Result<Extent, Errno> {
+    if let Some(export) = raw.nbd() {
+        return raw.wait(Box::pin(export.extent_at(at))).await;
+    }
+    raw.file().extent_at(at)
+}
 
 /// Refuses a range that does not fit a file (2^63 - 1 bytes).
 fn check_range(offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {

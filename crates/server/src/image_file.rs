@@ -6,7 +6,7 @@ use std::path::Path;
 use gaur_block::{Access, Errno, Extent, File, Target, Within};
 use gaur_engine::{ErrorKind, Format, OpenOptions};
 use gaur_format::{Header, limit};
-use gaur_reactor::{BlockingFile, OpenFile, block_on};
+use gaur_reactor::{BlockingFile, OpenFile, Window, block_on};
 
 use crate::failure::Failure;
 use crate::open;
@@ -26,6 +26,21 @@ impl ImageFile {
     /// Opens the file as `options` say.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<ImageFile, Failure> {
         ImageFile::open_within(path, Within::Anywhere, options)
+    }
+
+    /// The same with an image that is a part of its file.
+    pub fn open_window(
+        path: &Path,
+        window: Option<Window>,
+        options: &OpenOptions,
+    ) -> Result<ImageFile, Failure> {
+        let whole = ImageFile::open(path, options)?;
+        let Some(window) = window else {
+            return Ok(whole);
+        };
+        let file = whole.file.open_file().clone().in_window(window);
+        let file = file.map_err(|error| open::file_failed(&whole.name, &error))?;
+        ImageFile::of(whole.name, file)
     }
 
     /// The same with a file that an image names.
@@ -50,6 +65,10 @@ impl ImageFile {
                 _ => failure,
             }
         })?;
+        ImageFile::of(name, file)
+    }
+
+    fn of(name: String, file: OpenFile) -> Result<ImageFile, Failure> {
         let file = BlockingFile::new(file);
         let len = block_on(file.len())
             .map_err(|errno| Failure::system(&name, "cannot tell its length", errno))?;

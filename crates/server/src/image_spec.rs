@@ -15,8 +15,8 @@ use gaur_engine::{
 };
 use gaur_format::header::CryptMethod;
 use gaur_format::limit;
-use gaur_reactor::BlockingFile;
 use gaur_reactor::nbd::Remote;
+use gaur_reactor::{BlockingFile, Window};
 
 use crate::failure::Failure;
 use crate::handover;
@@ -35,6 +35,8 @@ pub struct ImageSpec {
     format: Option<Format>,
     /// How the command line would tell it: `-f` for most.
     switch: Option<&'static str>,
+    /// The part of its file that it is, if that is not all.
+    window: Option<Window>,
     changes: Overrides,
 }
 
@@ -86,14 +88,12 @@ const AIO: [(&str, Aio); 3] = [
 ];
 
 /// Options of QEMU that ask for something that is not here.
-const UNSUPPORTED: [&str; 8] = [
+const UNSUPPORTED: [&str; 6] = [
     "backing.",
     "data-file.",
     "file.file.",
     "file.pr-manager",
-    "offset",
     "pr-manager",
-    "size",
     "file.x-check-cache-dropped",
 ];
 
@@ -160,6 +160,7 @@ impl ImageSpec {
             path,
             format,
             switch: None,
+            window: None,
             changes: Overrides::default(),
         }
     }
@@ -175,7 +176,8 @@ impl ImageSpec {
     pub fn with_probed_format(mut self, untrusted: bool) -> Result<ImageSpec, Failure> {
         if self.format.is_none() {
             let look = open::reading(None, true, References::Nothing);
-            let format = self.format_of(&ImageFile::open(&self.path, &look)?)?;
+            let format =
+                self.format_of(&ImageFile::open_window(&self.path, self.window, &look)?)?;
             if untrusted && format == Format::Raw {
                 let message =
                     "taken for a raw image by its content, which --untrusted does not trust";
@@ -232,6 +234,17 @@ impl ImageSpec {
     /// Its format, if one is given.
     pub fn format(&self) -> Option<Format> {
         self.format
+    }
+
+    /// Refuses an image that is a part of its file, for what would use all of it.
+    pub fn check_whole(&self) -> Result<(), Failure> {
+        match self.window {
+            None => Ok(()),
+            Some(_) => Err(Failure::about(
+                &self.shown,
+                "options 'offset' and 'size' cannot be used for this",
+            )),
+        }
     }
 
     /// Whether the options forbid writing.
@@ -329,7 +342,11 @@ impl ImageSpec {
         base: &OpenOptions,
         bases: &Bases,
     ) -> Result<Opened<BlockingFile>, Failure> {
-        let opened = open::open_sharing(&self.path, &self.open_options(base)?, bases);
+        let options = self.open_options(base)?;
+        let opened = match self.window {
+            None => open::open_sharing(&self.path, &options, bases),
+            Some(window) => open::open_in_window(&self.path, window, &options, bases),
+        };
         let opened = opened.map_err(|failure| self.advise(failure))?;
         let other = opened.image.layers().top().format();
         if other != Format::Qcow2 {
@@ -353,7 +370,7 @@ impl ImageSpec {
 
     /// Opens the file alone, to read metadata.
     pub fn open_file(&self, base: &OpenOptions) -> Result<ImageFile, Failure> {
-        ImageFile::open(&self.path, &self.open_options(base)?)
+        ImageFile::open_window(&self.path, self.window, &self.open_options(base)?)
     }
 }
 
@@ -384,8 +401,10 @@ impl OptionReader {
             only_for_qcow2: self.keys.find_key(qcow2).map(str::to_owned),
             ..Overrides::default()
         };
+        let (window, below, between) = self.window(driver, below)?;
+        let below = below.as_str();
         let path = self.protocol(below, driver, &mut changes)?;
-        let file = self.node(below)?;
+        let file = self.node(below)?.above(&between);
         let top = match below {
             "" => file.clone(),
             _ => self.node("")?,
@@ -409,6 +428,7 @@ impl OptionReader {
             path: path.into(),
             format,
             switch: None,
+            window,
             changes,
         })
     }
@@ -561,12 +581,22 @@ const OVERLAP_STRUCTURES: [&str; 9] = [
 ];
 
 impl Overrides {
+    /// What a node says, together with one right above it.
+    fn above(self, node: &Overrides) -> Overrides {
+        let discards = [self.discard, node.discard].into_iter().flatten();
+        Overrides {
+            direct: self.direct.or(node.direct),
+            no_flush: either(self.no_flush, node.no_flush),
+            read_only: either(self.read_only, node.read_only),
+            force_share: either(self.force_share, node.force_share),
+            discard: discards.reduce(|one, two| one && two),
+            detect_zeroes: self.detect_zeroes.or(node.detect_zeroes),
+            ..self
+        }
+    }
+
     /// A file is opened as its own options say, and where they do not, as those of the image.
     fn merge(&mut self, top: &Overrides, file: &Overrides) {
-        let either = |one: Option<bool>, two: Option<bool>| match (one, two) {
-            (Some(one), Some(two)) => Some(one || two),
-            (one, two) => one.or(two),
-        };
         self.direct = file.direct.or(top.direct);
         self.backing_direct = top.direct;
         self.no_flush = either(top.no_flush, file.no_flush);
@@ -583,6 +613,15 @@ impl Overrides {
     }
 }
 
+/// Whether one of two says so.
+fn either(one: Option<bool>, two: Option<bool>) -> Option<bool> {
+    match (one, two) {
+        (Some(one), Some(two)) => Some(one || two),
+        (one, two) => one.or(two),
+    }
+}
+
 mod nbd;
 #[cfg(test)]
 mod tests;
+mod window;

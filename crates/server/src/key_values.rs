@@ -80,6 +80,22 @@ impl KeyValues {
         keys.find(|key| wanted(key))
     }
 
+    /// The text of the option called `key`, which stays.
+    pub fn find(&self, key: &str) -> Option<&str> {
+        let value = self.0.iter().rev().find(|(name, _)| name == key);
+        value.and_then(|(_, value)| value.as_str())
+    }
+
+    /// All of them as `key=value,..`, which says the same.
+    pub fn option_string(&self) -> String {
+        let one = |(key, value): &(String, Value)| match value {
+            Value::String(text) => format!("{key}={}", text.replace(',', ",,")),
+            Value::Bool(on) => format!("{key}={}", if *on { "on" } else { "off" }),
+            value => format!("{key}={value}"),
+        };
+        self.0.iter().map(one).collect::<Vec<_>>().join(",")
+    }
+
     /// Takes the option called `key` out.
     pub fn take(&mut self, key: &str) -> Option<Value> {
         let value = self.0.iter().rev().find(|(name, _)| name == key);

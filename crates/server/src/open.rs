@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 #[cfg(feature = "clap")]
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use gaur_block::{Errno, OpenError};
+use gaur_block::{Access, Errno, Host, OpenError, Within};
 use gaur_engine::{
-    AllocationPolicy, DetectZeroes, ErrorKind, Format, Image, OpenOptions, Opened, References,
+    AllocationPolicy, DetectZeroes, ErrorKind, Format, Image, ImageError, OpenOptions, Opened,
+    References,
 };
 use gaur_format::header::CryptMethod;
-use gaur_reactor::{BlockingFile, BlockingHost, block_on};
+use gaur_reactor::{BlockingFile, BlockingHost, OpenFile, Window, block_on};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -117,8 +118,60 @@ pub fn open_sharing(
     options: &OpenOptions,
     bases: &Bases,
 ) -> Result<Opened<BlockingFile>, Failure> {
-    let opening = gaur_engine::open_sharing(&BlockingHost, path, options, bases);
-    block_on(opening).map_err(|error| {
+    explained(path, options, |path| {
+        block_on(gaur_engine::open_sharing(
+            &BlockingHost,
+            path,
+            options,
+            bases,
+        ))
+    })
+}
+
+/// The same with an image that is a part of its file. None of its chain is.
+pub fn open_in_window(
+    path: &Path,
+    window: Window,
+    options: &OpenOptions,
+    bases: &Bases,
+) -> Result<Opened<BlockingFile>, Failure> {
+    let host = WindowHost { path, window };
+    explained(path, options, |path| {
+        block_on(gaur_engine::open_sharing(&host, path, options, bases))
+    })
+}
+
+/// Opens one file in a window, and others as they are.
+struct WindowHost<'a> {
+    path: &'a Path,
+    window: Window,
+}
+
+impl Host for WindowHost<'_> {
+    type File = BlockingFile;
+
+    async fn open_within(
+        &self,
+        name: &Path,
+        within: Within<'_>,
+        access: Access,
+    ) -> Result<BlockingFile, OpenError> {
+        let file = OpenFile::open_within(name, within, access)?;
+        let file = match name == self.path {
+            true => file.in_window(self.window)?,
+            false => file,
+        };
+        Ok(BlockingFile::new(file))
+    }
+}
+
+/// Opens an image, with advice when that fails.
+fn explained(
+    path: &Path,
+    options: &OpenOptions,
+    open: impl FnOnce(&Path) -> Result<Opened<BlockingFile>, ImageError>,
+) -> Result<Opened<BlockingFile>, Failure> {
+    open(path).map_err(|error| {
         let failure = Failure::image(&path.to_string_lossy(), &error);
         match error.kind() {
             ErrorKind::Locked if options.read_only => failure.hint(LOCKED_HINT),

@@ -29,6 +29,7 @@ pub fn open(spec: &ImageSpec, base: &OpenOptions, bases: &Bases) -> Result<Share
             "a temporary overlay cannot leave the chain of its image out",
         ));
     }
+    spec.check_whole()?;
     let path = open::absolute(spec.file_path())?;
     let references = base.references.over(&path);
     let format = below.image.layers().top().format();

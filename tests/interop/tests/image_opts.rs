@@ -1,7 +1,7 @@
 //! Images named by `--image-opts` and `json:{..}`: each verb does with such an image what QEMU does
 //! with it, and what it does with the plain path.
 
-use gaur_interop::builder::{Kind, build, create};
+use gaur_interop::builder::{Kind, build, create, noise};
 use gaur_interop::compare::{assert_same_bytes, assert_same_view, qemu_view};
 use gaur_interop::gaur::{binary, gaur, serve_with};
 use gaur_interop::layout::Layout;
@@ -173,5 +173,101 @@ fn a_cache_mode_goes_for_the_files_that_it_goes_for_in_qemu() {
             direct_files("qemu-img"),
             "{options}"
         );
+    }
+}
+
+/// An image in the middle of a larger file, as in a tar archive, is read and written as QEMU does it, and nothing around it
+/// changes.
+#[test]
+fn an_image_can_be_a_part_of_its_file() {
+    let scratch = Scratch::new("opts-window");
+    let image = build(Kind::Plain, &Layout::v3(65536), &scratch);
+    // Room for the image to grow before what follows it.
+    let len = std::fs::metadata(&image).expect("it is there").len();
+    let (offset, room) = (20_480_u64, (len + (16 << 20)).next_multiple_of(4096));
+    let bytes = std::fs::read(&image).expect("the image");
+    let mut packed = vec![0x5a; offset as usize];
+    packed.extend_from_slice(&bytes);
+    packed.resize((offset + room) as usize, 0);
+    packed.resize(packed.len() + 20_480, 0x5a);
+    let ours = scratch.path("ours.bin");
+    std::fs::write(&ours, &packed).expect("a file");
+    let inside = |file: &str, more: &str| {
+        format!(
+            "driver=qcow2,file.driver=raw,file.offset={offset},file.size={room},\
+             file.file.driver=file,file.file.filename={file}{more}"
+        )
+    };
+    for verb in ["map", "check", "measure"] {
+        let output = ["--output=json", "--image-opts", &inside(&ours, "")];
+        let words = match verb {
+            "measure" => [&[verb, "-O", "raw"][..], &output].concat(),
+            _ => [&[verb][..], &output].concat(),
+        };
+        let (ours, theirs) = (gaur(&words).ok(), qemu_img(&words).ok());
+        let mut theirs = theirs.json();
+        if verb == "check" {
+            theirs["filename"] = ours.json()["filename"].clone();
+        }
+        assert_eq!(ours.json(), theirs, "{verb}");
+    }
+    let ops = op::mixed(&Layout::v3(65536), &noise(&scratch));
+    let direct = ",file.file.cache.direct=on";
+    for more in ["", direct] {
+        let server = serve_with(&inside(&ours, more), &scratch.path("s"), &["--image-opts"]);
+        op::apply("raw", &server.uri(), &ops);
+        server.stop();
+    }
+    op::apply("qcow2", &image, &ops);
+    gaur(&[
+        "compare",
+        "--image-opts",
+        &inside(&ours, direct),
+        &string(&image, "cache.direct=off"),
+    ])
+    .ok();
+    qemu_img(&[
+        "compare",
+        "--image-opts",
+        &inside(&ours, ""),
+        &string(&image, "cache.direct=off"),
+    ])
+    .ok();
+    let now = std::fs::read(&ours).expect("the file");
+    assert_eq!(now.len(), packed.len());
+    let end = now.len() - 20_480;
+    let untouched = |part: &[u8]| part.iter().all(|byte| *byte == 0x5a);
+    assert!(untouched(&now[..offset as usize]) && untouched(&now[end..]));
+}
+
+/// A raw part with an end does not grow, one without does.
+#[test]
+fn a_raw_disk_can_be_a_part_of_its_file() {
+    let scratch = Scratch::new("opts-raw-window");
+    let file = noise(&scratch);
+    let len = std::fs::metadata(&file).expect("it is there").len();
+    let part = format!("driver=raw,offset=4096,size=8192,file.filename={file}");
+    let refused = gaur(&["resize", "--image-opts", &part, "+1M"]).code(1);
+    assert!(!refused.stderr.is_empty());
+    let (left, right) = (scratch.path("left.raw"), scratch.path("right.raw"));
+    gaur(&["convert", "-O", "raw", "--image-opts", &part, &left]).ok();
+    qemu_img(&["convert", "-O", "raw", "--image-opts", &part, &right]).ok();
+    assert_same_bytes(&left, &right);
+    let map = ["map", "--output=json", "--image-opts", &part];
+    assert_eq!(gaur(&map).ok().json(), qemu_img(&map).ok().json());
+    let open = format!("driver=raw,offset=4096,file.filename={file}");
+    gaur(&["resize", "--image-opts", &open, "+1M"]).ok();
+    let grown = std::fs::metadata(&file).expect("it is there").len();
+    assert_eq!(grown, len + (1 << 20));
+    for (options, word) in [
+        (part.replace("offset=4096", "offset=1G"), "behind the end"),
+        (part.replace("size=8192", "size=1000"), "no multiple"),
+        (
+            part.replace("offset=4096", "offset=10,cache.direct=on"),
+            "no multiples",
+        ),
+    ] {
+        let said = gaur(&["map", "--image-opts", &options]).code(1);
+        assert!(said.stderr.contains(word), "{}", said.stderr);
     }
 }

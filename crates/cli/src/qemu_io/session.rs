@@ -14,6 +14,7 @@ use gaur_block::{Device, Payload, Request};
 use gaur_engine::{Format, Job, Keys, OpenOptions, Queue, References};
 use gaur_format::plan::Preallocation;
 use gaur_reactor::{ReactorFile, sleep};
+use gaur_server::key_values::{JSON_PREFIX, KeyValues};
 use gaur_server::temporary;
 
 use super::How;
@@ -415,6 +416,9 @@ impl<'o> Session<'o> {
                 let given = file.to_string_lossy();
                 let base = match image_opts {
                     true => given.into_owned(),
+                    false if given.starts_with(JSON_PREFIX) => {
+                        KeyValues::from_file_name(&given)?.option_string()
+                    }
                     false => {
                         let driver = format.or_else(|| self.format()).unwrap_or(Format::Qcow2);
                         let path = given.replace(',', ",,");

@@ -129,8 +129,13 @@ const REFUSED: &[(&str, &str)] = &[
         "'backing' is unknown",
     ),
     (
-        "driver=raw,file.filename=a,offset=512",
-        "'offset' is not supported",
+        "driver=qcow2,file.filename=a,offset=512",
+        "'offset' is unknown",
+    ),
+    ("driver=raw,file.filename=a,size=1000", "no multiple of 512"),
+    (
+        "driver=raw,offset=1k,file.driver=raw,file.size=1k,file.file.filename=a",
+        "a part of a part",
     ),
     (
         "driver=qcow2,file.filename=a,encrypt.format=des",
