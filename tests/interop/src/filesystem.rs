@@ -13,6 +13,8 @@ pub enum Kind {
     Ext4,
     /// XFS.
     Xfs,
+    /// btrfs.
+    Btrfs,
 }
 
 impl Kind {
@@ -20,6 +22,7 @@ impl Kind {
         match self {
             Kind::Ext4 => "ext4",
             Kind::Xfs => "xfs",
+            Kind::Btrfs => "btrfs",
         }
     }
 
@@ -29,6 +32,7 @@ impl Kind {
         match self {
             Kind::Ext4 => tool("mkfs.ext4", &["-q", "-F", device]),
             Kind::Xfs => tool("mkfs.xfs", &["-q", "-f", device]),
+            Kind::Btrfs => tool("mkfs.btrfs", &["-q", "-f", device]),
         }
         .ok();
     }
@@ -39,6 +43,7 @@ impl Kind {
         match self {
             Kind::Ext4 => tool("e2fsck", &["-fn", device]),
             Kind::Xfs => tool("xfs_repair", &["-n", device]),
+            Kind::Btrfs => tool("btrfs", &["check", "-q", device]),
         }
         .ok();
     }
@@ -47,6 +52,12 @@ impl Kind {
     #[track_caller]
     pub fn mount(self, device: &str, scratch: &Scratch) -> Mounted {
         self.mount_with(device, scratch, "rw")
+    }
+
+    /// Mounts a file, by way of a loop device.
+    #[track_caller]
+    pub fn mount_file(self, file: &str, scratch: &Scratch) -> Mounted {
+        self.mount_with(file, scratch, "loop")
     }
 
     /// Mounts a device that cannot be written to, not even to replay a log.

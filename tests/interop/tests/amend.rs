@@ -213,6 +213,32 @@ fn what_cannot_be_amended_is_refused_by_name() {
     .ok();
 }
 
+/// Version 2 knows nothing of the state of a machine, nor of the size of a snapshot's disk; QEMU refuses as well.
+#[test]
+fn snapshots_that_version_2_cannot_have_are_named() {
+    let scratch = Scratch::new("amend");
+    let [image, state] = ["image.qcow2", "state"].map(|name| scratch.path(name));
+    let amend = ["amend", "-o", "compat=0.10", &image];
+    for (with_state, word) in [
+        (true, "the state of a machine"),
+        (false, "a disk of another size"),
+    ] {
+        gaur(&["create", "-q", "-o", "extended_l2=off", &image, "8M"]).ok();
+        if with_state {
+            std::fs::write(&state, [7; 100_000]).expect("scratch is writable");
+            gaur(&["snapshot", "save", &image, "one", "--state", &state]).ok();
+        } else {
+            gaur(&["snapshot", "create", &image, "one"]).ok();
+            gaur(&["resize", &image, "16M"]).ok();
+        }
+        let before = std::fs::read(&image).expect("it is there");
+        let told = gaur(&amend).refused();
+        assert!(told.stderr.contains(word), "{told}");
+        assert_eq!(run("qemu-img", &amend).code, 1);
+        assert!(std::fs::read(&image).expect("it is there") == before);
+    }
+}
+
 /// Opens with a key.
 fn opens(image: &str, key: &str) -> bool {
     let object = format!("secret,id=s,file={key}");

@@ -5,7 +5,9 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use gaur_interop::compare::assert_same_bytes;
+use gaur_interop::filesystem::Kind;
 use gaur_interop::gaur::gaur;
+use gaur_interop::nbd::Server;
 use gaur_interop::scratch::Scratch;
 use gaur_interop::tool::run;
 
@@ -188,5 +190,104 @@ fn a_rate_limit_is_kept_as_by_qemu() {
         };
         let took = started.elapsed();
         assert!(took > Duration::from_millis(1500), "{name} took {took:?}");
+    }
+}
+
+/// The file systems' own tools say what was asked for a new file.
+#[test]
+fn new_files_have_the_hints_that_qemu_gives() {
+    let scratch = Scratch::new("beside");
+    for (kind, tool, options) in [
+        (
+            Kind::Xfs,
+            "xfs_io -c extsize",
+            vec!["", "extent_size_hint=2M", "extent_size_hint=0"],
+        ),
+        (Kind::Btrfs, "lsattr", vec!["", "nocow=on"]),
+    ] {
+        let disk = scratch.zeros(&format!("{kind:?}"), 400 << 20);
+        kind.make(&disk);
+        let mounted = kind.mount_file(&disk, &scratch);
+        let image = format!("{}/new", mounted.folder());
+        let hints = |ours: bool, format: &str, option: &str| {
+            let mut all = vec!["create", "-q", "-f", format, &image, "4M"];
+            all.extend(
+                [["-o", option]]
+                    .iter()
+                    .flatten()
+                    .filter(|_| !option.is_empty()),
+            );
+            match ours {
+                true => gaur(&[&["qemu-img"], &all[..]].concat()).ok(),
+                false => run("qemu-img", &all).ok(),
+            };
+            mounted.shell(&format!("{tool} new; rm new"), &[]).stdout
+        };
+        for format in ["qcow2", "raw"] {
+            let told: Vec<String> = options.iter().map(|one| hints(true, format, one)).collect();
+            let theirs: Vec<String> = options
+                .iter()
+                .map(|one| hints(false, format, one))
+                .collect();
+            assert_eq!(told, theirs, "{kind:?}, {format}");
+            assert!(told[0] != told[1], "{told:?}");
+        }
+        mounted.unmount();
+    }
+}
+
+/// A snapshot that is deleted gives its space back to the host, or does not.
+#[test]
+fn space_of_a_snapshot_goes_back_to_the_host_as_with_qemu() {
+    let scratch = Scratch::new("beside");
+    for (option, left) in [("on", 4), ("off", 8)] {
+        let images = twins(&scratch);
+        for (ours, image) in [true, false].into_iter().zip(&images) {
+            run("qemu-img", &["snapshot", "-c", "one", image]).ok();
+            qemu_io(image, &["write -P 2 0 4M"]);
+            assert_eq!(allocated_mib(image), 8);
+            let opened = format!(
+                "driver=qcow2,file.filename={image},discard=unmap,pass-discard-snapshot={option}"
+            );
+            let all = ["snapshot", "--image-opts", "-d", "one", &opened];
+            match ours {
+                true => gaur(&[&["qemu-img"], &all[..]].concat()).ok(),
+                false => run("qemu-img", &all).ok(),
+            };
+            assert_eq!(allocated_mib(image), left, "{image}, {option}");
+        }
+    }
+}
+
+/// `rebase -U` takes no lock away from another program: what is being written to is not touched.
+#[test]
+fn images_that_are_in_use_are_not_rebased_as_with_qemu() {
+    let scratch = Scratch::new("beside");
+    let [image, base] = twins(&scratch);
+    let over = ["-b", &base, "-F", "qcow2", &image];
+    run("qemu-img", &[&["rebase", "-u"], &over[..]].concat()).ok();
+    for served in [&image, &base] {
+        let server = Server::qemu(served, "qcow2", &scratch.path("s"), false);
+        let before = fs::read(&image).expect("it is there");
+        for how in [
+            vec!["-b", ""],
+            vec!["-U", "-b", ""],
+            vec!["-U", "-u", "-b", ""],
+        ] {
+            let all = [&["rebase"], &how[..], &[&image]].concat();
+            let theirs = run("qemu-img", &all).code;
+            let ours = gaur(&[&["qemu-img"], &all[..]].concat()).code;
+            // Of a base in use nothing is read without a copy.
+            let unread = served == &base && how.contains(&"-u");
+            assert_eq!(
+                (ours, theirs),
+                if unread { (0, 0) } else { (1, 1) },
+                "{all:?}"
+            );
+            if !unread {
+                assert!(before == fs::read(&image).expect("it is there"));
+            }
+        }
+        server.stop();
     }
 }

@@ -3,27 +3,33 @@
 use gaur_reactor::OpenFile;
 
 use crate::failure::Failure;
-use crate::notice::say;
+use crate::notice::{is_qemu, say};
 use crate::options::{OptionList, wrong_value};
+
+/// What QEMU's programs ask for where nothing is said.
+const QEMU_EXTENT_SIZE: u32 = 1 << 20;
 
 /// Hints for a new file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileHints {
     nocow: bool,
-    /// 0 for the file system's own.
-    extent_size: u32,
+    /// 0 for the file system's own; `None` where nothing is said.
+    extent_size: Option<u32>,
 }
 
 impl FileHints {
     /// Takes them out of a list.
     pub fn take(options: &mut OptionList) -> Result<FileHints, Failure> {
         let nocow = options.take_bool("nocow")?.unwrap_or(false);
-        let bytes = options.take_size("extent_size_hint")?.unwrap_or(0);
-        let extent_size = u32::try_from(bytes).ok().filter(|size| size % 512 == 0);
-        let extent_size = extent_size.ok_or_else(|| {
-            let allowed = "multiples of 512 below 4G";
-            wrong_value("extent_size_hint", &bytes.to_string(), allowed)
-        })?;
+        let extent_size = match options.take_size("extent_size_hint")? {
+            None => None,
+            Some(bytes) => {
+                let size = u32::try_from(bytes).ok().filter(|size| size % 512 == 0);
+                let allowed = "multiples of 512 below 4G";
+                let wrong = || wrong_value("extent_size_hint", &bytes.to_string(), allowed);
+                Some(size.ok_or_else(wrong)?)
+            }
+        };
         Ok(FileHints { nocow, extent_size })
     }
 
@@ -35,10 +41,18 @@ impl FileHints {
         {
             tell("nocow", errno);
         }
-        if self.extent_size > 0
-            && let Err(errno) = file.set_extent_size(self.extent_size)
-        {
-            tell("extent_size_hint", errno);
+        match self.extent_size {
+            Some(0) => {}
+            Some(size) => {
+                if let Err(errno) = file.set_extent_size(size) {
+                    tell("extent_size_hint", errno);
+                }
+            }
+            // Most file systems have no such hint.
+            None if is_qemu() => {
+                let _ = file.set_extent_size(QEMU_EXTENT_SIZE);
+            }
+            None => {}
         }
     }
 }
@@ -53,7 +67,7 @@ mod tests {
         let hints = taken("nocow=on,extent_size_hint=1M").expect("hints");
         let wanted = FileHints {
             nocow: true,
-            extent_size: 1 << 20,
+            extent_size: Some(1 << 20),
         };
         assert_eq!(hints, wanted);
         assert_eq!(taken("size=1M").expect("none"), FileHints::default());
