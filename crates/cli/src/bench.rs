@@ -26,7 +26,7 @@ use crate::interrupt;
 use crate::json;
 use crate::open::{CacheMode, Output, SourceArgs, allocation_parser};
 use crate::shared_image::SharedImage;
-use crate::size::{human, parse_size};
+use crate::size::{human, parse_size, parse_whole_number};
 use load::Workload;
 use report::Report;
 use thread::{RequestError, ThreadStatistics};
@@ -119,11 +119,7 @@ const NUMBER_MAX: u64 = i32::MAX as u64;
 
 /// A number from `min` to [`NUMBER_MAX`], decimal or hexadecimal.
 fn parse_number(text: &str, min: u64) -> Result<u64, String> {
-    let digits = text.strip_prefix('+').unwrap_or(text);
-    let number = match digits.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16).ok(),
-        None => digits.parse().ok(),
-    };
+    let number = parse_whole_number(text).ok();
     let number = number.filter(|number| (min..=NUMBER_MAX).contains(number));
     number.ok_or_else(|| format!("must be a number from {min} to {NUMBER_MAX}"))
 }

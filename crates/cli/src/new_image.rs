@@ -400,12 +400,16 @@ impl NewImage {
         };
         let preallocation = self.preallocation.map(str::to_owned);
         let plan = &self.plan;
+        let on_off = |on: bool| Some(if on { "on" } else { "off" }.to_owned());
+        let nocow = self.hints.nocow().and_then(on_off);
+        let extent_size = self.hints.extent_size().map(|size| size.to_string());
         if self.format == Format::Raw {
             add("size", Some(plan.size_bytes.to_string()));
+            add("nocow", nocow);
             add("preallocation", preallocation);
+            add("extent_size_hint", extent_size);
             return text;
         }
-        let on_off = |on: bool| Some(if on { "on" } else { "off" }.to_owned());
         let lossy = |name: &Vec<u8>| String::from_utf8_lossy(name).into_owned();
         let power = |bits: u32| Some((1_u64 << bits).to_string());
         let allocation = plan.allocation.map(AllocationPolicy::name);
@@ -427,6 +431,8 @@ impl NewImage {
         add("data_file_raw", on_off(true).filter(|_| plan.data_file_raw));
         add("lazy_refcounts", on_off(plan.lazy_refcounts));
         add("refcount_bits", power(plan.refcount_order));
+        add("nocow", nocow);
+        add("extent_size_hint", extent_size);
         add("allocation", allocation.map(str::to_owned));
         text
     }

@@ -25,7 +25,7 @@ use crate::notice::{self, say};
 use crate::open::{CacheMode, KeyOptions, ReferenceOptions, format_parser};
 use crate::pin::{Pin, Prospect, Wish};
 use crate::serve::{self, Plan};
-use crate::size::parse_size;
+use crate::size::{parse_size, parse_whole_number};
 use crate::snapshot_choice::SnapshotChoice;
 use crate::usage;
 
@@ -67,7 +67,7 @@ struct Connection {
     #[arg(short = 'k', long, value_name = "PATH", value_parser = clap::value_parser!(PathBuf))]
     socket: Option<PathBuf>,
     /// Clients served at once; 0 for any number
-    #[arg(short = 'e', long, value_name = "N", default_value_t = 1)]
+    #[arg(short = 'e', long, value_name = "N", value_parser = parse_whole_number::<u32>, default_value_t = 1)]
     shared: u32,
     /// Stay when the last client has left
     #[arg(short = 't', long)]
@@ -82,7 +82,7 @@ struct Connection {
     #[arg(short = 'D', long, value_name = "TEXT")]
     description: Option<String>,
     /// Seconds a client may take to choose an export; 0 for no limit
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_whole_number::<u32>, default_value_t = 10)]
     handshake_limit: u32,
 }
 

@@ -16,15 +16,12 @@ impl OptionList {
     pub fn parse(lists: &[String]) -> Result<OptionList, Failure> {
         let mut options = Vec::new();
         for item in lists.iter().flat_map(|list| split_items(list)) {
-            match item.split_once('=') {
-                Some((key, value)) if !key.is_empty() => {
-                    options.push((key.to_owned(), value.into()));
-                }
-                _ => {
-                    let message = format!("option '{item}' is not of the form KEY=VALUE");
-                    return Err(Failure::new(message).hint("'-o help' lists the options"));
-                }
-            }
+            let pair = item.split_once('=').filter(|(key, _)| !key.is_empty());
+            let Some((key, value)) = pair.or_else(|| switch(&item)) else {
+                let message = format!("option '{item}' is not of the form KEY=VALUE");
+                return Err(Failure::new(message).hint("'-o help' lists the options"));
+            };
+            options.push((key.to_owned(), value.into()));
         }
         Ok(OptionList(options))
     }
@@ -128,6 +125,36 @@ impl OptionList {
     }
 }
 
+/// Options that are on or off, of new images and of images that are opened.
+const SWITCHES: [&str; 16] = [
+    "auto-read-only",
+    "cache.direct",
+    "cache.no-flush",
+    "data-file-raw",
+    "data_file_raw",
+    "discard-no-unref",
+    "encryption",
+    "extended_l2",
+    "force-share",
+    "lazy-refcounts",
+    "lazy_refcounts",
+    "nocow",
+    "pass-discard-other",
+    "pass-discard-request",
+    "pass-discard-snapshot",
+    "read-only",
+];
+
+/// The short form of an option that is on or off, its name alone: `lazy_refcounts`, `nolazy_refcounts`. libvirt makes
+/// its images so.
+fn switch(item: &str) -> Option<(&str, &'static str)> {
+    if SWITCHES.contains(&item) {
+        return Some((item, "on"));
+    }
+    let key = item.strip_prefix("no")?;
+    SWITCHES.contains(&key).then_some((key, "off"))
+}
+
 /// What a word says of an option that is on or off.
 pub fn on_or_off(word: &str) -> Option<bool> {
     match word {
@@ -180,6 +207,23 @@ mod tests {
         let mut options = parse("compat=v2,compat=v3");
         assert_eq!(options.take("compat").as_deref(), Some("v3"));
         assert_eq!(options.take("compat"), None);
+    }
+
+    #[test]
+    fn name_of_a_switch_turns_it_on_and_with_no_before_it_off() {
+        let mut options = parse("compat=1.1,lazy_refcounts,noextended_l2,nocow");
+        for (key, expected) in [
+            ("lazy_refcounts", true),
+            ("extended_l2", false),
+            ("nocow", true),
+        ] {
+            assert_eq!(
+                options.take_bool(key).expect("a switch"),
+                Some(expected),
+                "{key}"
+            );
+        }
+        assert!(OptionList::parse(&["noother".to_owned()]).is_err());
     }
 
     #[test]

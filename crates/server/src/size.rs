@@ -2,6 +2,8 @@
 //!
 //! What is accepted and how it is rounded is what qemu-img does, so that scripts can switch.
 
+use std::num::IntErrorKind;
+
 use gaur_engine::ErrorKind;
 
 use crate::failure::Failure;
@@ -69,6 +71,25 @@ fn parse_decimal(number: &str, scale: u64) -> Result<u128, bool> {
     let bytes = units.checked_mul(u128::from(scale)).ok_or(true)?;
     let rest = (part * scale as f64 + 0.5) as u128;
     bytes.checked_add(rest).ok_or(true)
+}
+
+/// Reads a whole number: decimal, or hexadecimal with `0x`. As C's strtol, it takes space and a plus before the number:
+/// programs pass `-e 2` as one word.
+pub fn parse_whole_number<N: TryFrom<u64>>(text: &str) -> Result<N, String> {
+    let number = text.trim_ascii_start();
+    let number = number.strip_prefix('+').unwrap_or(number);
+    let (digits, radix) = match number.strip_prefix("0x").or(number.strip_prefix("0X")) {
+        Some(digits) => (digits, 16),
+        None => (number, 10),
+    };
+    if !digits.starts_with(|first: char| first.is_digit(radix)) {
+        return Err("not a whole number".to_owned());
+    }
+    let value = u64::from_str_radix(digits, radix).map_err(|error| match error.kind() {
+        IntErrorKind::PosOverflow => "too large".to_owned(),
+        _ => "not a whole number".to_owned(),
+    })?;
+    N::try_from(value).map_err(|_| "too large".to_owned())
 }
 
 /// How the virtual size of an image is to change.
@@ -208,6 +229,26 @@ mod tests {
                 Err(true),
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn whole_numbers_are_those_of_strtol() {
+        for (text, number) in [
+            ("0", 0),
+            (" 2", 2),
+            ("+7", 7),
+            ("\t+0x1F", 31),
+            ("255", 255),
+        ] {
+            assert_eq!(parse_whole_number(text), Ok(number), "{text}");
+        }
+        for text in ["", " ", "-1", "2 ", "++1", "0x", "0x+1", "1k", "1.0", "x"] {
+            let refused = parse_whole_number::<u8>(text);
+            assert_eq!(refused, Err("not a whole number".to_owned()), "{text}");
+        }
+        for text in ["256", "0x100", "99999999999999999999"] {
+            assert_eq!(parse_whole_number::<u8>(text), Err("too large".to_owned()));
         }
     }
 

@@ -73,7 +73,7 @@ fn text(path: &Path) -> &str {
 
 /// What this machine's release calls itself, and its architecture: `bookworm-amd64`. Part of the names of
 /// what is made from its packages.
-fn release() -> String {
+pub(crate) fn release() -> String {
     let script = r#"
 . /etc/os-release
 echo "$VERSION_CODENAME-$(dpkg --print-architecture)""#;
@@ -83,7 +83,7 @@ echo "$VERSION_CODENAME-$(dpkg --print-architecture)""#;
 /// An artifact that a shell script makes at `$1`, on first use. It works in a folder for temporary files,
 /// for `debootstrap` takes no path with spaces.
 #[track_caller]
-fn artifact(name: &str, script: &str) -> PathBuf {
+pub(crate) fn artifact(name: &str, script: &str) -> PathBuf {
     let make = |new: &Path| {
         let scratch = Scratch::new("artifact");
         let script = format!("cd \"$2\"\n{script}");

@@ -12,7 +12,7 @@ const QEMU_EXTENT_SIZE: u32 = 1 << 20;
 /// Hints for a new file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileHints {
-    nocow: bool,
+    nocow: Option<bool>,
     /// 0 for the file system's own; `None` where nothing is said.
     extent_size: Option<u32>,
 }
@@ -20,23 +20,30 @@ pub struct FileHints {
 impl FileHints {
     /// Takes them out of a list.
     pub fn take(options: &mut OptionList) -> Result<FileHints, Failure> {
-        let nocow = options.take_bool("nocow")?.unwrap_or(false);
-        let extent_size = match options.take_size("extent_size_hint")? {
-            None => None,
-            Some(bytes) => {
-                let size = u32::try_from(bytes).ok().filter(|size| size % 512 == 0);
-                let allowed = "multiples of 512 below 4G";
-                let wrong = || wrong_value("extent_size_hint", &bytes.to_string(), allowed);
-                Some(size.ok_or_else(wrong)?)
-            }
-        };
+        let nocow = options.take_bool("nocow")?;
+        let extent_size = options.take_size("extent_size_hint")?.map(|bytes| {
+            let size = u32::try_from(bytes).ok().filter(|size| size % 512 == 0);
+            let allowed = "multiples of 512 below 4G";
+            size.ok_or_else(|| wrong_value("extent_size_hint", &bytes.to_string(), allowed))
+        });
+        let extent_size = extent_size.transpose()?;
         Ok(FileHints { nocow, extent_size })
+    }
+
+    /// The value of `nocow`, as far as it was given.
+    pub fn nocow(self) -> Option<bool> {
+        self.nocow
+    }
+
+    /// The value of `extent_size_hint`, as far as it was given.
+    pub fn extent_size(self) -> Option<u32> {
+        self.extent_size
     }
 
     /// Asks for them. A file system that knows none of it is no reason to fail, and is told of.
     pub fn apply(self, file: &OpenFile, name: &str) {
         let tell = |what: &str, errno| say(format!("{name}: {what} is not set: {errno}"));
-        if self.nocow
+        if self.nocow == Some(true)
             && let Err(errno) = file.set_nocow()
         {
             tell("nocow", errno);
@@ -66,7 +73,7 @@ mod tests {
         let taken = |text: &str| FileHints::take(&mut OptionList::parse(&[text.to_owned()])?);
         let hints = taken("nocow=on,extent_size_hint=1M").expect("hints");
         let wanted = FileHints {
-            nocow: true,
+            nocow: Some(true),
             extent_size: Some(1 << 20),
         };
         assert_eq!(hints, wanted);
