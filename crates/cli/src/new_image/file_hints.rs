@@ -45,6 +45,7 @@ impl FileHints {
         let tell = |what: &str, errno| say(format!("{name}: {what} is not set: {errno}"));
         if self.nocow == Some(true)
             && let Err(errno) = file.set_nocow()
+            && !is_qemu()
         {
             tell("nocow", errno);
         }
