@@ -62,7 +62,9 @@ impl<F: File> Editor<'_, F> {
         for snapshot in &snapshots {
             let size = snapshot.disk_size.unwrap_or(header.size_bytes);
             let what = match () {
-                () if snapshot.vm_state_size > 0 => "the state of a machine",
+                () if u32::try_from(snapshot.vm_state_size).is_err() => {
+                    "a machine's state of 4 GiB or more"
+                }
                 () if size != header.size_bytes => "a disk of another size",
                 () => continue,
             };
