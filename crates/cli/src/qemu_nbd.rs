@@ -81,6 +81,9 @@ struct Connection {
     /// Description of the export, for people
     #[arg(short = 'D', long, value_name = "TEXT")]
     description: Option<String>,
+    /// SELinux label of the listening socket
+    #[arg(long, value_name = "LABEL")]
+    selinux_label: Option<String>,
     /// Seconds a client may take to choose an export; 0 for no limit
     #[arg(long, value_name = "SECONDS", value_parser = parse_whole_number::<u32>, default_value_t = 10)]
     handshake_limit: u32,
@@ -372,6 +375,7 @@ impl Connection {
         options.drain_timeout = LIMITS.drain;
         options.tls = tls;
         options.preferred_block = Some(PREFERRED_BLOCK);
+        options.socket_label = self.selinux_label.clone();
         let failures: Log = Arc::new(|line: &str| say(line));
         options.failures = Some(failures);
         options

@@ -115,7 +115,7 @@ impl Server {
         trimmer::start(&exporter);
         let mut settings = None;
         if let Some((listen, options)) = config.nbd {
-            let listener = Listener::bind(&listen);
+            let listener = Listener::bind_labelled(&listen, options.socket_label.as_deref());
             let listener = listener.map_err(|error| Failure::new(error.to_string()))?;
             exporter.announce_nbd(listener.uris().encrypted(options.tls.is_some()));
             settings = Some((listener, options));

@@ -265,8 +265,9 @@ fn two_clients_are_served_at_once_when_asked_for() {
 fn wrong_command_lines_are_refused_in_one_line() {
     let scratch = Scratch::new("nbd-wrong");
     let (base, _) = chain(&scratch);
-    let lines: [&[&str]; 8] = [
+    let lines: [&[&str]; 9] = [
         &[],
+        &["-k", "/s", "--selinux-label=no-label", &base],
         &["-k", "relative", &base],
         &["-k", "/s", "--cache=warm", &base],
         &["-k", "/s", "-n", "--cache=none", &base],

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use gaur_block::Errno;
 use gaur_reactor::Address;
 
+use super::socket_label::SocketLabel;
 use crate::error::ServeError;
 
 /// An address to listen on.
@@ -36,6 +37,12 @@ pub struct Listener {
 impl Listener {
     /// Starts to listen.
     pub fn bind(listen: &Listen) -> Result<Listener, ServeError> {
+        Listener::bind_labelled(listen, None)
+    }
+
+    /// The same with a socket that has this SELinux label. Fails where the kernel does not take it, or has no SELinux.
+    pub fn bind_labelled(listen: &Listen, label: Option<&str>) -> Result<Listener, ServeError> {
+        let _labelled = SocketLabel::set(label)?;
         let socket = match listen {
             Listen::Unix(path) => gaur_reactor::Listener::bind(&Address::Unix(path.clone()))
                 .map_err(|errno| unix_failure(path, errno))?,

@@ -17,6 +17,7 @@ mod options;
 mod pieces;
 mod pool;
 mod recv_buffer;
+mod socket_label;
 mod thread_exports;
 mod threads;
 

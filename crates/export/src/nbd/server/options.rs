@@ -92,6 +92,8 @@ pub struct Options {
     pub drain_timeout: Duration,
     /// Nothing is talked about with clients before their connections are encrypted in this way.
     pub tls: Option<Tls>,
+    /// SELinux label of the listening socket, for [`Listener::bind_labelled`](super::Listener::bind_labelled).
+    pub socket_label: Option<String>,
     /// What clients are told to run at full speed, in place of what the device says.
     pub preferred_block: Option<u32>,
     /// Where lines about connections go.
@@ -117,6 +119,7 @@ impl Options {
             handshake_timeout: Duration::from_secs(10),
             drain_timeout: Duration::from_secs(30),
             tls: None,
+            socket_label: None,
             preferred_block: None,
             log: None,
             failures: None,
