@@ -3,6 +3,7 @@
 //!
 //! Every figure is the time of a whole command, taken in turn. The files are in the host's cache.
 
+mod convert;
 mod data;
 mod requests;
 
@@ -27,12 +28,18 @@ use crate::snapshot::{create_mapped, row};
 pub struct ToolsArguments {
     #[command(flatten)]
     common: Common,
-    /// Tables to measure: compression, walk, chain, encryption, bitmap, depth [default: all]
+    /// Tables to measure: compression, walk, chain, encryption, bitmap, depth, convert [default: all]
     #[arg(long, value_delimiter = ',')]
     tables: Vec<String>,
     /// Folder for images, with 12 GiB of space
     #[arg(long, default_value_os_t = machine::build_folder().join("bench-tools"))]
     dir: PathBuf,
+    /// Folder in memory for images, with 5 GiB of space
+    #[arg(long, default_value = "/dev/shm")]
+    dir_memory: PathBuf,
+    /// Size of the disk of the table convert, in MiB
+    #[arg(long, default_value_t = 1024)]
+    convert_mib: u64,
     /// Size of the disk that is compressed, in MiB
     #[arg(long, default_value_t = 512)]
     compressed_mib: u64,
@@ -52,6 +59,8 @@ struct Bench {
     gaur: PathBuf,
     /// A folder of this run's own.
     dir: PathBuf,
+    /// The same in memory.
+    dir_memory: PathBuf,
     arguments: ToolsArguments,
 }
 
@@ -107,6 +116,7 @@ const REPORT: Report<Bench> = Report {
         ("encryption", requests::encryption),
         ("bitmap", requests::bitmap),
         ("depth", requests::depth),
+        ("convert", convert::convert),
     ],
 };
 
@@ -114,15 +124,17 @@ const REPORT: Report<Bench> = Report {
 pub fn run(arguments: &ToolsArguments) -> Result<()> {
     REPORT.check(&arguments.tables)?;
     crate::prerequisites::check(&["qemu-img", "qemu-io", "qemu-nbd", "fio"])?;
+    let own = format!("gaur-tools-{}", std::process::id());
     let bench = Bench {
         gaur: arguments.common.gaur()?,
-        dir: arguments
-            .dir
-            .join(format!("gaur-tools-{}", std::process::id())),
+        dir: arguments.dir.join(&own),
+        dir_memory: arguments.dir_memory.join(&own),
         arguments: arguments.clone(),
     };
     fs::create_dir_all(&bench.dir)?;
+    fs::create_dir_all(&bench.dir_memory)?;
     let measured = REPORT.measure(&arguments.common, &arguments.tables, &bench);
+    fs::remove_dir_all(&bench.dir_memory)?;
     fs::remove_dir_all(&bench.dir)?;
     measured
 }

@@ -247,6 +247,21 @@ impl<'a> Segments<'a> {
         true
     }
 
+    /// Appends all of it to `into`.
+    pub fn append_to(self, into: &mut Vec<u8>) {
+        into.reserve(self.len);
+        for piece in self.pieces() {
+            let there = into.len();
+            // SAFETY: the memory is readable for `piece.len` bytes; as many were reserved behind what is there, which
+            // the vector alone owns, and they are initialised when its length says so.
+            unsafe {
+                let end = into.as_mut_ptr().add(there);
+                ptr::copy_nonoverlapping(piece.start, end, piece.len);
+                into.set_len(there + piece.len);
+            }
+        }
+    }
+
     /// Copies all of it to `into`, which is as long.
     pub fn copy_to(self, into: &mut [u8]) {
         assert_eq!(self.len, into.len(), "a copy has one length");

@@ -82,9 +82,9 @@ pub struct Args {
     /// Shortest run of zeros that is not written as data; 0 writes everything
     #[arg(short = 'S', long, value_name = "SIZE", value_parser = parse_size, default_value = "4k")]
     sparse_size: u64,
-    /// Use of the host's cache for the target
-    #[arg(short = 't', long, value_name = "MODE", default_value = "writeback")]
-    target_cache: CacheMode,
+    /// Use of the host's cache for the target [default: writeback; as qemu-img unsafe]
+    #[arg(short = 't', long, value_name = "MODE")]
+    target_cache: Option<CacheMode>,
     /// Use of the host's cache for the sources
     #[arg(short = 'T', long, value_name = "MODE", default_value = "writeback")]
     source_cache: CacheMode,
@@ -129,6 +129,9 @@ pub struct Args {
 /// Most workers that are started without being asked for.
 const WORKERS_MAX: usize = 8;
 
+/// Fewest of them where servers are waited for.
+const REMOTE_WORKERS: usize = 4;
+
 /// Converts.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     if OptionList::asks_for_help(&args.target_options)? {
@@ -164,7 +167,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         new.make(false, &job)?;
     }
     let copy = open_target(args, &target, sources, new.as_ref())?;
-    let flush = args.target_cache != CacheMode::Unsafe && !target.ignores_flushes();
+    let flush = target_cache(args) != CacheMode::Unsafe && !target.ignores_flushes();
     bitmaps.check(&copy.target, copy.total_bytes())?;
     copy_all(args, &copy, (flush, bitmaps), &job).map_err(|failure| {
         let path = target.path();
@@ -348,7 +351,7 @@ fn open_target(
 ) -> Result<Copy, Failure> {
     let references = args.references.references();
     let options = OpenOptions {
-        direct: args.target_cache.direct(),
+        direct: target_cache(args).direct(),
         allocation: args.allocation,
         drop_bitmaps: args.drop_bitmaps,
         keys: match new {
@@ -367,20 +370,23 @@ fn open_target(
     let fixed = file.is_some_and(|file| !file.limits().resizable);
     // The rest of a device that a raw image does not cover is not ours; its content is unknown.
     let fresh = new.is_some() && !(fixed && target.format() == Some(Format::Raw));
-    let copy = Copy {
+    // Where the disk's own offsets are the file's, an order makes nothing tidier, and a server waits between two requests.
+    let placed = opened.is_remote() && target.format() == Some(Format::Raw);
+    let mut copy = Copy {
         target: opened,
         sources,
         backing_bytes,
         target_is_zero: fresh || args.target_is_zero,
         sparse_bytes: args.sparse_size,
-        workers: workers(args),
-        in_order: !args.oob_writes,
+        workers: 1,
+        in_order: !args.oob_writes && !placed,
         salvage: args.salvage,
         rate: args.rate.map(Rate::new),
         compression: args.compress.then_some(Compression {
             level: args.compression_level,
         }),
     };
+    copy.workers = workers(args, copy.is_remote());
     let (needed, there) = (copy.total_bytes(), copy.target.size_bytes());
     if there < needed {
         let message = format!("the target has {there} bytes, the sources {needed}");
@@ -389,10 +395,19 @@ fn open_target(
     Ok(copy)
 }
 
-fn workers(args: &Args) -> usize {
+/// What is written is on the disk in the end, unless that is not wanted, as QEMU's program takes for granted.
+fn target_cache(args: &Args) -> CacheMode {
+    args.target_cache.unwrap_or(match is_qemu() {
+        true => CacheMode::Unsafe,
+        false => CacheMode::Writeback,
+    })
+}
+
+fn workers(args: &Args, remote: bool) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let least = if remote { REMOTE_WORKERS } else { 1 };
     args.parallel
-        .map_or(processors.min(WORKERS_MAX), usize::from)
+        .map_or(processors.clamp(least, WORKERS_MAX), usize::from)
 }
 
 fn copy_all(

@@ -12,7 +12,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use gaur_block::Errno;
-use gaur_engine::{Job, MapExtent};
+use gaur_engine::{Job, Layer, MapExtent};
 
 use crate::compare::is_zero;
 use crate::failure::Failure;
@@ -23,11 +23,16 @@ use crate::notice::say;
 use crate::rate::Rate;
 use crate::shared_image::SharedImage;
 
+mod cloned;
 mod packed;
 
-/// Most bytes of one piece. Pieces end at multiples of it in the target, so that two threads never
-/// write to one cluster.
+use cloned::{Cloning, Place};
+
+/// Most bytes of one piece, and the size of the largest cluster.
 const PIECE_BYTES: u64 = 2 << 20;
+
+/// The same where bytes go through a socket: servers have memory of this size at hand.
+const REMOTE_PIECE_BYTES: u64 = 512 << 10;
 
 /// How far from where it cannot be told the next look is.
 const UNKNOWN_BYTES: u64 = 64 << 10;
@@ -89,6 +94,8 @@ struct CopyTask {
     target_offset: u64,
     len: u64,
     kind: TaskKind,
+    /// Where its bytes are in a file, if they may be cloned from there.
+    place: Option<Place>,
 }
 
 /// Where the next piece begins.
@@ -111,6 +118,7 @@ struct CopyState {
     error: Mutex<Option<Failure>>,
     turn: Mutex<u64>,
     turned: Condvar,
+    cloning: Cloning,
 }
 
 impl Position {
@@ -212,6 +220,24 @@ impl Copy {
         }
     }
 
+    /// Most bytes of one piece. Pieces end at multiples of it in the target, so that two threads never write to one cluster.
+    fn piece_bytes(&self) -> u64 {
+        let cluster_bytes = self.target.image().layers().iter().next();
+        let cluster_bytes = cluster_bytes
+            .and_then(Layer::header)
+            .map_or(0, |header| header.geometry().cluster_size());
+        match self.is_remote() {
+            true => REMOTE_PIECE_BYTES.max(cluster_bytes),
+            false => PIECE_BYTES,
+        }
+    }
+
+    /// Whether bytes come from a server or go to one.
+    pub fn is_remote(&self) -> bool {
+        let mut images = self.sources.iter().chain([&self.target]);
+        images.any(SharedImage::is_remote)
+    }
+
     /// Cuts the next piece off the sources; `None` at their end, and after a failure.
     fn next_piece(
         &self,
@@ -239,6 +265,7 @@ impl Copy {
                 target_offset: at.target_offset,
                 len,
                 kind,
+                place: self.place(index, &extent),
             });
             at.source_offset += len;
             at.target_offset += len;
@@ -275,7 +302,7 @@ impl Copy {
     /// What to do at `target_offset` (nothing is `None`), and for how many bytes.
     fn cut(&self, extent: &MapExtent, target_offset: u64) -> (Option<TaskKind>, u64) {
         let mut len = extent.len_bytes;
-        let to_border = PIECE_BYTES - target_offset % PIECE_BYTES;
+        let to_border = self.piece_bytes() - target_offset % self.piece_bytes();
         if let Some(backing_bytes) = self.backing_bytes
             && target_offset < backing_bytes
         {
@@ -369,17 +396,22 @@ impl Copy {
         target: &Guest,
         buffer: &mut [u8],
     ) -> Result<(), Failure> {
-        if piece.kind == TaskKind::Data {
+        let cloned = piece.kind == TaskKind::Data && self.clone_piece(&state.cloning, piece);
+        if piece.kind == TaskKind::Data && !cloned {
             let offset = piece.source_offset;
             let bytes = &mut buffer[..piece.len as usize];
             self.pace(state, piece.len);
             self.read(&sources[piece.source], piece.source, offset, bytes)?;
         }
+        let write = || match cloned {
+            true => Ok(()),
+            false => self.write(target, piece, buffer),
+        };
         if !self.in_order {
-            return self.write(target, piece, buffer);
+            return write();
         }
         if state.wait_turn(piece.number) {
-            self.write(target, piece, buffer)?;
+            write()?;
             state.end_turn();
         }
         Ok(())

@@ -6,6 +6,7 @@
 //! touched, because opening a fifo waits for its other end and opening some devices does something.
 
 use std::ffi::{CStr, CString};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 
 use gaur_block::{Access, Errno, Extent, FileId, FileLimits, OpenError};
 use gaur_nbd::Remote;
+use parking_lot::Mutex;
 use rustix::fs::{self, FileType, OFlags, SeekFrom, Stat};
 
 use crate::lock;
@@ -52,6 +54,10 @@ struct Shared {
     in_memory: bool,
     /// Unit of a block device in bytes, 1 for a regular file.
     sector_bytes: u32,
+    /// Where data was found last. Finding its end takes the kernel the longer the more data there is (tmpfs looks at
+    /// every page), and who walks over a file asks again and again. Data that has become a hole since is still
+    /// read rightly.
+    known_data: Mutex<Range<u64>>,
 }
 
 /// Where the bytes are.
@@ -169,6 +175,7 @@ impl OpenFile {
             in_memory: false,
             sector_bytes: export.limits().request_alignment,
             at: Place::Nbd(export),
+            known_data: Mutex::default(),
         };
         Ok(OpenFile::of(shared))
     }
@@ -323,11 +330,37 @@ impl OpenFile {
         again(|| fs::seek(self.fd(), to))
     }
 
+    /// Makes `len` bytes from `at` on, not 0, share the space of those of another file, if the file system can.
+    ///
+    /// # Errors
+    /// [`Errno::EINVAL`] when offset or length are not its blocks'; [`Errno::EOPNOTSUPP`], [`Errno::EXDEV`] and others
+    /// when it cannot at all. The bytes are then unchanged.
+    pub fn clone_range(&self, at: u64, source: (&OpenFile, u64), len: u64) -> Result<(), Errno> {
+        let regular = |file: &OpenFile| file.shared.kind == Kind::Regular;
+        if !regular(self) || !regular(source.0) || len == 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let from = (source.0.local_fd()?, source.0.place(source.1, len)?);
+        syscall::clone_range(self.local_fd()?, self.place(at, len)?, from, len)
+    }
+
+    /// Notes that what was data may be none any more.
+    pub(crate) fn forget_data(&self) {
+        *self.shared.known_data.lock() = 0..0;
+    }
+
     /// The run of data or hole at `offset_bytes` of the whole file.
     pub(crate) fn extent_at(&self, offset_bytes: u64) -> Result<Extent, Errno> {
         let len_bytes = self.whole_len()?;
         let rest = len_bytes.checked_sub(offset_bytes).filter(|rest| *rest > 0);
         let rest = rest.ok_or(Errno::EINVAL)?;
+        let known = self.shared.known_data.lock().clone();
+        if known.contains(&offset_bytes) && known.end <= len_bytes {
+            return Ok(Extent {
+                len: known.end - offset_bytes,
+                data: true,
+            });
+        }
         let run = |end: u64, data| {
             let len = end.min(len_bytes).saturating_sub(offset_bytes);
             // A file that changes under our feet: what can be said of one byte is always true.
@@ -339,7 +372,11 @@ impl OpenFile {
         match self.seek(SeekFrom::Data(offset_bytes)) {
             Ok(start) if start > offset_bytes => Ok(run(start, false)),
             Ok(_) => match self.seek(SeekFrom::Hole(offset_bytes)) {
-                Ok(end) => Ok(run(end, true)),
+                Ok(end) => {
+                    let found = run(end, true);
+                    *self.shared.known_data.lock() = offset_bytes..offset_bytes + found.len;
+                    Ok(found)
+                }
                 Err(_) => Ok(Extent {
                     len: rest,
                     data: true,
@@ -405,6 +442,7 @@ impl Shared {
             locked: access.lock,
             in_memory,
             sector_bytes,
+            known_data: Mutex::default(),
         })
     }
 }

@@ -271,6 +271,38 @@ pub(crate) fn fallocate(
     again(|| fs::fallocate(fd, mode, offset_bytes, len_bytes))
 }
 
+/// Makes `len_bytes` of a file, not 0, share the space of another's (`FICLONERANGE`).
+pub(crate) fn clone_range(
+    fd: BorrowedFd<'_>,
+    offset_bytes: u64,
+    source: (BorrowedFd<'_>, u64),
+    len_bytes: u64,
+) -> Result<(), Errno> {
+    /// `struct file_clone_range` of the kernel's interface.
+    #[repr(C)]
+    struct CloneRange {
+        source: i64,
+        source_offset: u64,
+        len: u64,
+        offset: u64,
+    }
+    const _: () = assert!(size_of::<CloneRange>() == 32, "as the kernel has it");
+    /// `FICLONERANGE`; where directions have other numbers the kernel answers `ENOTTY`.
+    const CLONE: libc::c_ulong = 0x4020_940d;
+    let range = CloneRange {
+        source: i64::from(source.0.as_raw_fd()),
+        source_offset: source.1,
+        len: len_bytes,
+        offset: offset_bytes,
+    };
+    // SAFETY: the request reads one `CloneRange`.
+    let clone = || unsafe { libc::ioctl(fd.as_raw_fd(), CLONE as _, &raw const range) as isize };
+    match retry(clone) {
+        Err(errno) if errno.raw() == libc::ENOTTY => Err(Errno::EOPNOTSUPP),
+        result => result.map(drop),
+    }
+}
+
 /// `fdatasync(2)`.
 pub(crate) fn fdatasync(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     again(|| fs::fdatasync(fd))

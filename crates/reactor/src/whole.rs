@@ -324,12 +324,14 @@ pub(crate) async fn set_len<R: Raw>(raw: &R, len_bytes: u64) -> Result<(), Errno
     if !raw.file().limits().resizable {
         return Err(Errno::EOPNOTSUPP);
     }
+    raw.file().forget_data();
     raw.ftruncate(len_bytes).await
 }
 
 /// `EOPNOTSUPP` in whichever way the kernel says it.
 async fn fallocate<R: Raw>(raw: &R, mode: libc::c_int, range: Range) -> Result<(), Errno> {
     let done = raw.fallocate(mode, range.offset, range.len).await;
+    raw.file().forget_data();
     done.map_err(|errno| match errno.raw() {
         libc::ENOSYS | libc::ENODEV | libc::ENOTTY => Errno::EOPNOTSUPP,
         _ => errno,

@@ -211,6 +211,11 @@ impl SharedImage {
         self.open_files().all(OpenFile::is_direct)
     }
 
+    /// Whether some of its bytes are on an NBD server.
+    pub fn is_remote(&self) -> bool {
+        self.open_files().any(OpenFile::is_nbd)
+    }
+
     fn open_files(&self) -> impl Iterator<Item = &OpenFile> {
         self.files.iter().map(BlockingFile::open_file)
     }

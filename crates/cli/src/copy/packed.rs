@@ -200,6 +200,7 @@ impl Position {
             target_offset: start,
             len: self.target_offset - start,
             kind,
+            place: None,
         }
     }
 }

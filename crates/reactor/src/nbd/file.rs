@@ -170,7 +170,9 @@ impl Via<'_> {
             offset: offset - skip,
             len: (self.rest(offset)? + skip).min(REQUEST_BYTES_MAX),
         };
-        let blocks = self.ask(cmd::BLOCK_STATUS, 0, range).await?;
+        // A server that may tell of more looks at all of the range.
+        let only = cmd_flag::REQ_ONE;
+        let blocks = self.ask(cmd::BLOCK_STATUS, only, range).await?;
         Ok(blocks
             .filter(|blocks| blocks.len_bytes > skip)
             .map(|blocks| Blocks {

@@ -189,8 +189,7 @@ impl Slots {
         .await?;
         let waiting = Waiting { slots: self, key };
         if let Some(source) = source {
-            bytes.resize(source.len(), 0);
-            source.copy_to(&mut bytes);
+            source.append_to(&mut bytes);
         }
         self.hold().queue(key, bytes);
         waiting.await
