@@ -10,6 +10,7 @@
 //! The bytes are locked, never written; an image may be shorter.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use gaur_block::{Access, Errno, OpenError};
 
@@ -45,9 +46,28 @@ const USED_BY_WRITER: &[Permission] = &[CONSISTENT_READ, WRITE, RESIZE];
 const USED_BY_READER: &[Permission] = &[CONSISTENT_READ];
 const UNSHARED: &[Permission] = &[WRITE, RESIZE];
 
+/// How long locks are waited for. The kernel takes the ring of a process that was killed apart in its own time; until
+/// then requests may be on their way, and the locks are held.
+const LINGER: Duration = Duration::from_millis(300);
+const PAUSE: Duration = Duration::from_millis(5);
+
 /// Takes the locks for `access`, and checks that no other process holds one that contradicts them. They last as long
 /// as the open file description.
 pub(crate) fn acquire(fd: BorrowedFd<'_>, access: Access) -> Result<(), OpenError> {
+    let start = Instant::now();
+    loop {
+        match try_acquire(fd, access) {
+            Err(error) if error.errno == Errno::EAGAIN && start.elapsed() < LINGER => {
+                // Others that try meanwhile do not see this one.
+                release(fd);
+                std::thread::sleep(PAUSE);
+            }
+            done => return done,
+        }
+    }
+}
+
+fn try_acquire(fd: BorrowedFd<'_>, access: Access) -> Result<(), OpenError> {
     let used = if access.write {
         USED_BY_WRITER
     } else {

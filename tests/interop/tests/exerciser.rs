@@ -223,3 +223,29 @@ fn images_refer_to_any_file_under_the_names_of_qemu() {
     gaur(&["qemu-img", "map", "-f", "raw", "-f", "qcow2", &disk]).ok();
     gaur(&["map", "-f", "raw", "-f", "qcow2", &disk]).refused();
 }
+
+/// The kernel takes the ring of a killed process apart in its own time, with the locks of the image: the next one waits
+/// for that. What was said before the signal is not lost.
+#[test]
+fn after_a_kill_the_image_opens_at_once_and_the_output_is_there() {
+    let scratch = Scratch::new("exerciser-kill");
+    let image = scratch.path("image.qcow2");
+    qemu_img(&["create", "-q", "-f", "qcow2", &image, "8M"]).ok();
+    for _ in 0..10 {
+        let commands = [
+            "-c",
+            "write 0 64k",
+            "-c",
+            "flush",
+            "-c",
+            "sigraise 9",
+            &image,
+        ];
+        let killed = gaur(&[&["qemu-io"], &commands[..]].concat());
+        assert!(
+            killed.code != 0 && killed.stdout.starts_with("wrote 65536/65536"),
+            "{killed}"
+        );
+    }
+    gaur(&["qemu-io", "-c", "read -P 0xcd 0 64k", &image]).ok();
+}

@@ -271,11 +271,29 @@ impl<'o> Session<'o> {
             "reopen" => self.reopen(words).await,
             "close" => Ok(self.close().await?),
             "sleep" => self.sleep(words).await,
-            "sigraise" => raise(words),
-            "abort" => std::process::abort(),
+            "sigraise" => self.raise(words),
+            "abort" => {
+                self.out.flush()?;
+                std::process::abort()
+            }
             "help" => self.help(words),
             _ => Err(Wrong::Usage),
         }
+    }
+
+    /// Sends a signal to this process, which may end by it: what was said goes out before.
+    fn raise(&mut self, words: &Words) -> Outcome {
+        let [text] = &words.operands[..] else {
+            return Err(Wrong::Usage);
+        };
+        let signal = text
+            .parse()
+            .ok()
+            .and_then(rustix::process::Signal::from_named_raw);
+        let signal = signal.ok_or_else(|| format!("{text} is not a valid number"))?;
+        self.out.flush()?;
+        let sent = rustix::process::kill_process(rustix::process::getpid(), signal);
+        Ok(sent.map_err(std::io::Error::from)?)
     }
 
     async fn flush(&mut self) -> Outcome {
@@ -459,17 +477,4 @@ fn named<T: clap::ValueEnum>(name: Option<&str>, what: &str) -> Result<Option<T>
     let wrong = |name: &str| Failure::new(format!("{name:?} is no {what}"));
     name.map(|name| T::from_str(name, false).map_err(|_| wrong(name)))
         .transpose()
-}
-
-fn raise(words: &Words) -> Outcome {
-    let [text] = &words.operands[..] else {
-        return Err(Wrong::Usage);
-    };
-    let signal = text
-        .parse()
-        .ok()
-        .and_then(rustix::process::Signal::from_named_raw);
-    let signal = signal.ok_or_else(|| format!("{text} is not a valid number"))?;
-    let sent = rustix::process::kill_process(rustix::process::getpid(), signal);
-    Ok(sent.map_err(std::io::Error::from)?)
 }
