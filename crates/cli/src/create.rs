@@ -9,7 +9,7 @@ use crate::copied_bitmaps::CopiedBitmaps;
 use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::interrupt;
-use crate::new_image::{self, NewImage};
+use crate::new_image::{self, NewImage, layout};
 use crate::notice::is_qemu;
 use crate::open::{self, KeyOptions, ReferenceOptions, target_format_parser};
 use crate::option_help;
@@ -68,6 +68,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         };
         let format = args.format.or(by_name).unwrap_or(usual);
         option_help::print_new(format, args.file.is_some(), out)?;
+        if format == Format::Qcow2 && !is_qemu() {
+            writeln!(out, "\n{}", layout::HELP)?;
+        }
         return Ok(0);
     }
     let Some(file) = &args.file else {
@@ -84,6 +87,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         Some(format) => format,
         None => new_image::format_by_name(file, "-f")?,
     };
+    let chosen = layout::choose(format, &mut options);
     let references = (!args.backing_unsafe).then(|| args.references.references());
     let mut image = NewImage::new(
         file,
@@ -96,6 +100,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     image.keep_data_file();
     if !args.quiet {
         writeln!(out, "{}", image.describe())?;
+        if chosen {
+            writeln!(out, "{}", layout::CHOICE_NOTE)?;
+        }
     }
     let job = interrupt::job()?;
     image.make(false, &job)?;

@@ -28,6 +28,7 @@ use crate::size::SIZE_MAX;
 
 mod data_file;
 mod file_hints;
+pub mod layout;
 mod written_zeros;
 
 pub use data_file::stored_name;

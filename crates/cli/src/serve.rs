@@ -22,7 +22,7 @@ use crate::front_args::FrontArgs;
 use crate::fronts::FrontConfig;
 use crate::host_kind::HostKind;
 use crate::image_spec::{Aio, ImageSpec};
-use crate::new_image::NewImage;
+use crate::new_image::{NewImage, layout};
 use crate::notice::say;
 use crate::options::OptionList;
 use crate::pin::Prospect;
@@ -255,7 +255,8 @@ fn create(args: &Args, size: u64) -> Result<Option<PathBuf>, Failure> {
     };
     let file = spec.given();
     let format = spec.format().unwrap_or(Format::Raw);
-    let options = OptionList::parse(&args.options)?;
+    let mut options = OptionList::parse(&args.options)?;
+    layout::choose(format, &mut options);
     if options.has("encrypt.key-secret") {
         let message = "--create: option 'encrypt.key-secret' is not supported";
         return Err(Failure::about(spec.path(), message).hint("--key-file PATH gives the key"));

@@ -96,6 +96,17 @@ impl OptionList {
         self.0.iter().any(|(name, _)| name == key)
     }
 
+    /// The value of an option, which stays in the list.
+    pub fn last(&self, key: &str) -> Option<String> {
+        let value = self.0.iter().rev().find(|(name, _)| name == key);
+        value.map(|(_, value)| value.to_string_lossy().into_owned())
+    }
+
+    /// Adds an option.
+    pub fn add(&mut self, key: &str, value: &str) {
+        self.0.push((key.to_owned(), value.into()));
+    }
+
     /// Adds an option that a switch of the command line stands for; it must not be in the list.
     pub fn add_switch(
         &mut self,

@@ -79,7 +79,8 @@ fn zeros_of_an_overlay_are_written_before_it_becomes_one_of_version_2() {
     let (base, top) = (scratch.path("base.qcow2"), scratch.path("top.qcow2"));
     gaur(&["create", "-q", &base, "8M"]).ok();
     qemu_io(&base, &["write -P 1 0 8M"]);
-    gaur(&["create", "-q", "-b", &base, "-F", "qcow2", &top]).ok();
+    let onto = ["-b", &base, "-F", "qcow2", "-o", "extended_l2=off"];
+    gaur(&[&["create", "-q"], &onto[..], &[&top]].concat()).ok();
     qemu_io(
         &top,
         &["write -z 1M 1M", "write -z 3M 64k", "write -P 2 5M 1M"],
@@ -94,7 +95,7 @@ fn zeros_of_an_overlay_are_written_before_it_becomes_one_of_version_2() {
 fn snapshots_stay_whole_when_refcounts_change() {
     let scratch = Scratch::new("amend");
     let image = scratch.path("image.qcow2");
-    gaur(&["create", "-q", &image, "8M"]).ok();
+    gaur(&["create", "-q", "-o", "extended_l2=off", &image, "8M"]).ok();
     qemu_io(&image, &["write -P 1 0 4M"]);
     gaur(&["snapshot", "create", &image, "one"]).ok();
     qemu_io(&image, &["write -P 2 1M 1M"]);

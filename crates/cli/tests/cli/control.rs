@@ -284,14 +284,14 @@ fn served_image_is_checked_without_being_closed() {
     let check = |more: &[&str]| dir.gaur(&[&["check", "--control", "sock"], more].concat());
     let text = check(&[]).ok();
     assert!(
-        text.starts_with("No errors were found on the image.\n128/1024 = "),
+        text.starts_with("No errors were found on the image.\n64/512 = "),
         "{text}"
     );
     let report = check(&["--output", "json"]).json();
     assert_eq!(report["filename"], "disk.qcow2");
     assert_eq!(
         (&report["check-errors"], &report["allocated-clusters"]),
-        (&json!(0), &json!(128))
+        (&json!(0), &json!(64))
     );
     check(&["-x", "other"]).fails(1, &["other"]);
     check(&["-r", "all"]).fails(1, &["--repair", "--control"]);
