@@ -44,6 +44,7 @@ errnos! {
     EINVAL = 22, "invalid argument";
     ENFILE = 23, "the system has too many files open";
     EMFILE = 24, "the process has too many files open";
+    ENOTTY = 25, "inappropriate call for this device";
     ETXTBSY = 26, "the file is a running program";
     EFBIG = 27, "file too large";
     ENOSPC = 28, "no space left on device";

@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use gaur_engine::{Format, OpenOptions};
@@ -29,6 +30,7 @@ use crate::size::{parse_size, parse_whole_number};
 use crate::snapshot_choice::SnapshotChoice;
 use crate::usage;
 
+mod device;
 mod list;
 
 /// Serve an image as a network block device, as qemu-nbd does
@@ -42,6 +44,8 @@ pub struct Args {
     version: bool,
     #[command(flatten)]
     connection: Connection,
+    #[command(flatten)]
+    kernel: Kernel,
     #[command(flatten)]
     part: Part,
     #[command(flatten)]
@@ -87,6 +91,18 @@ struct Connection {
     /// Seconds a client may take to choose an export; 0 for no limit
     #[arg(long, value_name = "SECONDS", value_parser = parse_whole_number::<u32>, default_value_t = 10)]
     handshake_limit: u32,
+}
+
+/// The kernel's NBD client.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Block device of this machine")]
+struct Kernel {
+    /// Connect this device (/dev/nbdN) to the image, and go on in the background unless --verbose is given
+    #[arg(short, long, value_name = "DEV", conflicts_with = "disconnect")]
+    connect: Option<PathBuf>,
+    /// FILE is a device to disconnect
+    #[arg(short, long)]
+    disconnect: bool,
 }
 
 /// What of the image is shown.
@@ -198,19 +214,32 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let Some(file) = &args.file else {
         return Err(Failure::new("the image is missing").hint("--help lists the options"));
     };
+    if args.kernel.disconnect {
+        device::disconnect(Path::new(file), out)?;
+        return Ok(0);
+    }
     let tls = args.general.tls(&objects)?;
-    if args.general.fork && !args.forked {
+    let device = args.kernel.connect.as_deref();
+    let forks = args.general.fork || (device.is_some() && !args.connection.verbose);
+    if forks && !args.forked {
         return background::run(out);
     }
-    args.connection.warn(tls.is_some());
+    let forked = args.forked.then_some(KeepStderr(args.connection.verbose));
+    let listen = args.connection.listen(device);
+    if device.is_none() {
+        args.connection.warn(tls.is_some());
+    }
     let export = args.export(file, objects.others())?;
     let host = serve::host_for(HostKind::default(), std::slice::from_ref(&export))?;
     let plan = Plan {
         exports: vec![export],
-        nbd: Some((args.connection.listen(), args.connection.options(tls))),
+        nbd: Some((listen.clone(), args.connection.options(tls))),
         host,
         pin: Pin::new(Wish::WhereNeeded, false),
-        prospect: Prospect::Neither,
+        prospect: match device {
+            Some(_) => Prospect::Devices,
+            None => Prospect::Neither,
+        },
         limits: LIMITS,
         log: None,
         control: None,
@@ -219,10 +248,30 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         pid_file: args.general.pid_file.clone(),
         // Scripts remove it themselves.
         keeps_pid_file: true,
-        forked: args.forked.then_some(KeepStderr(args.connection.verbose)),
+        // The thread of the device says when it is there.
+        forked: forked.filter(|_| device.is_none()),
         quiet: true,
     };
-    plan.run(out, |_, _| Ok(()))
+    let (Some(device), Listen::Unix(socket)) = (device, listen) else {
+        return plan.run(out, |_, _| Ok(()));
+    };
+    let connection = device::Connection {
+        device: device.to_owned(),
+        socket,
+        export: args.connection.export_name.clone().unwrap_or_default(),
+        image: file.to_string_lossy().into_owned(),
+        forked,
+        verbose: args.connection.verbose,
+    };
+    let mut thread = None;
+    let outcome = plan.run(out, |server, _| {
+        thread = Some(connection.start(server.stopper())?);
+        Ok(())
+    });
+    match thread.map(JoinHandle::join) {
+        Some(Ok(Err(failure))) => Err(failure),
+        _ => outcome,
+    }
 }
 
 impl Args {
@@ -242,6 +291,9 @@ impl Args {
         if self.general.list {
             return self.check_list();
         }
+        if self.kernel.connect.is_some() {
+            self.check_device()?;
+        }
         if self.connection.is_activated() {
             let said = &self.connection;
             let place = [
@@ -257,6 +309,20 @@ impl Args {
         Ok(())
     }
 
+    /// The kernel is a client without TLS on a socket of this machine.
+    fn check_device(&self) -> Result<(), Failure> {
+        let said = [
+            ("--tls-creds", self.general.tls_creds.is_some()),
+            ("socket activation", self.connection.is_activated()),
+            ("-p", self.connection.port.is_some()),
+            ("-b", self.connection.bind.is_some()),
+        ];
+        match said.iter().find(|(_, is_said)| *is_said) {
+            Some((what, _)) => Err(Failure::new(format!("-c does not go with {what}"))),
+            None => Ok(()),
+        }
+    }
+
     /// A list is of a server, not of an image.
     fn check_list(&self) -> Result<(), Failure> {
         let (part, image) = (&self.part, &self.image);
@@ -266,6 +332,8 @@ impl Args {
             ("-D", self.connection.description.is_some()),
             ("-o", part.offset > 0),
             ("-A", part.allocation_depth),
+            ("-c", self.kernel.connect.is_some()),
+            ("-d", self.kernel.disconnect),
             ("-B", !part.bitmaps.is_empty()),
             ("-f", image.format.is_some()),
             ("-l", image.load_snapshot.is_some()),
@@ -339,12 +407,14 @@ impl Connection {
         activated.as_deref() == Some(&std::process::id().to_string())
     }
 
-    fn listen(&self) -> Listen {
+    /// Where clients come; the connection of a device has a socket of its own.
+    fn listen(&self, device: Option<&Path>) -> Listen {
         if self.is_activated() {
             return Listen::Inherited;
         }
-        match &self.socket {
-            Some(path) => Listen::Unix(path.clone()),
+        let of_device = device.map(device::socket_path);
+        match self.socket.clone().or(of_device) {
+            Some(path) => Listen::Unix(path),
             None => Listen::Tcp {
                 bind: self.bind.clone().unwrap_or_else(|| BIND_DEFAULT.to_owned()),
                 port: self.port.unwrap_or(PORT_DEFAULT),

@@ -44,13 +44,13 @@ pub struct Tls<'a> {
 
 /// What a server says of an export.
 #[derive(Debug, Default)]
-struct Export {
+pub(super) struct Export {
     name: String,
     description: String,
-    size_bytes: u64,
-    flags: u16,
+    pub(super) size_bytes: u64,
+    pub(super) flags: u16,
     /// Minimum, preferred and maximum.
-    blocks: Option<[u32; 3]>,
+    pub(super) blocks: Option<[u32; 3]>,
     contexts: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ pub fn run(place: &Place<'_>, tls: Option<Tls<'_>>, out: &mut dyn Write) -> Resu
     Ok(0)
 }
 
-fn connect(place: &Place<'_>) -> Result<Stream, Failure> {
+pub(super) fn connect(place: &Place<'_>) -> Result<Stream, Failure> {
     let try_one = |address: &Address| block_on(Stream::connect(address));
     match place {
         Place::Unix(path) => {
@@ -132,8 +132,8 @@ fn print(exports: &[Export], is_extended: bool, out: &mut dyn Write) -> Result<(
     Ok(())
 }
 
-struct Client {
-    stream: SecureStream,
+pub(super) struct Client {
+    pub(super) stream: SecureStream,
 }
 
 impl Client {
@@ -154,7 +154,7 @@ impl Client {
         }
     }
 
-    fn greet(&self) -> Result<(), Failure> {
+    pub(super) fn greet(&self) -> Result<(), Failure> {
         let greeting = self.receive(GREETING_LEN)?;
         let offered = options::greeting(&greeting).map_err(strange)?;
         if offered & handshake_flag::FIXED_NEWSTYLE == 0 {
@@ -206,10 +206,7 @@ impl Client {
                 (rep::SERVER, data) => {
                     let mut fields = Fields(&data);
                     let name = fields.string().ok_or_else(malformed)?;
-                    exports.push(Export {
-                        name: String::from_utf8_lossy(name).into_owned(),
-                        ..Export::default()
-                    });
+                    exports.push(Export::named(String::from_utf8_lossy(name).into_owned()));
                 }
                 (rep::ERR_TLS_REQD, _) => return Err(tls_wanted()),
                 (kind, message) => return Err(Failure::new(options::refusal(kind, &message))),
@@ -222,17 +219,30 @@ impl Client {
 
     /// Asks about an export. Nothing more is known of it when the server does not answer that.
     fn info(&self, export: &mut Export) -> Result<(), Failure> {
+        self.ask(opt::INFO, export).map(drop)
+    }
+
+    /// Begins transmission with an export, and learns about it.
+    pub(super) fn go(&self, export: &mut Export) -> Result<(), Failure> {
+        match self.ask(opt::GO, export)? {
+            (rep::ACK, _) => Ok(()),
+            (kind, message) => Err(Failure::new(options::refusal(kind, &message))),
+        }
+    }
+
+    /// Asks about an export; the reply that ends the answer.
+    fn ask(&self, option: u32, export: &mut Export) -> Result<(u32, Vec<u8>), Failure> {
         let name = export.name.as_bytes();
         let mut data = (name.len() as u32).to_be_bytes().to_vec();
         data.extend_from_slice(name);
         let items = [info::NAME, info::DESCRIPTION, info::BLOCK_SIZE];
         data.extend_from_slice(&(items.len() as u16).to_be_bytes());
         data.extend(items.iter().flat_map(|item| item.to_be_bytes()));
-        self.send(&options::option(opt::INFO, &data))?;
+        self.send(&options::option(option, &data))?;
         for _ in 0..LIST_MAX {
-            match self.reply(opt::INFO)? {
+            match self.reply(option)? {
                 (rep::INFO, item) => export.add(&item).ok_or_else(malformed)?,
-                _ => return Ok(()),
+                end => return Ok(end),
             }
         }
         Err(malformed())
@@ -258,6 +268,13 @@ impl Client {
 }
 
 impl Export {
+    pub(super) fn named(name: String) -> Export {
+        Export {
+            name,
+            ..Export::default()
+        }
+    }
+
     fn add(&mut self, item: &[u8]) -> Option<()> {
         let mut fields = Fields(item);
         match fields.u16()? {
