@@ -268,7 +268,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         thread = Some(connection.start(server.stopper())?);
         Ok(())
     });
-    match thread.map(JoinHandle::join) {
+    // A server that has not ended in order may still hold the connection.
+    let ended = thread.filter(|thread| matches!(outcome, Ok(0)) || thread.is_finished());
+    match ended.map(JoinHandle::join) {
         Some(Ok(Err(failure))) => Err(failure),
         _ => outcome,
     }
