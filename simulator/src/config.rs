@@ -581,12 +581,18 @@ pub struct SpaceOptions {
     pub no_unref: bool,
     /// Writes of zeros are looked for.
     pub detect_zeroes: DetectZeroes,
+    /// Zeros are marked where they are zeros already.
+    pub mark_zeros: bool,
 }
 
 /// Drawn apart, and such that the seeds in `seeds.txt` that are older have none.
 fn draw_space(seed: u64, shape: Shape) -> SpaceOptions {
+    let mark_zeros = matches!(seed % 17, 0 | 4 | 10 | 11 | 12 | 15);
     if !matches!(seed % 16, 2 | 3 | 8 | 11 | 12 | 15) {
-        return SpaceOptions::default();
+        return SpaceOptions {
+            mark_zeros,
+            ..SpaceOptions::default()
+        };
     }
     let mut random = Random::new(seed ^ 0x3fd1_6a2b_88e0_c957);
     let mut some = || random.pick(&[None, None, Some(false), Some(true)]);
@@ -603,6 +609,7 @@ fn draw_space(seed: u64, shape: Shape) -> SpaceOptions {
             DetectZeroes::Unmap,
             DetectZeroes::Unmap,
         ]),
+        mark_zeros,
     }
 }
 

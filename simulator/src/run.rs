@@ -299,6 +299,7 @@ impl<'a> Run<'a> {
             pass_discard: self.config.space.pass_discard,
             discard_no_unref: self.config.space.no_unref,
             detect_zeroes: self.config.space.detect_zeroes,
+            mark_zeros: self.config.space.mark_zeros,
             allocation: self.config.allocation,
             drop_bitmaps: !self.config.keeps_bitmaps,
             keys,

@@ -180,6 +180,9 @@ pub struct OpenOptions {
     pub discard_no_unref: bool,
     /// What is done with writes of zeros.
     pub detect_zeroes: DetectZeroes,
+    /// Zeros that are written are marked in the image also where it reads as zeros already and has nothing below, as
+    /// QEMU does; else that changes nothing and costs nothing. Needs version 3.
+    pub mark_zeros: bool,
     /// What is done with the host's space; `None` as the image says, else compact.
     pub allocation: Option<AllocationPolicy>,
     /// Show the disk as it was when this internal snapshot (an id or a name) of the top image was made;
@@ -217,6 +220,7 @@ impl OpenOptions {
             pass_discard: PassDiscard::default(),
             discard_no_unref: false,
             detect_zeroes: DetectZeroes::Off,
+            mark_zeros: false,
             allocation: None,
             snapshot: None,
             backing_snapshot: None,

@@ -636,3 +636,47 @@ fn space_goes_back_by_what_has_freed_it() {
         assert!(wanted || given_back.is_empty(), "{given_back:?}");
     }
 }
+
+/// What a map shows from `at` on for `len` bytes: whether it is marked in the top image, and zeros.
+fn marked(disk: &Disk, at: u64, len: u64) -> bool {
+    let extent = block_on(disk.queue.map(at, len)).unwrap();
+    assert_eq!(extent.len_bytes, len, "one run at {at}");
+    assert!(extent.zero, "zeros at {at}");
+    extent.present && extent.depth == 0
+}
+
+#[test]
+fn zeros_are_marked_where_they_hide_nothing_if_that_is_asked_for() {
+    let zero = |disk: &Disk, offset_bytes, len_bytes| {
+        let request = Request::WriteZeroes {
+            offset_bytes,
+            len_bytes,
+            fua: false,
+            may_unmap: false,
+        };
+        block_on(disk.queue.submit(request, Payload::None)).unwrap();
+    };
+    for mark_zeros in [false, true] {
+        let disk = Disk::new(true).reopen(&with(|options| options.mark_zeros = mark_zeros));
+        // From the middle of a subcluster to the middle of another.
+        zero(&disk, CLUSTER + 1024, CLUSTER);
+        let len = CLUSTER + SUBCLUSTER;
+        assert_eq!(marked(&disk, CLUSTER, len), mark_zeros);
+        assert!(!marked(&disk, CLUSTER + len, CLUSTER));
+        // Beside data there is nothing to mark, and nothing is lost.
+        disk.write(8 * CLUSTER, 1024, 7);
+        zero(&disk, 8 * CLUSTER + 1024, 512);
+        assert_eq!(disk.read(8 * CLUSTER, 1024), [7; 1024]);
+        assert_eq!(disk.read(8 * CLUSTER + 1024, 1024), [0; 1024]);
+    }
+    let mut below = vec![0; 1 << 20];
+    below[5 * 1024..6 * 1024].fill(9);
+    let base = TestFile::new(below, cached_limits());
+    let options = with(|options| options.mark_zeros = true);
+    let disk = Disk::on(true, Some(base)).reopen(&options);
+    // Data around the zeros is copied.
+    zero(&disk, 5 * 1024 + 256, 256);
+    assert_eq!(disk.read(5 * 1024, 256), [9; 256]);
+    assert_eq!(disk.read(5 * 1024 + 256, 256), [0; 256]);
+    assert_eq!(disk.read(5 * 1024 + 512, 512), [9; 512]);
+}

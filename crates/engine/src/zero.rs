@@ -35,6 +35,8 @@ enum UnmapMode {
     Discard,
     /// Zeros by the mapping itself, whatever comes to lie below (rebase).
     Hide,
+    /// The same where the image has no data of its own; where it has, nothing is changed.
+    HideUnused,
     /// Nothing is mapped any more, whatever lies below (shrinking).
     Forget,
 }
@@ -63,6 +65,8 @@ struct UnmapRange {
     unit: u64,
     /// What counts as a unit when it lies across the end of the image.
     last_unit: u64,
+    /// Zeros are marked also where there is nothing below that they hide.
+    marked: bool,
 }
 
 impl UnmapRange {
@@ -73,6 +77,7 @@ impl UnmapRange {
             end: range.end(),
             unit: 1,
             last_unit: 1,
+            marked: false,
         }
     }
 }
@@ -93,12 +98,13 @@ impl<F: File> Active<'_, F> {
             end: range.end(),
             unit,
             last_unit: unit,
+            marked: self.marks_zeros(),
         };
         if first >= self.last_unit(whole) {
-            return self.zero_by_writing(range).await;
+            return self.zero_edge(range).await;
         }
         let head = GuestRange::between(range.start, first);
-        self.zero_by_writing(head).await?;
+        self.zero_edge(head).await?;
         let mode = match unmap {
             Unmap::Allowed => UnmapMode::Unmap,
             Unmap::Forbidden => UnmapMode::Keep,
@@ -106,7 +112,57 @@ impl<F: File> Active<'_, F> {
         let job = Job::default();
         let last = self.unmap(whole, mode, &job).await?;
         let tail = GuestRange::between(last, range.end());
-        self.zero_by_writing(tail).await
+        self.zero_edge(tail).await
+    }
+
+    /// Whether zeros are marked that are written where zeros are read already. Version 2 has no marks.
+    fn marks_zeros(&self) -> bool {
+        self.image.options.mark_zeros && self.geometry().version() == Version::V3
+    }
+
+    /// Zeros a range that has no whole unit in it; it may be two parts of neighbours.
+    async fn zero_edge(&self, range: GuestRange) -> Result<(), Errno> {
+        if !self.marks_zeros() {
+            return self.zero_by_writing(range).await;
+        }
+        for part in range.pieces(self.geometry().subcluster_size()) {
+            self.mark_around(part).await?;
+        }
+        Ok(())
+    }
+
+    /// Marks the unit that a range is a part of, if the rest of it reads as zeros; else writes zeros to the range.
+    async fn mark_around(&self, range: GuestRange) -> Result<(), Errno> {
+        let unit = self.geometry().subcluster_size();
+        let start = range.start - range.start % unit;
+        let end = (start + unit).min(self.image.size_bytes());
+        let end = end.max(range.end());
+        let around = UnmapRange {
+            start,
+            end,
+            unit,
+            last_unit: unit,
+            marked: true,
+        };
+        let before = GuestRange::between(start, range.start);
+        let behind = GuestRange::between(range.end(), end);
+        for mut rest in [before, behind] {
+            while !rest.is_empty() {
+                let found = self.queue.find(rest).await?;
+                if !reads_as_zeros(&found.kind) {
+                    return self.write_zero_bytes(range).await;
+                }
+                rest = rest.after(found.len);
+            }
+        }
+        // What lies below stays as it was found. What the image has got since is seen under the lock.
+        loop {
+            match self.unmap_step(start, around, UnmapMode::HideUnused)? {
+                UnmapStep::Done(_) => return Ok(()),
+                UnmapStep::Need(need) => self.resolve(need).await?,
+                UnmapStep::Write(_) => return self.write_zero_bytes(range).await,
+            }
+        }
     }
 
     /// Makes a range inside the image zeros of its own, which read the same over any backing file.
@@ -120,6 +176,7 @@ impl<F: File> Active<'_, F> {
             end: range.end(),
             unit,
             last_unit: unit,
+            marked: true,
         };
         let job = Job::default();
         let last = self.unmap(whole, UnmapMode::Hide, &job).await?;
@@ -135,6 +192,7 @@ impl<F: File> Active<'_, F> {
             end: range.end(),
             unit,
             last_unit: self.geometry().cluster_size(),
+            marked: false,
         };
         let job = Job::default();
         self.unmap(range, UnmapMode::Discard, &job).await?;
@@ -200,8 +258,6 @@ impl<F: File> Active<'_, F> {
 
     /// Zeros a range by writing, unless it reads as zeros already.
     async fn zero_by_writing(&self, range: GuestRange) -> Result<(), Errno> {
-        let reads_as_zeros =
-            |kind: &Kind| matches!(kind, Kind::Unallocated { .. } | Kind::Zero { .. });
         let claims = &self.writer.claims;
         let mut rest = range;
         while !rest.is_empty() {
@@ -248,9 +304,9 @@ impl<F: File> Active<'_, F> {
         Ok(())
     }
 
-    /// Whether zeros at `at` have something below to hide.
-    fn hides(&self, mode: UnmapMode, at: u64) -> bool {
-        mode == UnmapMode::Hide || self.image.has_backing_at(at)
+    /// Whether zeros at `at` are marked, or have something below to hide.
+    fn hides(&self, marked: bool, at: u64) -> bool {
+        marked || self.image.has_backing_at(at)
     }
 
     fn unmap_step(&self, at: u64, range: UnmapRange, mode: UnmapMode) -> Result<UnmapStep, Errno> {
@@ -281,7 +337,7 @@ impl<F: File> Active<'_, F> {
         let per_table = geometry.guest_bytes_per_l2();
         let table_end = (at / per_table + 1).saturating_mul(per_table);
         let slice = match located {
-            Located::NoTable if mode == UnmapMode::Forget || !self.hides(mode, at) => {
+            Located::NoTable if mode == UnmapMode::Forget || !self.hides(range.marked, at) => {
                 return Ok(UnmapStep::Done(table_end.min(end) - at));
             }
             Located::NoTable if geometry.version() == Version::V2 => {
@@ -306,6 +362,7 @@ impl<F: File> Active<'_, F> {
         let unmapper = Unmapper {
             active: *self,
             mode,
+            marked: range.marked,
             slice,
         };
         let mut frees = Vec::new();
@@ -335,6 +392,7 @@ impl Writer {
 struct Unmapper<'q, F: File> {
     active: Active<'q, F>,
     mode: UnmapMode,
+    marked: bool,
     slice: u64,
 }
 
@@ -496,11 +554,15 @@ impl<F: File> Unmapper<'_, F> {
             };
         }
         let cluster = part.start & !(geometry.cluster_size() - 1);
-        let backed = self.active.hides(self.mode, cluster);
+        let backed = self.active.hides(self.marked, cluster);
         if geometry.version() == Version::V2 {
             return self.change_v2(entry, backed);
         }
         let (host, copied, alloc, zero) = match entry {
+            // Written since it was found to be zeros.
+            L2Entry::Compressed(_) if self.mode == UnmapMode::HideUnused => {
+                return EntryChange::Write;
+            }
             L2Entry::Compressed(_) if mask != all && self.mode == UnmapMode::Discard => {
                 return EntryChange::None;
             }
@@ -515,6 +577,9 @@ impl<F: File> Unmapper<'_, F> {
                 zero,
             } => (host, copied, alloc, zero),
         };
+        if self.mode == UnmapMode::HideUnused && alloc & mask != 0 {
+            return EntryChange::Write;
+        }
         // Zeros already. A cluster without any data is given up below.
         if alloc & mask == 0 && !backed && (host.is_none() || alloc != 0) {
             return EntryChange::None;
@@ -552,6 +617,10 @@ impl<F: File> Unmapper<'_, F> {
             _ => EntryChange::free(L2Entry::UNALLOCATED),
         }
     }
+}
+
+fn reads_as_zeros(kind: &Kind) -> bool {
+    matches!(kind, Kind::Unallocated { .. } | Kind::Zero { .. })
 }
 
 fn plain_zero(zero: u32) -> L2Entry {

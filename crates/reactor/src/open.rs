@@ -187,6 +187,29 @@ impl OpenFile {
         }
     }
 
+    /// So many zeros, which take no space and can only be read.
+    ///
+    /// # Errors
+    /// When they are to be written; what `memfd_create(2)` says.
+    pub fn zeros(len_bytes: u64, access: Access) -> Result<OpenFile, OpenError> {
+        if access.write {
+            return Err(refused(Errno::EROFS, "zeros of no file can only be read"));
+        }
+        let failed = |errno: rustix::io::Errno| {
+            let errno = Errno::from_raw(errno.raw_os_error());
+            refused(errno, format!("cannot make zeros: {errno}"))
+        };
+        let fd = fs::memfd_create("zeros", fs::MemfdFlags::CLOEXEC).map_err(failed)?;
+        fs::ftruncate(&fd, len_bytes).map_err(failed)?;
+        // Nobody else has the file, and it is in no cache but its own.
+        let access = Access {
+            direct: false,
+            lock: false,
+            ..access
+        };
+        OpenFile::from_fd(fd, access)
+    }
+
     fn open_with(path: &CStr, mode: OFlags, access: Access) -> Result<OpenFile, OpenError> {
         // Should the path have become a fifo since it was looked at, this open does not wait.
         let fd = syscall::open(path, mode | direct_flag(access) | OFlags::NONBLOCK)

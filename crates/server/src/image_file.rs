@@ -6,10 +6,10 @@ use std::path::Path;
 use gaur_block::{Access, Errno, Extent, File, Target, Within};
 use gaur_engine::{ErrorKind, Format, OpenOptions};
 use gaur_format::{Header, limit};
-use gaur_reactor::{BlockingFile, OpenFile, Window, block_on};
+use gaur_reactor::{BlockingFile, OpenFile, block_on};
 
 use crate::failure::Failure;
-use crate::open;
+use crate::open::{self, Place};
 use crate::references;
 
 /// Bytes from which the length of the header can be told.
@@ -28,19 +28,19 @@ impl ImageFile {
         ImageFile::open_within(path, Within::Anywhere, options)
     }
 
-    /// The same with an image that is a part of its file.
-    pub fn open_window(
+    /// The same with an image in another place than a file as a whole.
+    pub fn open_in_place(
         path: &Path,
-        window: Option<Window>,
+        place: Option<Place>,
         options: &OpenOptions,
     ) -> Result<ImageFile, Failure> {
-        let whole = ImageFile::open(path, options)?;
-        let Some(window) = window else {
-            return Ok(whole);
+        let Some(place) = place else {
+            return ImageFile::open(path, options);
         };
-        let file = whole.file.open_file().clone().in_window(window);
-        let file = file.map_err(|error| open::file_failed(&whole.name, &error))?;
-        ImageFile::of(whole.name, file)
+        let name = path.to_string_lossy().into_owned();
+        let file = place.open(path, Within::Anywhere, access_of(options));
+        let file = file.map_err(|error| open::file_failed(&name, &error))?;
+        ImageFile::of(name, file)
     }
 
     /// The same with a file that an image names.
@@ -50,13 +50,7 @@ impl ImageFile {
         options: &OpenOptions,
     ) -> Result<ImageFile, Failure> {
         let name = path.to_string_lossy().into_owned();
-        let access = Access {
-            write: !options.read_only,
-            direct: options.direct,
-            lock: options.lock,
-            force_share: options.force_share,
-        };
-        let file = OpenFile::open_within(path, within, access).map_err(|error| {
+        let file = OpenFile::open_within(path, within, access_of(options)).map_err(|error| {
             let failure = open::file_failed(&name, &error);
             match error.errno {
                 Errno::EXDEV => failure
@@ -139,6 +133,15 @@ impl ImageFile {
     /// The same with the bare error.
     pub fn try_read(&self, offset: u64, len: u64) -> Result<Vec<u8>, Errno> {
         read_bytes(&self.file, offset, len.min(limit::SNAPSHOT_TABLE_BYTES_MAX))
+    }
+}
+
+fn access_of(options: &OpenOptions) -> Access {
+    Access {
+        write: !options.read_only,
+        direct: options.direct,
+        lock: options.lock,
+        force_share: options.force_share,
     }
 }
 

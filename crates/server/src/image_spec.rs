@@ -15,15 +15,15 @@ use gaur_engine::{
 };
 use gaur_format::header::CryptMethod;
 use gaur_format::limit;
+use gaur_reactor::BlockingFile;
 use gaur_reactor::nbd::Remote;
-use gaur_reactor::{BlockingFile, Window};
 
 use crate::failure::Failure;
 use crate::handover;
 use crate::image_file::ImageFile;
 use crate::key_values::{JSON_PREFIX, KeyValues, Value, shown};
 use crate::notice::say;
-use crate::open::{self, Bases};
+use crate::open::{self, Bases, Place};
 
 /// An image and how it is to be opened.
 #[derive(Clone, Debug, Default)]
@@ -35,8 +35,8 @@ pub struct ImageSpec {
     format: Option<Format>,
     /// How the command line would tell it: `-f` for most.
     switch: Option<&'static str>,
-    /// The part of its file that it is, if that is not all.
-    window: Option<Window>,
+    /// Where it is, if that is not a file as a whole.
+    place: Option<Place>,
     changes: Overrides,
 }
 
@@ -160,7 +160,7 @@ impl ImageSpec {
             path,
             format,
             switch: None,
-            window: None,
+            place: None,
             changes: Overrides::default(),
         }
     }
@@ -177,7 +177,7 @@ impl ImageSpec {
         if self.format.is_none() {
             let look = open::reading(None, true, References::Nothing);
             let format =
-                self.format_of(&ImageFile::open_window(&self.path, self.window, &look)?)?;
+                self.format_of(&ImageFile::open_in_place(&self.path, self.place, &look)?)?;
             if untrusted && format == Format::Raw {
                 let message =
                     "taken for a raw image by its content, which --untrusted does not trust";
@@ -236,13 +236,13 @@ impl ImageSpec {
         self.format
     }
 
-    /// Refuses an image that is a part of its file, for what would use all of it.
+    /// Refuses an image that is a part of its file or in none, for what would use all of it.
     pub fn check_whole(&self) -> Result<(), Failure> {
-        match self.window {
+        match self.place {
             None => Ok(()),
             Some(_) => Err(Failure::about(
                 &self.shown,
-                "options 'offset' and 'size' cannot be used for this",
+                "options 'offset' and 'size', and driver 'null-co', cannot be used for this",
             )),
         }
     }
@@ -343,9 +343,9 @@ impl ImageSpec {
         bases: &Bases,
     ) -> Result<Opened<BlockingFile>, Failure> {
         let options = self.open_options(base)?;
-        let opened = match self.window {
+        let opened = match self.place {
             None => open::open_sharing(&self.path, &options, bases),
-            Some(window) => open::open_in_window(&self.path, window, &options, bases),
+            Some(place) => open::open_in_place(&self.path, place, &options, bases),
         };
         let opened = opened.map_err(|failure| self.advise(failure))?;
         let other = opened.image.layers().top().format();
@@ -370,7 +370,7 @@ impl ImageSpec {
 
     /// Opens the file alone, to read metadata.
     pub fn open_file(&self, base: &OpenOptions) -> Result<ImageFile, Failure> {
-        ImageFile::open_window(&self.path, self.window, &self.open_options(base)?)
+        ImageFile::open_in_place(&self.path, self.place, &self.open_options(base)?)
     }
 }
 
@@ -382,6 +382,9 @@ struct OptionReader {
 impl OptionReader {
     fn read(mut self, given: &OsStr, format: Option<Format>) -> Result<ImageSpec, Failure> {
         let told = self.keys.take_text("driver")?;
+        if told.as_deref() == Some("null-co") && format.is_none_or(|format| format == Format::Raw) {
+            return self.zeros(given);
+        }
         let driver = format.map(Format::name).or(told.as_deref());
         // A protocol may stand alone; otherwise it is below the format.
         let (format, below) = match driver {
@@ -413,24 +416,29 @@ impl OptionReader {
             self.qcow2(&mut changes)?;
         }
         changes.merge(&top, &file);
-        if let Some(key) = self.keys.find_key(|_| true) {
-            let what = match UNSUPPORTED.iter().any(|start| key.starts_with(start)) {
-                true => "is not supported",
-                false => "is unknown",
-            };
-            let driver = driver.unwrap_or("qcow2");
-            let message = format!("option '{key}' {what} (driver {driver})");
-            return Err(Failure::new(message));
-        }
+        self.check_all_taken(driver.unwrap_or("qcow2"))?;
         Ok(ImageSpec {
             given: given.to_owned(),
             shown: path.clone(),
             path: path.into(),
             format,
             switch: None,
-            window,
+            place: window.map(Place::Window),
             changes,
         })
+    }
+
+    /// Refuses what is left.
+    fn check_all_taken(&self, driver: &str) -> Result<(), Failure> {
+        let Some(key) = self.keys.find_key(|_| true) else {
+            return Ok(());
+        };
+        let what = match UNSUPPORTED.iter().any(|start| key.starts_with(start)) {
+            true => "is not supported",
+            false => "is unknown",
+        };
+        let message = format!("option '{key}' {what} (driver {driver})");
+        Err(Failure::new(message))
     }
 
     /// The options of a file; returns its path.
@@ -625,3 +633,4 @@ mod nbd;
 #[cfg(test)]
 mod tests;
 mod window;
+mod zeros;

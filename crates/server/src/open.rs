@@ -128,26 +128,50 @@ pub fn open_sharing(
     })
 }
 
-/// The same with an image that is a part of its file. None of its chain is.
-pub fn open_in_window(
+/// What an image is in place of a file as a whole.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    /// A part of its file.
+    Window(Window),
+    /// So many bytes of zeros, which are nowhere.
+    Zeros(u64),
+}
+
+impl Place {
+    /// Opens the file at a path in this way.
+    pub(crate) fn open(
+        self,
+        path: &Path,
+        within: Within<'_>,
+        access: Access,
+    ) -> Result<OpenFile, OpenError> {
+        match self {
+            Place::Window(window) => OpenFile::open_within(path, within, access)?.in_window(window),
+            Place::Zeros(len_bytes) => OpenFile::zeros(len_bytes, access),
+        }
+    }
+}
+
+/// The same with an image in another place than a file as a whole. None of its chain is.
+pub fn open_in_place(
     path: &Path,
-    window: Window,
+    place: Place,
     options: &OpenOptions,
     bases: &Bases,
 ) -> Result<Opened<BlockingFile>, Failure> {
-    let host = WindowHost { path, window };
+    let host = PlaceHost { path, place };
     explained(path, options, |path| {
         block_on(gaur_engine::open_sharing(&host, path, options, bases))
     })
 }
 
-/// Opens one file in a window, and others as they are.
-struct WindowHost<'a> {
+/// Opens one file in a way of its own, and others as they are.
+struct PlaceHost<'a> {
     path: &'a Path,
-    window: Window,
+    place: Place,
 }
 
-impl Host for WindowHost<'_> {
+impl Host for PlaceHost<'_> {
     type File = BlockingFile;
 
     async fn open_within(
@@ -156,12 +180,11 @@ impl Host for WindowHost<'_> {
         within: Within<'_>,
         access: Access,
     ) -> Result<BlockingFile, OpenError> {
-        let file = OpenFile::open_within(name, within, access)?;
         let file = match name == self.path {
-            true => file.in_window(self.window)?,
-            false => file,
+            true => self.place.open(name, within, access),
+            false => OpenFile::open_within(name, within, access),
         };
-        Ok(BlockingFile::new(file))
+        file.map(BlockingFile::new)
     }
 }
 

@@ -271,3 +271,29 @@ fn a_raw_disk_can_be_a_part_of_its_file() {
         assert!(said.stderr.contains(word), "{}", said.stderr);
     }
 }
+
+/// QEMU's `null-co` is a source of zeros of any size.
+#[test]
+fn zeros_of_no_file_are_read_as_by_qemu() {
+    let scratch = Scratch::new("opts-zeros");
+    for options in [
+        "driver=null-co,read-zeroes=on,size=3M",
+        "driver=null-co,read-zeroes=on",
+    ] {
+        let map = ["map", "--output=json", "--image-opts", options];
+        let zeros = |map: serde_json::Value| {
+            let runs = map.as_array().expect("a list").clone();
+            runs.iter().all(|run| run["zero"] == true)
+        };
+        assert!(zeros(gaur(&map).ok().json()) && zeros(qemu_img(&map).ok().json()));
+        let (ours, theirs) = (scratch.path("ours.qcow2"), scratch.path("theirs.qcow2"));
+        let convert = ["convert", "-O", "qcow2", "--image-opts", options];
+        gaur(&[&convert[..], &[&ours]].concat()).ok();
+        qemu_img(&[&convert[..], &[&theirs]].concat()).ok();
+        qemu_img(&["compare", "-s", &ours, &theirs]).ok();
+    }
+    let bad = gaur(&["bench", "-w", "--image-opts", "driver=null-co"]).code(1);
+    assert!(bad.stderr.contains("only be read"), "{}", bad.stderr);
+    let bad = gaur(&["map", "--image-opts", "driver=null-co,filename=a"]).code(1);
+    assert!(bad.stderr.contains("unknown"), "{}", bad.stderr);
+}

@@ -94,6 +94,7 @@ impl OpenImage {
             force_share: how.force_share,
             direct,
             keys: keys.clone(),
+            mark_zeros: true,
             ..OpenOptions::new(References::Any)
         };
         let image = match how.snapshot {

@@ -115,7 +115,11 @@ async fn handshake<D: Device + 'static>(
             continue;
         }
         if !out.is_empty() {
-            stream.send(&out).await.map_err(End::Failed)?;
+            let sent = stream.send(&out).await;
+            // A client that leaves need not wait for the answer.
+            if step != Step::Abort {
+                sent.map_err(End::Failed)?;
+            }
             out.clear();
         }
         match step {
