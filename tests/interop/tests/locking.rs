@@ -9,7 +9,7 @@ use gaur_interop::layout::Layout;
 use gaur_interop::nbd::Server;
 use gaur_interop::op::{self, Op};
 use gaur_interop::scratch::Scratch;
-use gaur_interop::tool::{Run, qemu_img};
+use gaur_interop::tool::{Run, assert_clean, qemu_img};
 
 const WRITE: [Op; 1] = [Op::Write {
     offset: 0,
@@ -165,4 +165,20 @@ fn a_raw_image_is_locked_like_any_other() {
         "QEMU wrote to a raw image that is being served: {run}"
     );
     server.stop();
+}
+
+/// A program with a ring keeps its locks for a moment after it was killed. Who has killed it can open the image all the
+/// same.
+#[test]
+fn image_of_a_killed_program_can_be_opened_at_once() {
+    let scratch = Scratch::new("locking-killed");
+    let image = scratch.path("image.qcow2");
+    gaur(&["create", "-q", &image, "64M"]).ok();
+    for round in 0..5 {
+        let killed = gaur(&["qemu-io", "-c", "write 0 1M", "-c", "sigraise 9", &image]);
+        assert_eq!(killed.code, 137, "{killed}");
+        gaur(&["bitmap", "--add", &image, &format!("b{round}")]).ok();
+    }
+    gaur(&["check", "-q", "-r", "leaks", &image]).ok();
+    assert_clean(&image);
 }
