@@ -40,6 +40,8 @@ const DECOMPRESSED_BYTES_DEFAULT: u64 = 16 << 20;
 const L2_ENTRY_BYTES_DEFAULT: u64 = 4096;
 /// Shortest L2 slice: a sector.
 const L2_ENTRY_BYTES_MIN: u64 = 512;
+/// Most entries of a cache, as in QEMU.
+const ENTRIES_MAX: u64 = i32::MAX as u64;
 /// Fewest refcount blocks for which there is memory.
 const REFCOUNT_CLUSTERS_MIN: u64 = 4;
 
@@ -103,8 +105,18 @@ impl CacheOptions {
                 ));
             }
         };
+        let l2 = l2.min(l2_all);
+        for (what, entries) in [
+            ("l2-cache-size", l2 / l2_entry_bytes),
+            ("refcount-cache-size", refcount / cluster),
+        ] {
+            if entries > ENTRIES_MAX {
+                let text = format!("{what} is too much: {entries} entries, {ENTRIES_MAX} at most");
+                return invalid(text);
+            }
+        }
         Ok(CacheSizes {
-            l2_bytes: l2.min(l2_all),
+            l2_bytes: l2,
             l2_entry_bytes,
             refcount_bytes: if refcount == 0 {
                 refcount_min
@@ -177,6 +189,15 @@ mod tests {
         assert_eq!(
             text,
             "l2-cache-size is 2097152, more than cache-size, 1048576"
+        );
+        let much = CacheOptions {
+            refcount_bytes: Some(256 << 40),
+            ..CacheOptions::default()
+        };
+        let text = resolve(much).expect_err("too much");
+        assert!(
+            text.starts_with("refcount-cache-size is too much"),
+            "{text}"
         );
         for entry in [0, 256, 5000, 128 << 10] {
             let options = CacheOptions {

@@ -565,9 +565,14 @@ impl OptionReader {
         changes.discard_no_unref = keys.take_bool("discard-no-unref")?;
         // Allowed, but never done: refcounts are not put off, and no write to metadata goes unchecked.
         keys.take_bool("lazy-refcounts")?;
-        let templates = ["none", "constant", "cached", "all"].map(|name| (name, ()));
-        keys.take_choice("overlap-check", &templates)?;
-        keys.take_choice("overlap-check.template", &templates)?;
+        let templates = ["none", "constant", "cached", "all"].map(|name| (name, name));
+        let short = keys.take_choice("overlap-check", &templates)?;
+        let long = keys.take_choice("overlap-check.template", &templates)?;
+        if short.is_some() && long.is_some() && short != long {
+            let message =
+                "options 'overlap-check' and 'overlap-check.template' contradict each other";
+            return Err(Failure::new(message));
+        }
         for structure in OVERLAP_STRUCTURES {
             keys.take_bool(&format!("overlap-check.{structure}"))?;
         }

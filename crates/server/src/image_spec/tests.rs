@@ -172,6 +172,10 @@ const REFUSED: &[(&str, &str)] = &[
         "'discard-no-unref' is unknown",
     ),
     (
+        "driver=qcow2,file.filename=a,overlap-check=all,overlap-check.template=none",
+        "contradict",
+    ),
+    (
         "driver=qcow2,file.filename=a,overlap-check=some",
         "'overlap-check' is 'some'",
     ),
