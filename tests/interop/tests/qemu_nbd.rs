@@ -362,3 +362,28 @@ fn depths_and_bitmaps_are_shown_as_qemu_shows_them() {
         );
     }
 }
+
+/// What needs no device; the rest is in `guest_qemu_nbd.rs`.
+#[test]
+fn devices_are_refused_where_they_cannot_be() {
+    let scratch = Scratch::new("nbd-no-device");
+    let (_, top) = chain(&scratch);
+    let ours = &programs(&scratch)[1];
+    for (line, words) in [
+        (
+            &["-c", "/dev/nbd0", "-p", "10809", &top][..],
+            "-c does not go with -p",
+        ),
+        (&["-L", "-c", "/dev/nbd0"], "-L does not go with -c"),
+        (&["-c", "/dev/nbd0", "-d"], "cannot be used with"),
+        (&["-c", "/dev/nbd0"], "the image is missing"),
+        (
+            &["-d", "/dev/null"],
+            "/dev/null: is no device of the kernel's NBD client",
+        ),
+        (&["-d", "/nowhere"], "/nowhere: cannot open"),
+    ] {
+        let run = run(ours, line).refused();
+        assert!(run.stderr.contains(words), "{words}: {run}");
+    }
+}
