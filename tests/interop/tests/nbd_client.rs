@@ -258,8 +258,17 @@ fn errors_of_the_server_are_told() {
     .ok();
 }
 
-/// What a server of the test's own says, which lies; it closes the connection afterwards, unless it is to stay silent.
-fn liar(socket: &str, greeting: Vec<u8>, stay: bool) {
+/// What a server does that has said what it has to say.
+#[derive(Clone, Copy, PartialEq)]
+enum Then {
+    Close,
+    Stay,
+    /// Byte after byte of a reply that never ends, so that it is never silent.
+    Trickle,
+}
+
+/// What a server of the test's own says, which lies.
+fn liar(socket: &str, greeting: Vec<u8>, then: Then) {
     let listener = std::os::unix::net::UnixListener::bind(socket).expect("a socket");
     std::thread::spawn(move || {
         for stream in listener.incoming() {
@@ -268,7 +277,19 @@ fn liar(socket: &str, greeting: Vec<u8>, stay: bool) {
             std::thread::spawn(move || {
                 // What it says may be more than a client takes.
                 let _ = stream.write_all(&said);
-                if stay {
+                // A chunk of data of an endless length.
+                let chunk = [
+                    &[0x66, 0x8e, 0x33, 0xef, 0, 0, 0, 1][..],
+                    &[0; 8],
+                    &[0, 8, 0, 8],
+                ];
+                for byte in chunk.concat().into_iter().chain(std::iter::repeat(0)) {
+                    if then != Then::Trickle || stream.write_all(&[byte]).is_err() {
+                        break;
+                    }
+                    std::thread::sleep(std::time::Duration::from_millis(200));
+                }
+                if then == Then::Stay {
                     let _ = stream.read_to_end(&mut Vec::new());
                 }
             });
@@ -367,16 +388,25 @@ fn hostile_servers_end_in_one_line_of_error_soon() {
     ];
     for (name, says, words) in lies {
         let socket = scratch.path(name);
-        liar(&socket, says, name != "nothing");
+        let then = if name == "nothing" {
+            Then::Close
+        } else {
+            Then::Stay
+        };
+        liar(&socket, says, then);
         let uri = format!("nbd+unix:///?socket={socket}&request-timeout=9");
         let out = scratch.path("out");
         let refusal = gaur_bounded(&["convert", "-f", "raw", "-O", "raw", &uri, &out]).refused();
         assert_eq!(refusal.stderr.lines().count(), 1, "{name}: {refusal}");
         assert!(refusal.stderr.contains(words), "{name}: {refusal}");
     }
-    for (name, says) in [("silent", vec![]), ("later", export_of_a_liar(1 << 20))] {
+    for (name, says, then) in [
+        ("silent", vec![], Then::Stay),
+        ("later", export_of_a_liar(1 << 20), Then::Stay),
+        ("slow", export_of_a_liar(1 << 20), Then::Trickle),
+    ] {
         let socket = scratch.path(name);
-        liar(&socket, says, true);
+        liar(&socket, says, then);
         let uri = format!("nbd+unix:///?socket={socket}&request-timeout=2");
         let out = scratch.path("out");
         let refusal = gaur_bounded(&["convert", "-f", "raw", "-O", "raw", &uri, &out]).refused();

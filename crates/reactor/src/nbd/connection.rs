@@ -254,8 +254,10 @@ impl Connection {
             let sent = stream.send_vectored(&parts).await;
             drop(parts);
             self.slots.give_back(&mut batch);
-            if let Err(errno) = sent {
-                return Trouble::system("cannot send", errno);
+            match sent {
+                // What it takes in is an answer, too.
+                Ok(()) => self.slots.hold().hear(),
+                Err(errno) => return Trouble::system("cannot send", errno),
             }
         }
     }
@@ -270,22 +272,28 @@ impl Connection {
                 buffer.copy_within(there.clone(), 0);
                 there = 0..there.len();
             }
-            match stream.recv(&mut buffer[there.end..]).await {
+            let received = match stream.recv(&mut buffer[there.end..]).await {
                 Ok(0) => return Trouble::closed("the server closed the connection"),
-                Ok(count) => there.end += count,
+                Ok(count) => count,
                 Err(errno) => return Trouble::system("cannot receive", errno),
-            }
-            match self.take(&mut replies, &buffer[there.clone()]) {
+            };
+            there.end += received;
+            match self.take(&mut replies, received, &buffer[there.clone()]) {
                 Ok(used) => there.start += used,
                 Err(violation) => return violation.into(),
             }
         }
     }
 
-    /// Takes what has arrived; returns how much of it was used.
-    fn take(&self, replies: &mut Replies, input: &[u8]) -> Result<usize, Violation> {
+    /// Takes what is there, of which `received` bytes are new; returns how much of it was used.
+    fn take(
+        &self,
+        replies: &mut Replies,
+        received: usize,
+        input: &[u8],
+    ) -> Result<usize, Violation> {
         let mut state = self.slots.hold();
-        state.heard = Instant::now();
+        state.receive(received);
         let mut rest = input;
         loop {
             let (used, event) = replies.feed(rest, |cookie| state.asked(cookie))?;
@@ -310,7 +318,7 @@ impl Connection {
             let limit = Duration::from_secs(seconds.into());
             let (silent, unused) = {
                 let state = self.slots.hold();
-                let silent = state.is_waiting_for_server() && state.heard.elapsed() >= limit;
+                let silent = state.is_overdue(limit);
                 let left = state.left.filter(|_| state.users == 0);
                 (silent, left.is_some_and(|left| left.elapsed() >= LINGER))
             };

@@ -9,7 +9,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gaur_block::{Errno, Segments, SegmentsMut};
 use gaur_nbd::wire::{REQUEST_LEN, cmd};
@@ -30,6 +30,15 @@ const SPARE_BYTES_MAX: usize = 16 << 20;
 
 /// Most requests that go out in one call.
 const BATCH_MAX: usize = 16;
+
+/// So many bytes of replies that are not finished count as an answer.
+const PROGRESS_BYTES: usize = 64 << 10;
+
+/// A request may take so many times as long as the server may be silent.
+const STARVING: u32 = 10;
+
+/// Over so many connections a request is sent.
+const SENDS_MAX: u32 = 5;
 
 /// Most extents and errors in a reply.
 const WORDS_MAX: u32 = 1 << 20;
@@ -82,7 +91,10 @@ struct Slot {
     /// Extents and errors so far.
     words: u32,
     failed: Option<Errno>,
-    sent: bool,
+    /// When it was sent over this connection.
+    sent: Option<Instant>,
+    /// Over how many connections it was sent.
+    sends: u32,
     waker: Option<Waker>,
     /// The request was dropped, and does not ask how it ended.
     dropped: bool,
@@ -114,8 +126,10 @@ pub(super) struct State {
     pub(super) users: usize,
     /// When the last of them closed it.
     pub(super) left: Option<Instant>,
-    /// When the server last sent something, or had nothing to send.
-    pub(super) heard: Instant,
+    /// When the server last finished a reply or had sent a good part of one, or had nothing to send.
+    heard: Instant,
+    /// Bytes that came since.
+    unheard: usize,
     /// What went wrong last, in words.
     pub(super) trouble: Option<String>,
 }
@@ -153,6 +167,7 @@ impl Slots {
             users: 1,
             left: None,
             heard: Instant::now(),
+            unheard: 0,
             trouble: None,
         })))
     }
@@ -279,7 +294,8 @@ impl State {
             extent_ended: false,
             words: 0,
             failed: None,
-            sent: false,
+            sent: None,
+            sends: 0,
             waker: None,
             dropped: false,
             outcome: None,
@@ -323,7 +339,7 @@ impl State {
 
     fn fill_batch(&mut self, batch: &mut Vec<Outgoing>) {
         if !self.is_waiting_for_server() {
-            self.heard = Instant::now();
+            self.hear();
         }
         while batch.len() < BATCH_MAX
             && let Some(key) = self.to_send.pop_front()
@@ -331,7 +347,8 @@ impl State {
             let Some(slot) = self.slots.get_mut(key) else {
                 continue;
             };
-            slot.sent = true;
+            slot.sent = Some(Instant::now());
+            slot.sends += 1;
             let Ask {
                 kind,
                 flags,
@@ -351,13 +368,36 @@ impl State {
     pub(super) fn is_waiting_for_server(&self) -> bool {
         self.slots
             .iter()
-            .any(|(_, slot)| slot.sent && slot.outcome.is_none())
+            .any(|(_, slot)| slot.sent.is_some() && slot.outcome.is_none())
+    }
+
+    /// The server is on its way.
+    pub(super) fn hear(&mut self) {
+        (self.heard, self.unheard) = (Instant::now(), 0);
+    }
+
+    /// So many bytes have come. A few at a time are no answer.
+    pub(super) fn receive(&mut self, len_bytes: usize) {
+        self.unheard += len_bytes;
+        if self.unheard >= PROGRESS_BYTES {
+            self.hear();
+        }
+    }
+
+    /// Whether the server owes a reply and is silent for so long, or owes one for many times as long.
+    pub(super) fn is_overdue(&self, limit: Duration) -> bool {
+        let starves = |slot: &Slot| {
+            let sent = slot.sent.filter(|_| slot.outcome.is_none());
+            sent.is_some_and(|sent| sent.elapsed() >= limit * STARVING)
+        };
+        let silent = self.heard.elapsed() >= limit && self.is_waiting_for_server();
+        silent || self.slots.iter().any(|(_, slot)| starves(slot))
     }
 
     fn key_of(&self, cookie: u64) -> Option<usize> {
         let key = (cookie & 0xffff) as usize;
         let slot = self.slots.get(key)?;
-        (slot.sent && slot.cookie == cookie && slot.outcome.is_none()).then_some(key)
+        (slot.sent.is_some() && slot.cookie == cookie && slot.outcome.is_none()).then_some(key)
     }
 
     /// The request of a cookie.
@@ -415,6 +455,7 @@ impl State {
             Event::Done { .. } => {
                 let outcome = slot.finish()?;
                 self.end(key, outcome);
+                self.hear();
             }
         }
         Ok(())
@@ -451,13 +492,17 @@ impl State {
         self.room.drain(..).for_each(Waker::wake);
     }
 
-    /// Every request that is not done is sent again, in the order in which they were made.
+    /// Every request that is not done is sent again, in the order in which they were made. Those that many connections
+    /// have not survived fail.
     pub(super) fn send_again(&mut self) {
         self.to_send.clear();
         let mut open: Vec<(u64, usize)> = Vec::new();
+        let mut given_up: Vec<usize> = Vec::new();
         for (key, slot) in &mut self.slots {
-            if slot.outcome.is_none() && slot.cookie != 0 {
-                slot.sent = false;
+            if slot.outcome.is_none() && slot.sends >= SENDS_MAX {
+                given_up.push(key);
+            } else if slot.outcome.is_none() && slot.cookie != 0 {
+                slot.sent = None;
                 slot.filled.clear();
                 (slot.extent, slot.extent_ended, slot.words) = (None, false, 0);
                 slot.failed = None;
@@ -466,6 +511,9 @@ impl State {
         }
         open.sort_unstable();
         self.to_send.extend(open.into_iter().map(|(_, key)| key));
+        for key in given_up {
+            self.end(key, Err(Errno::EIO));
+        }
     }
 }
 
