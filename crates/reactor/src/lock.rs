@@ -48,7 +48,7 @@ const UNSHARED: &[Permission] = &[WRITE, RESIZE];
 
 /// How long locks are waited for. The kernel takes the ring of a process that was killed apart in its own time; until
 /// then requests may be on their way, and the locks are held.
-const LINGER: Duration = Duration::from_millis(300);
+const LINGER: Duration = Duration::from_millis(250);
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Takes the locks for `access`, and checks that no other process holds one that contradicts them. They last as long

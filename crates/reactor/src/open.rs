@@ -11,8 +11,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use gaur_block::{Access, Errno, Extent, FileId, FileLimits, OpenError};
 use gaur_nbd::Remote;
@@ -35,12 +33,6 @@ const IN_MEMORY: &[i64] = &[TMPFS_MAGIC, RAMFS_MAGIC, HUGETLBFS_MAGIC];
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const RAMFS_MAGIC: i64 = 0x8584_58f6;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
-
-/// How long a lock that another process holds is waited for. The kernel keeps the locks of a process that was killed
-/// until its ring is taken down, some 50 ms later (Linux 6.18), and what opens the image next is often who has killed it.
-const LOCK_LINGER: Duration = Duration::from_millis(250);
-/// Between two looks at it.
-const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// An open host file and what is known about it. Clones are the same open file: they share the
 /// locks, which are released when the last one is dropped.
@@ -219,21 +211,10 @@ impl OpenFile {
     }
 
     fn open_with(path: &CStr, mode: OFlags, access: Access) -> Result<OpenFile, OpenError> {
-        let start = Instant::now();
-        loop {
-            // Should the path have become a fifo since it was looked at, this open does not wait.
-            let fd = syscall::open(path, mode | direct_flag(access) | OFlags::NONBLOCK)
-                .map_err(|errno| open_failed(errno, access))?;
-            match OpenFile::from_fd(fd, access) {
-                Err(error) if error.errno == Errno::EAGAIN && !mode.contains(OFlags::EXCL) => {
-                    if start.elapsed() > LOCK_LINGER {
-                        return Err(error);
-                    }
-                }
-                opened => return opened,
-            }
-            thread::sleep(LOCK_PAUSE);
-        }
+        // Should the path have become a fifo since it was looked at, this open does not wait.
+        let fd = syscall::open(path, mode | direct_flag(access) | OFlags::NONBLOCK)
+            .map_err(|errno| open_failed(errno, access))?;
+        OpenFile::from_fd(fd, access)
     }
 
     /// A file that was opened with O_NONBLOCK, whatever it is.

@@ -400,6 +400,12 @@ fn hostile_servers_end_in_one_line_of_error_soon() {
         assert_eq!(refusal.stderr.lines().count(), 1, "{name}: {refusal}");
         assert!(refusal.stderr.contains(words), "{name}: {refusal}");
     }
+}
+
+/// Neither silence nor a byte now and then is an answer.
+#[test]
+fn servers_that_do_not_answer_in_time_are_given_up() {
+    let scratch = Scratch::new("nbd-slow");
     for (name, says, then) in [
         ("silent", vec![], Then::Stay),
         ("later", export_of_a_liar(1 << 20), Then::Stay),
