@@ -86,6 +86,13 @@ impl KeyValues {
         value.and_then(|(_, value)| value.as_str())
     }
 
+    /// The same without those whose keys begin so.
+    pub fn without(mut self, starts: &[&str]) -> KeyValues {
+        let goes = |key: &str| starts.iter().any(|start| key.starts_with(start));
+        self.0.retain(|(key, _)| !goes(key));
+        self
+    }
+
     /// All of them as `key=value,..`, which says the same.
     pub fn option_string(&self) -> String {
         let one = |(key, value): &(String, Value)| match value {
@@ -286,6 +293,19 @@ mod tests {
             Some(true)
         );
         assert_eq!(found.find_key(|_| true), Some("driver"));
+    }
+
+    #[test]
+    fn options_are_written_as_they_are_read() {
+        let given =
+            r#"json:{"driver":"raw","file":{"filename":"a,b"},"offset":512,"discard":true}"#;
+        let found = json(given).expect("valid JSON");
+        let text = found.option_string();
+        assert_eq!(text, "driver=raw,file.filename=a,,b,offset=512,discard=on");
+        let again = KeyValues::from_option_string(&text).expect("options");
+        assert_eq!(again.find("file.filename"), Some("a,b"));
+        let less = again.without(&["off", "disc"]);
+        assert_eq!(less.option_string(), "driver=raw,file.filename=a,,b");
     }
 
     #[test]

@@ -130,6 +130,18 @@ impl OpenImage {
     }
 }
 
+/// Options, or what they begin with, that `reopen` takes as new, as in QEMU: those of earlier openings are forgotten.
+const OF_ONE_OPENING: [&str; 8] = [
+    "cache-size",
+    "cache-clean-interval",
+    "discard-no-unref",
+    "l2-cache-",
+    "lazy-refcounts",
+    "overlap-check",
+    "pass-discard-",
+    "refcount-cache-",
+];
+
 /// What all commands share.
 pub struct Session<'o> {
     keys: Keys,
@@ -434,16 +446,16 @@ impl<'o> Session<'o> {
             false => {
                 let given = file.to_string_lossy();
                 let base = match image_opts {
-                    true => given.into_owned(),
-                    false if given.starts_with(JSON_PREFIX) => {
-                        KeyValues::from_file_name(&given)?.option_string()
-                    }
+                    true => KeyValues::from_option_string(&given)?,
+                    false if given.starts_with(JSON_PREFIX) => KeyValues::from_file_name(&given)?,
                     false => {
                         let driver = format.or_else(|| self.format()).unwrap_or(Format::Qcow2);
                         let path = given.replace(',', ",,");
-                        format!("driver={driver},file.filename={path}")
+                        let text = format!("driver={driver},file.filename={path}");
+                        KeyValues::from_option_string(&text)?
                     }
                 };
+                let base = base.without(&OF_ONE_OPENING).option_string();
                 (format!("{base},{}", options.join(",")).into(), true)
             }
         };
