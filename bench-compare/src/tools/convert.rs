@@ -91,8 +91,7 @@ impl Bench {
             for who in [QEMU_MANY, QEMU, GAUR] {
                 remove(one.target.1)?;
                 if !is_source {
-                    let bytes = File::open(one.source.1)?.metadata()?.len();
-                    File::create(one.target.1)?.set_len(bytes)?;
+                    File::create(one.target.1)?.set_len(self.arguments.convert_mib << 20)?;
                 }
                 let mut command = match server {
                     GAUR => Command::new(&self.gaur),

@@ -94,7 +94,7 @@ pub struct Args {
     /// Allow writes out of order: faster on some disks, the target may be less tidy
     #[arg(short = 'W', long)]
     oob_writes: bool,
-    /// Requests in flight, 1 to 16 (one a processor by default)
+    /// Requests in flight, 1 to 16 (4 to 8 by default; with -c one a processor)
     #[arg(short = 'm', long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
     parallel: Option<u8>,
     /// Copy this internal snapshot of the source: an id, a name, or snapshot.id=ID,snapshot.name=NAME
@@ -129,8 +129,8 @@ pub struct Args {
 /// Most workers that are started without being asked for.
 const WORKERS_MAX: usize = 8;
 
-/// Fewest of them where servers are waited for.
-const REMOTE_WORKERS: usize = 4;
+/// Fewest of them: some wait for a disk, a server, or their turn.
+const WORKERS_MIN: usize = 4;
 
 /// Converts.
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
@@ -154,7 +154,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         return Err(failure.hint("-O qcow2 makes an image that has"));
     }
     let bitmaps = read_bitmaps(args, &sources, &target)?;
-    let new = plan_target(args, &target, &sources)?;
+    let flush = target_cache(args) != CacheMode::Unsafe && !target.ignores_flushes();
+    let mut new = plan_target(args, &target, &sources)?;
+    if let Some(new) = new.as_mut().filter(|_| !flush) {
+        new.skip_flushes();
+    }
     if let Some(new) = &new {
         if args.compress {
             new.check_level(args.compression_level)?;
@@ -167,7 +171,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         new.make(false, &job)?;
     }
     let copy = open_target(args, &target, sources, new.as_ref())?;
-    let flush = target_cache(args) != CacheMode::Unsafe && !target.ignores_flushes();
+    if !flush {
+        copy.target.skip_flushes();
+    }
     bitmaps.check(&copy.target, copy.total_bytes())?;
     copy_all(args, &copy, (flush, bitmaps), &job).map_err(|failure| {
         let path = target.path();
@@ -372,13 +378,13 @@ fn open_target(
     let fresh = new.is_some() && !(fixed && target.format() == Some(Format::Raw));
     // Where the disk's own offsets are the file's, an order makes nothing tidier, and a server waits between two requests.
     let placed = opened.is_remote() && target.format() == Some(Format::Raw);
-    let mut copy = Copy {
+    let copy = Copy {
         target: opened,
         sources,
         backing_bytes,
         target_is_zero: fresh || args.target_is_zero,
         sparse_bytes: args.sparse_size,
-        workers: 1,
+        workers: workers(args),
         in_order: !args.oob_writes && !placed,
         salvage: args.salvage,
         rate: args.rate.map(Rate::new),
@@ -386,7 +392,6 @@ fn open_target(
             level: args.compression_level,
         }),
     };
-    copy.workers = workers(args, copy.is_remote());
     let (needed, there) = (copy.total_bytes(), copy.target.size_bytes());
     if there < needed {
         let message = format!("the target has {there} bytes, the sources {needed}");
@@ -403,9 +408,9 @@ fn target_cache(args: &Args) -> CacheMode {
     })
 }
 
-fn workers(args: &Args, remote: bool) -> usize {
+fn workers(args: &Args) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let least = if remote { REMOTE_WORKERS } else { 1 };
+    let least = if args.compress { 1 } else { WORKERS_MIN };
     args.parallel
         .map_or(processors.clamp(least, WORKERS_MAX), usize::from)
 }

@@ -233,7 +233,7 @@ impl Copy {
     }
 
     /// Whether bytes come from a server or go to one.
-    pub fn is_remote(&self) -> bool {
+    fn is_remote(&self) -> bool {
         let mut images = self.sources.iter().chain([&self.target]);
         images.any(SharedImage::is_remote)
     }

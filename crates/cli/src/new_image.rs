@@ -58,6 +58,8 @@ pub struct NewImage {
     luks: Option<LuksChoice>,
     /// Keys of the image and of those below it.
     keys: Keys,
+    /// It need not be durable when it is made.
+    skips_flushes: bool,
 }
 
 const FORMAT_NEEDED: &str = "a backing file needs its format too";
@@ -136,6 +138,7 @@ impl NewImage {
             hints: FileHints::take(&mut options).map_err(about)?,
             luks: None,
             keys,
+            skips_flushes: false,
         };
         image.take_preallocation(&mut options).map_err(about)?;
         let backing = options.take_path("backing_file");
@@ -172,6 +175,11 @@ impl NewImage {
             return Err(Failure::about(name, message));
         }
         Ok(image)
+    }
+
+    /// It need not be durable when it is made: who makes it has said so.
+    pub fn skip_flushes(&mut self) {
+        self.skips_flushes = true;
     }
 
     fn take_preallocation(&mut self, options: &mut OptionList) -> Result<(), Failure> {
@@ -457,6 +465,9 @@ impl NewImage {
         };
         let file = OpenFile::create(&self.path, options)
             .map_err(|error| Failure::about(&self.name, format!("cannot create: {error}")))?;
+        if self.skips_flushes {
+            file.skip_flushes();
+        }
         self.hints.apply(&file, &self.name);
         let file = BlockingFile::new(file);
         let made = match self.format {

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use gaur_block::{Access, Errno, Extent, FileId, FileLimits, OpenError};
 use gaur_nbd::Remote;
@@ -58,6 +59,7 @@ struct Shared {
     /// every page), and who walks over a file asks again and again. Data that has become a hole since is still
     /// read rightly.
     known_data: Mutex<Range<u64>>,
+    skips_flushes: AtomicBool,
 }
 
 /// Where the bytes are.
@@ -176,6 +178,7 @@ impl OpenFile {
             sector_bytes: export.limits().request_alignment,
             at: Place::Nbd(export),
             known_data: Mutex::default(),
+            skips_flushes: AtomicBool::new(false),
         };
         Ok(OpenFile::of(shared))
     }
@@ -367,6 +370,15 @@ impl OpenFile {
         syscall::clone_range(self.local_fd()?, self.place(at, len)?, from, len)
     }
 
+    /// From now on flushes do nothing: what was written is not durable until the kernel makes it so.
+    pub fn skip_flushes(&self) {
+        self.shared.skips_flushes.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn skips_flushes(&self) -> bool {
+        self.shared.skips_flushes.load(Ordering::Relaxed)
+    }
+
     /// Notes that what was data may be none any more.
     pub(crate) fn forget_data(&self) {
         *self.shared.known_data.lock() = 0..0;
@@ -466,6 +478,7 @@ impl Shared {
             in_memory,
             sector_bytes,
             known_data: Mutex::default(),
+            skips_flushes: AtomicBool::new(false),
         })
     }
 }

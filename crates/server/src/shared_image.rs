@@ -211,6 +211,13 @@ impl SharedImage {
         self.open_files().all(OpenFile::is_direct)
     }
 
+    /// From now on flushes of its own files do nothing.
+    pub fn skip_flushes(&self) {
+        for file in &self.files.own {
+            file.open_file().skip_flushes();
+        }
+    }
+
     /// Whether some of its bytes are on an NBD server.
     pub fn is_remote(&self) -> bool {
         self.open_files().any(OpenFile::is_nbd)

@@ -75,6 +75,7 @@ impl NewImage {
             hints: self.hints,
             luks: None,
             keys: Keys::default(),
+            skips_flushes: self.skips_flushes,
         };
         data.make(false, job)
     }
