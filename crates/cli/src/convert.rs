@@ -386,6 +386,7 @@ fn open_target(
         sparse_bytes: args.sparse_size,
         workers: workers(args),
         in_order: !args.oob_writes && !placed,
+        clones: may_clone(args, new),
         salvage: args.salvage,
         rate: args.rate.map(Rate::new),
         compression: args.compress.then_some(Compression {
@@ -398,6 +399,14 @@ fn open_target(
         return Err(Failure::about(target.path(), message));
     }
     Ok(copy)
+}
+
+/// Whether a raw target may share the space of its sources. Not space that was asked for, and not one that was there;
+/// QEMU's program makes holes of zeros, which clones do not, unless it is told to leave that to the host.
+fn may_clone(args: &Args, new: Option<&NewImage>) -> bool {
+    let owns_space = new.is_none_or(NewImage::is_preallocated);
+    let finds_zeros = args.sparse_size == 0 || is_qemu() && !args.copy_range_offloading;
+    !owns_space && !finds_zeros && !args.salvage && args.rate.is_none()
 }
 
 /// What is written is on the disk in the end, unless that is not wanted, as QEMU's program takes for granted.

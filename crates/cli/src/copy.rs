@@ -62,6 +62,8 @@ pub struct Copy {
     pub workers: usize,
     /// Pieces are written in the order of the guest's offsets.
     pub in_order: bool,
+    /// The file system may share the space of the sources with a raw target.
+    pub clones: bool,
     /// What cannot be read is taken for zeros.
     pub salvage: bool,
     /// How fast data is moved.

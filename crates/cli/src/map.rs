@@ -188,11 +188,6 @@ fn print_map(
     printer.entry(&current, None)
 }
 
-/// Whether a file is an NBD export whose name chose a bitmap (QEMU's `x-dirty-bitmap`).
-fn has_bitmap(file: &BlockingFile) -> bool {
-    file.nbd_context_at(0) != Err(Errno::EOPNOTSUPP)
-}
-
 /// The extent that shows the bitmap of an export in the way of QEMU's `x-dirty-bitmap`, which backup programs read: the
 /// flags of the bitmap are taken for those of allocation. What is dirty is no data; depths of a chain come as no
 /// data (the top image), as zeros (one below it) and as data (none).
@@ -242,8 +237,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         .first()
         .and_then(|file| file.open_file().window());
     let window = window.map_or(0, |window| window.offset_bytes);
+    let is_raw = layers.top().format() == Format::Raw;
+    // Below another format the offsets of the export are not the guest's.
     let bitmap = opened.files.own.first().cloned();
-    let bitmap = bitmap.filter(|file| layers.len() == 1 && has_bitmap(file));
+    let bitmap = bitmap.filter(|file| is_raw && file.has_nbd_context());
     let mut holes = FileHoles::new(&opened.files).map_err(|errno| failed(0, errno))?;
     let guest = Guest::new(image.queue(opened.files));
     let mut printer = Printer {
@@ -251,7 +248,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         output: args.output,
         files,
     };
-    let is_raw = layers.top().format() == Format::Raw;
     print_map(&mut printer, args.start_offset, end, |offset, len| {
         let extent = guest.map(offset, len).and_then(|mut extent| {
             holes.refine(&image, &mut extent)?;

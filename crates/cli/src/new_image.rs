@@ -182,6 +182,11 @@ impl NewImage {
         self.skips_flushes = true;
     }
 
+    /// Whether its space is taken when it is made.
+    pub fn is_preallocated(&self) -> bool {
+        self.preallocation.is_some_and(|name| name != "off")
+    }
+
     fn take_preallocation(&mut self, options: &mut OptionList) -> Result<(), Failure> {
         let possible: Vec<_> = PREALLOCATIONS
             .into_iter()

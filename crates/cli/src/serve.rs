@@ -256,7 +256,9 @@ fn create(args: &Args, size: u64) -> Result<Option<PathBuf>, Failure> {
     let file = spec.given();
     let format = spec.format().unwrap_or(Format::Raw);
     let mut options = OptionList::parse(&args.options)?;
-    layout::choose(format, &mut options);
+    if layout::choose(format, &mut options) {
+        say(layout::CHOICE_NOTE);
+    }
     if options.has("encrypt.key-secret") {
         let message = "--create: option 'encrypt.key-secret' is not supported";
         return Err(Failure::about(spec.path(), message).hint("--key-file PATH gives the key"));

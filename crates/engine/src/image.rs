@@ -523,7 +523,9 @@ pub(crate) fn add_mapping(
     let (metadata, clean) = metadata_clusters(part, header, &geometry);
     if writable && !clean {
         let path = part.layer.path.display();
-        let text = format!("tables of {path} overlap; gaur check -r all gives each its own place");
+        let text = format!(
+            "tables of {path} overlap; gaur check -r all may separate them, gaur convert copies the disk"
+        );
         return Err(ImageError::new(ErrorKind::Corrupt, text));
     }
     let sizes = cache.resolve(&geometry, part.layer.size_bytes)?;

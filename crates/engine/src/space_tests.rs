@@ -668,6 +668,12 @@ fn zeros_are_marked_where_they_hide_nothing_if_that_is_asked_for() {
         zero(&disk, 8 * CLUSTER + 1024, 512);
         assert_eq!(disk.read(8 * CLUSTER, 1024), [7; 1024]);
         assert_eq!(disk.read(8 * CLUSTER + 1024, 1024), [0; 1024]);
+        // Space that zeros keep is kept by more of them.
+        disk.write(12 * CLUSTER, CLUSTER, 7);
+        let host = disk.host_of(12 * CLUSTER);
+        zero(&disk, 12 * CLUSTER, CLUSTER);
+        zero(&disk, 12 * CLUSTER + 256, 256);
+        assert_eq!(disk.host_of(12 * CLUSTER), host);
     }
     let mut below = vec![0; 1 << 20];
     below[5 * 1024..6 * 1024].fill(9);

@@ -35,7 +35,7 @@ enum UnmapMode {
     Discard,
     /// Zeros by the mapping itself, whatever comes to lie below (rebase).
     Hide,
-    /// The same where the image has no data of its own; where it has, nothing is changed.
+    /// The same where the image has no data of its own, and its space stays; where it has, nothing is changed.
     HideUnused,
     /// Nothing is mapped any more, whatever lies below (shrinking).
     Forget,
@@ -158,9 +158,12 @@ impl<F: File> Active<'_, F> {
         // What lies below stays as it was found. What the image has got since is seen under the lock.
         loop {
             match self.unmap_step(start, around, UnmapMode::HideUnused)? {
+                // The disk has grown, and the unit with it.
+                UnmapStep::Done(0) | UnmapStep::Write(_) => {
+                    return self.write_zero_bytes(range).await;
+                }
                 UnmapStep::Done(_) => return Ok(()),
                 UnmapStep::Need(need) => self.resolve(need).await?,
-                UnmapStep::Write(_) => return self.write_zero_bytes(range).await,
             }
         }
     }
@@ -587,7 +590,8 @@ impl<F: File> Unmapper<'_, F> {
         let (alloc, zero_now) = (alloc & !mask, zero | mask);
         // A cluster shared with a snapshot is no space of ours to keep.
         let no_unref = self.active.image.options.discard_no_unref;
-        let stays = self.mode == UnmapMode::Keep || no_unref && self.mode.gives_up_space();
+        let stays = matches!(self.mode, UnmapMode::Keep | UnmapMode::HideUnused)
+            || no_unref && self.mode.gives_up_space();
         let keep = stays && copied;
         if host.is_some() && alloc == 0 && !keep {
             return EntryChange::free(plain_zero(zero_now));

@@ -54,6 +54,11 @@ impl BlockingFile {
         &self.file
     }
 
+    /// Whether the file is an NBD export whose name chose a metadata context.
+    pub fn has_nbd_context(&self) -> bool {
+        self.file.nbd().is_some_and(|export| export.has_context())
+    }
+
     /// The run of blocks at an offset of an NBD export as the metadata context says that its name chose
     /// ([`Remote::context`]): its length in bytes, and the flags of the context. `EOPNOTSUPP` when its name chose none.
     ///

@@ -55,19 +55,21 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// as the open file description.
 pub(crate) fn acquire(fd: BorrowedFd<'_>, access: Access) -> Result<(), OpenError> {
     let start = Instant::now();
-    loop {
-        match try_acquire(fd, access) {
-            Err(error) if error.errno == Errno::EAGAIN && start.elapsed() < LINGER => {
-                // Others that try meanwhile do not see this one.
-                release(fd);
-                std::thread::sleep(PAUSE);
-            }
-            done => return done,
+    let mut outcome = try_acquire(fd, access);
+    while matches!(&outcome, Err(error) if error.errno == Errno::EAGAIN) && start.elapsed() < LINGER
+    {
+        // Others that try meanwhile do not see this one, which only looks.
+        release(fd);
+        std::thread::sleep(PAUSE);
+        if contradiction(fd, access).map_err(cannot_lock)?.is_none() {
+            outcome = try_acquire(fd, access);
         }
     }
+    outcome
 }
 
-fn try_acquire(fd: BorrowedFd<'_>, access: Access) -> Result<(), OpenError> {
+/// What an access uses, and what it does not share.
+fn permissions(access: Access) -> (&'static [Permission], &'static [Permission]) {
     let used = if access.write {
         USED_BY_WRITER
     } else {
@@ -78,23 +80,34 @@ fn try_acquire(fd: BorrowedFd<'_>, access: Access) -> Result<(), OpenError> {
     } else {
         UNSHARED
     };
+    (used, unshared)
+}
+
+fn try_acquire(fd: BorrowedFd<'_>, access: Access) -> Result<(), OpenError> {
+    let (used, unshared) = permissions(access);
     for permission in used {
         take(fd, USED_BASE + permission.bit).map_err(cannot_lock)?;
     }
     for permission in unshared {
         take(fd, UNSHARED_BASE + permission.bit).map_err(cannot_lock)?;
     }
-    for permission in used {
-        if held_by_other(fd, UNSHARED_BASE + permission.bit).map_err(cannot_lock)? {
-            return Err(conflict(access, *permission));
+    match contradiction(fd, access).map_err(cannot_lock)? {
+        None => Ok(()),
+        Some(permission) => Err(conflict(access, permission)),
+    }
+}
+
+/// Which permission another process does not leave for the access.
+fn contradiction(fd: BorrowedFd<'_>, access: Access) -> Result<Option<Permission>, Errno> {
+    let (used, unshared) = permissions(access);
+    let used = used.iter().map(|one| (one, UNSHARED_BASE));
+    let unshared = unshared.iter().map(|one| (one, USED_BASE));
+    for (permission, base) in used.chain(unshared) {
+        if held_by_other(fd, base + permission.bit)? {
+            return Ok(Some(*permission));
         }
     }
-    for permission in unshared {
-        if held_by_other(fd, USED_BASE + permission.bit).map_err(cannot_lock)? {
-            return Err(conflict(access, *permission));
-        }
-    }
-    Ok(())
+    Ok(None)
 }
 
 /// Gives every lock back, now. Closing the descriptor would too, but a ring that is being taken down

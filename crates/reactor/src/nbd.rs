@@ -229,7 +229,7 @@ impl NbdExport {
         self.link.session.export.size_bytes
     }
 
-    /// Whether its name chose a metadata context.
+    /// Whether its name chose a metadata context, which the server has then.
     pub(crate) fn has_context(&self) -> bool {
         self.link.remote.context.is_some()
     }

@@ -252,6 +252,7 @@ pub fn file_failed(name: &str, error: &OpenError) -> Failure {
 /// What QEMU would take for a protocol is a path here, and there is seldom such a file.
 fn hint_at_protocol(failure: Failure, name: &str) -> Failure {
     match name.split_once(':') {
+        _ if gaur_reactor::nbd::file_id(Path::new(name)).is_some() => failure,
         Some(("file", _)) => failure.hint("leave 'file:' out, an image is named by its path"),
         Some((protocol, rest)) if rest.starts_with("//") && !protocol.contains('/') => failure
             .hint(format!(

@@ -1,6 +1,8 @@
 //! `gaur convert` to raw on a file system with reflinks: target and source share their space, and each keeps its bytes when the
 //! other is written to.
 
+use std::os::unix::fs::MetadataExt;
+
 use gaur_interop::filesystem::Kind;
 use gaur_interop::gaur::gaur;
 use gaur_interop::random::Random;
@@ -48,6 +50,37 @@ fn converted_raw_disk_shares_the_space_of_its_source() {
         let change = ["-f", "raw", "-c", "write -q -P 1 0 20M", &target];
         run("qemu-io", &change).ok();
         qemu_img(&["compare", "-f", format, "-F", "raw", source, &copy]).ok();
+    }
+    // Space that was asked for is the target's own, and so is that of a copy in QEMU's way, in which zeros are holes.
+    let zeros = at("zeros.raw");
+    run(
+        "dd",
+        &["if=/dev/zero", &format!("of={zeros}"), "bs=1M", "count=8"],
+    )
+    .ok();
+    let qemu = ["qemu-img", "convert", "-f", "raw", "-O", "raw", &zeros];
+    for (words, sectors) in [
+        (
+            vec![
+                "convert",
+                "-f",
+                "raw",
+                "-O",
+                "raw",
+                "-o",
+                "preallocation=full",
+                &zeros,
+            ],
+            16384,
+        ),
+        (qemu.to_vec(), 0),
+    ] {
+        let target = at("own.raw");
+        gaur(&[&words[..], &[&target]].concat()).ok();
+        let map = mounted.shell("sync; filefrag -v own.raw", &[]).stdout;
+        assert!(!map.contains("shared"), "{map}");
+        let blocks = std::fs::metadata(&target).expect("it is there").blocks();
+        assert_eq!(blocks, sectors, "{words:?}");
     }
     mounted.unmount();
     Kind::Xfs.check(&disk);

@@ -35,9 +35,8 @@ impl Copy {
         let plain = matches!(layer.format(), Format::Raw | Format::Qcow2)
             && layer.data_file().is_none()
             && !layer.is_encrypted();
-        let asked = self.sparse_bytes > 0 && !self.salvage;
         let raw = self.target.image().layers().top().format() == Format::Raw;
-        (plain && asked && raw && !extent.compressed).then_some(Place { depth, offset })
+        (plain && self.clones && raw && !extent.compressed).then_some(Place { depth, offset })
     }
 
     /// Clones a piece; false when it is to be copied.

@@ -77,6 +77,58 @@ fn entries_that_share_an_l2_table_get_one_each() {
     }
 }
 
+/// The data that such tables have in common is not counted, so that a writer would take it for its own: they stay
+/// together, and no program of ours writes to the image.
+#[test]
+fn tables_whose_data_refcounts_cannot_count_stay_shared() {
+    let scratch = Scratch::new("shared");
+    for (options, sharers) in [("refcount_bits=1", 2), ("refcount_bits=2", 10)] {
+        let path = scratch.path("narrow.qcow2");
+        let options = format!("cluster_size=4k,{options}");
+        qemu::img(&["create", "-q", "-f", "qcow2", "-o", &options, &path, "64M"]);
+        qemu::io(&path, &["write -P 5 0 1M"]);
+        let mut file = std::fs::read(&path).unwrap();
+        let l1 = l1_tables(&file)[0].0;
+        let entry = u64_at(&file, l1);
+        for index in 1..sharers {
+            put(&mut file, l1 + index * 8, &entry.to_be_bytes());
+        }
+        let before = contents(&file);
+        let repaired = repair(&mut file, RepairMode::All);
+        assert_kept(&before, &file, &options);
+        assert!(!has_own_tables(&file), "{options}: {repaired:#?}");
+        assert!(!check(&file).is_clean(), "{options}");
+    }
+}
+
+/// A small file must not fill a disk.
+#[test]
+fn more_shared_tables_than_damage_explains_are_left() {
+    let scratch = Scratch::new("shared");
+    let path = scratch.path("many.qcow2");
+    qemu::img(&[
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-o",
+        "cluster_size=2M",
+        &path,
+        "1P",
+    ]);
+    qemu::io(&path, &["write -P 5 0 64k"]);
+    let mut file = std::fs::read(&path).unwrap();
+    let l1 = l1_tables(&file)[0].0;
+    let entry = u64_at(&file, l1);
+    for index in 1..400 {
+        put(&mut file, l1 + index * 8, &entry.to_be_bytes());
+    }
+    let len = file.len();
+    repair(&mut file, RepairMode::All);
+    assert!(!has_own_tables(&file) && file.len() == len);
+    assert!(check(&file).is_clean());
+}
+
 #[test]
 fn a_power_cut_while_tables_are_copied_leaves_either() {
     let scratch = Scratch::new("shared");

@@ -254,10 +254,8 @@ impl Connection {
             let sent = stream.send_vectored(&parts).await;
             drop(parts);
             self.slots.give_back(&mut batch);
-            match sent {
-                // What it takes in is an answer, too.
-                Ok(()) => self.slots.hold().hear(),
-                Err(errno) => return Trouble::system("cannot send", errno),
+            if let Err(errno) = sent {
+                return Trouble::system("cannot send", errno);
             }
         }
     }

@@ -80,35 +80,28 @@ pub(super) async fn shake_hands(
         };
         handshake.start_tls(tls, host, has_options).await?;
     }
-    if !has_options {
-        return handshake.export_name(remote, no_zeroes).await;
-    }
-    let structured = handshake.structured_replies().await?;
+    let structured = has_options && handshake.structured_replies().await?;
     let context = match structured {
         true => handshake.context(remote).await?,
         false => None,
     };
-    match handshake.go(remote).await? {
-        Some(export) => match (&remote.context, context) {
-            (Some(name), None) => {
-                let text = format!("the server has no bitmap or context '{name}' of this export");
-                Err(Trouble::final_word(Errno::ENOENT, text))
-            }
-            _ => Ok(Session {
-                export,
-                structured,
-                context,
-            }),
-        },
-        None => {
-            let session = handshake.export_name(remote, no_zeroes).await?;
-            Ok(Session {
-                structured,
-                context,
-                ..session
-            })
-        }
+    let gone = match has_options {
+        true => handshake.go(remote).await?,
+        false => None,
+    };
+    let export = match gone {
+        Some(export) => export,
+        None => handshake.export_name(remote, no_zeroes).await?,
+    };
+    if let (Some(name), None) = (&remote.context, context) {
+        let text = format!("the server has no bitmap or context '{name}' of this export");
+        return Err(Trouble::final_word(Errno::ENOENT, text));
     }
+    Ok(Session {
+        export,
+        structured,
+        context,
+    })
 }
 
 impl Handshake<'_> {
@@ -210,7 +203,7 @@ impl Handshake<'_> {
     }
 
     /// The way of servers that know no other. They close the connection when they have no such export.
-    async fn export_name(&self, remote: &Remote, no_zeroes: bool) -> Result<Session, Trouble> {
+    async fn export_name(&self, remote: &Remote, no_zeroes: bool) -> Result<Chosen, Trouble> {
         let ask = options::option(opt::EXPORT_NAME, remote.export.as_bytes());
         self.send(&ask).await?;
         let mut told = [0; 10 + 124];
@@ -224,10 +217,6 @@ impl Handshake<'_> {
             .iter()
             .fold(0, |size, byte| size << 8 | u64::from(*byte));
         let flags = u16::from_be_bytes([rest[0], rest[1]]);
-        Ok(Session {
-            export: Chosen::new(size_bytes, flags).check()?,
-            structured: false,
-            context: None,
-        })
+        Ok(Chosen::new(size_bytes, flags).check()?)
     }
 }

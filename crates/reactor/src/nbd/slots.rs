@@ -372,7 +372,7 @@ impl State {
     }
 
     /// The server is on its way.
-    pub(super) fn hear(&mut self) {
+    fn hear(&mut self) {
         (self.heard, self.unheard) = (Instant::now(), 0);
     }
 

@@ -7,13 +7,14 @@ use gaur_engine::Format;
 use super::{ImageSpec, OptionReader, Overrides};
 use crate::failure::Failure;
 use crate::open::Place;
+use crate::size::SIZE_MAX;
 
 /// What the image is called in messages.
 const NAME: &str = "null-co://";
 /// Its size unless one is given, as in QEMU.
 const SIZE_BYTES: u64 = 1 << 30;
-/// The longest file.
-const SIZE_BYTES_MAX: u64 = i64::MAX as u64;
+/// The longest disk, in whole sectors.
+const SIZE_BYTES_MAX: u64 = SIZE_MAX & !511;
 
 impl OptionReader {
     pub(super) fn zeros(mut self, given: &OsStr) -> Result<ImageSpec, Failure> {

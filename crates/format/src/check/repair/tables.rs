@@ -27,9 +27,10 @@ use crate::snapshot;
 /// Bytes of a new table that are written at once.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// So many L2 tables are copied whatever the size of the file; else as many as it has clusters. A header of a few
-/// bytes must not have a disk filled.
-const TABLE_COPIES_MIN: u64 = 1024;
+/// Most L2 tables that are copied, and most bytes of them. More are not damage but an attack: a small file must not fill
+/// a disk.
+const TABLE_COPIES_MAX: u64 = 1024;
+const TABLE_COPIES_BYTES_MAX: u64 = 128 << 20;
 
 /// What is written whole or not at all.
 const SECTOR_BYTES: u64 = 512;
@@ -164,16 +165,20 @@ impl NewTables {
         (at / SECTOR_BYTES == last / SECTOR_BYTES).then_some(())
     }
 
-    /// Gives entries of the active L1 table that share an L2 table copies of it, unless something else claims
-    /// the L1 table, or there are too many.
+    /// Gives entries of the active L1 table that share an L2 table copies of it. Not where something else claims the L1
+    /// table, where there are too many, or where they do not fit; and not where refcounts are too narrow for the data
+    /// that such tables have in common: a program that writes would take it for its own.
     fn own_tables(&mut self, shared: Vec<SharedTable>, check: &Check) {
         let (tally, l1) = (&check.tally, check.header.l1_table_offset.0);
         let len = u64::from(check.header.l1_size).saturating_mul(8);
-        let most = tally.clusters.max(TABLE_COPIES_MIN);
-        if shared.len() as u64 > most || !is_claimed_once(tally, l1, len) {
+        let size = self.geometry.cluster_size();
+        let count = shared.len() as u64;
+        let most = TABLE_COPIES_MAX.min(TABLE_COPIES_BYTES_MAX.checked_div(size).unwrap_or(0));
+        let end = ClusterIndex(self.end.saturating_add(count));
+        let fits = self.geometry.cluster_start(end).0 <= tally.outside_far;
+        if count > most || !fits || tally.unfollowed || !is_claimed_once(tally, l1, len) {
             return;
         }
-        let size = self.geometry.cluster_size();
         for SharedTable { l1_index, offset } in shared {
             let to = self.take(size);
             self.copies.push_back(Copy {
