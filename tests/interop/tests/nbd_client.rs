@@ -122,6 +122,10 @@ fn qcow2_lives_on_an_export() {
         scratch.path("s")
     );
     gaur(&["check", "--image-opts", &options]).ok();
+    // What a context says of the export is not said of the guest.
+    let chosen = format!("{options},file.x-dirty-bitmap=base:allocation");
+    let map = ["map", "--output=json", "--image-opts", &chosen];
+    assert_eq!(gaur(&map).ok().json(), qemu_img(&map).ok().json());
     let json = format!(
         r#"json:{{"driver":"qcow2","file":{{"driver":"nbd","path":"{}"}}}}"#,
         scratch.path("s")
