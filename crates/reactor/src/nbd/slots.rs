@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
+use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -118,6 +119,8 @@ pub(super) struct State {
     spare: Vec<Vec<u8>>,
     spare_bytes: usize,
     room: Vec<Waker>,
+    /// Are woken when the mutex is free again, which they take first of all.
+    woken: Vec<Waker>,
     driver: Option<Waker>,
     pub(super) phase: Phase,
     /// A request came while the connection was down.
@@ -136,6 +139,33 @@ pub(super) struct State {
 
 /// The requests of one connection.
 pub(super) struct Slots(Mutex<State>);
+
+/// The state while the mutex is held.
+pub(super) struct Held<'a>(Option<MutexGuard<'a, State>>);
+
+impl Deref for Held<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.0.as_ref().expect("it is there until the end")
+    }
+}
+
+impl DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.0.as_mut().expect("it is there until the end")
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let woken = self
+            .0
+            .take()
+            .map(|mut state| std::mem::take(&mut state.woken));
+        woken.into_iter().flatten().for_each(Waker::wake);
+    }
+}
 
 /// A request on its way out.
 pub(super) struct Outgoing {
@@ -161,6 +191,7 @@ impl Slots {
             spare: Vec::new(),
             spare_bytes: 0,
             room: Vec::new(),
+            woken: Vec::new(),
             driver: None,
             phase: Phase::Open,
             wanted: false,
@@ -172,8 +203,8 @@ impl Slots {
         })))
     }
 
-    pub(super) fn hold(&self) -> MutexGuard<'_, State> {
-        self.0.lock()
+    pub(super) fn hold(&self) -> Held<'_> {
+        Held(Some(self.0.lock()))
     }
 
     /// Reads into `memory`.
@@ -333,7 +364,7 @@ impl State {
 
     fn wake_driver(&mut self) {
         if let Some(driver) = self.driver.take() {
-            driver.wake();
+            self.woken.push(driver);
         }
     }
 
@@ -476,9 +507,9 @@ impl State {
         }
         self.keep(bytes);
         if let Some(waker) = waker {
-            waker.wake();
+            self.woken.push(waker);
         }
-        self.room.drain(..).for_each(Waker::wake);
+        self.woken.append(&mut self.room);
     }
 
     /// Every request fails that is not done.
@@ -489,7 +520,7 @@ impl State {
         for key in open {
             self.end(key, Err(errno));
         }
-        self.room.drain(..).for_each(Waker::wake);
+        self.woken.append(&mut self.room);
     }
 
     /// Every request that is not done is sent again, in the order in which they were made. Those that many connections
@@ -632,7 +663,8 @@ impl Drop for Waiting<'_> {
         } else if unsent {
             state.end(self.key, Err(Errno::ECANCELED));
         }
-        state.room.drain(..).for_each(Waker::wake);
+        let State { woken, room, .. } = &mut *state;
+        woken.append(room);
     }
 }
 
