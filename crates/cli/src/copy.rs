@@ -31,8 +31,8 @@ use cloned::{Cloning, Place};
 /// Most bytes of one piece, and the size of the largest cluster.
 const PIECE_BYTES: u64 = 2 << 20;
 
-/// The same where bytes go through a socket: servers have memory of this size at hand.
-const REMOTE_PIECE_BYTES: u64 = 512 << 10;
+/// The same where bytes go through a socket.
+const REMOTE_PIECE_BYTES: u64 = 1 << 20;
 
 /// How far from where it cannot be told the next look is.
 const UNKNOWN_BYTES: u64 = 64 << 10;
