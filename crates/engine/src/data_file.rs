@@ -3,7 +3,8 @@
 //! A guest cluster has one place in it, its guest offset, which no refcount counts and no other cluster
 //! ever gets. So what a mapping gave up needs no count to go down; its space becomes a hole after the pass that made
 //! that durable, as holes inside clusters do (`punch`). Its other bytes are whatever they were: a part of
-//! a cluster that gets its first data is always filled.
+//! a cluster that gets its first data is always filled. It gets it in the same place again, so a mapping is given up only when
+//! writes in place are over, which are noted for that (`Claims::note_in_place`).
 //!
 //! A *raw* data file is the disk by itself. Zeros and discards go to the file then, and mappings stay. One that is
 //! encrypted is nobody's disk by itself, whatever the header says, and is treated like any other.

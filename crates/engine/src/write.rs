@@ -36,6 +36,8 @@ enum Step {
 /// What to do with the next bytes of a write.
 enum Plan<'q, F: File> {
     Step(Step),
+    /// Write them where they are; what else changes the mapping waits for it.
+    Noted(HostRange, Claim<'q>),
     /// Write them into the mapping.
     New(NewMapping<'q, F>),
 }
@@ -87,8 +89,8 @@ impl<'q, F: File> Active<'q, F> {
             let range = GuestRange::new(at, rest.len() as u64);
             // Most writes are in place, and what says so is small.
             let plan = match self.plan_in_place(range)? {
-                Some(step) => Plan::Step(step),
-                None => self.plan(range)?,
+                Some(step) if !self.notes_in_place() => Plan::Step(step),
+                _ => self.plan(range)?,
             };
             let len = match plan {
                 Plan::Step(Step::Need(need)) => {
@@ -96,6 +98,11 @@ impl<'q, F: File> Active<'q, F> {
                     continue;
                 }
                 Plan::Step(Step::InPlace(host)) => {
+                    let part = rest.split_at(host.len as usize).0;
+                    self.write_data(host.start, part).await?;
+                    host.len
+                }
+                Plan::Noted(host, _held) => {
                     let part = rest.split_at(host.len as usize).0;
                     self.write_data(host.start, part).await?;
                     host.len
@@ -133,7 +140,13 @@ impl<'q, F: File> Active<'q, F> {
         let mut list = claims.lock(at);
         // It may have changed since the look without the lock.
         if let Some(step) = self.plan_in_place(range)? {
-            return Ok(Plan::Step(step));
+            return Ok(match step {
+                Step::InPlace(host) if self.notes_in_place() => {
+                    let written = range.first(host.len);
+                    Plan::Noted(host, claims.note_in_place(&mut list, written))
+                }
+                step => Plan::Step(step),
+            });
         }
         let planner = Planner {
             active: *self,
@@ -146,6 +159,11 @@ impl<'q, F: File> Active<'q, F> {
             Err(Obstacle::Failed(errno)) => return Err(errno),
         };
         Ok(Plan::Step(Step::Need(need)))
+    }
+
+    /// Whether a mapping that is given up may come back to its place while a write to it is on its way.
+    fn notes_in_place(&self) -> bool {
+        self.geometry().data_file() && !self.has_raw_data()
     }
 
     /// `None` where the next bytes need a new mapping.

@@ -327,7 +327,7 @@ impl<F: File> Active<'_, F> {
         let start = at & !(size - 1);
         let reach = GuestRange::between(start, end.next_multiple_of(size));
         let reach = self.writer.claims.within_slice(reach);
-        let quiet = start + claims.free_prefix(reach).len / size * size;
+        let quiet = start + claims.quiet_prefix(reach).len / size * size;
         let free = GuestRange::between(at, quiet.min(end));
         if free.is_empty() {
             return Ok(UnmapStep::Need(Need::Busy(at, ticket)));

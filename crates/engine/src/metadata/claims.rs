@@ -3,7 +3,8 @@
 //! A write that needs a new mapping claims the range it will map before it does any input or
 //! output, and gives the claim up after it has committed or aborted. Every other request that wants to
 //! change a mapping in that range waits. Reads, and writes in place, do not look here: they go by
-//! the mapping that is committed.
+//! the mapping that is committed. But in a data file a cluster comes back to the place that it had, so writes in place
+//! are noted there, and a mapping is not given up before they are over: they would land on what comes next.
 //!
 //! Lock order: claims, then maps, then alloc.
 
@@ -45,6 +46,8 @@ const PARTS: usize = 32;
 struct Held {
     id: u64,
     range: GuestRange,
+    /// A write in place, which many may have at once.
+    in_place: bool,
 }
 
 /// A claimed guest range; given up when dropped.
@@ -109,9 +112,22 @@ impl Claims {
     /// Claims a range that no other claim touches, under the lock of `list`.
     pub(crate) fn claim(&self, list: &mut ClaimList, range: GuestRange) -> Claim<'_> {
         debug_assert_eq!(list.free_prefix(range), range, "a range is claimed once");
+        self.hold(list, range, false)
+    }
+
+    /// Notes a write in place, under the lock of `list`.
+    pub(crate) fn note_in_place(&self, list: &mut ClaimList, range: GuestRange) -> Claim<'_> {
+        self.hold(list, range, true)
+    }
+
+    fn hold(&self, list: &mut ClaimList, range: GuestRange, in_place: bool) -> Claim<'_> {
         list.next += 1;
         let id = list.next;
-        list.claims.push(Held { id, range });
+        list.claims.push(Held {
+            id,
+            range,
+            in_place,
+        });
         let part = self.part(range.start);
         Claim { part, id }
     }
@@ -120,8 +136,18 @@ impl Claims {
 impl ClaimList {
     /// The prefix of a guest range that no claim touches.
     pub(crate) fn free_prefix(&self, range: GuestRange) -> GuestRange {
+        self.prefix(range, |held| !held.in_place)
+    }
+
+    /// The prefix of a guest range that no claim touches, and no write in place that is noted.
+    pub(crate) fn quiet_prefix(&self, range: GuestRange) -> GuestRange {
+        self.prefix(range, |_| true)
+    }
+
+    fn prefix(&self, range: GuestRange, counts: impl Fn(&Held) -> bool) -> GuestRange {
         let touching = self.claims.iter().filter(|held| held.range.overlaps(range));
-        let first = touching.map(|held| held.range.start).min();
+        let first = touching.filter(|held| counts(held));
+        let first = first.map(|held| held.range.start).min();
         let end = first.unwrap_or(range.end()).clamp(range.start, range.end());
         GuestRange::between(range.start, end)
     }

@@ -51,7 +51,7 @@ impl<F: File> Active<'_, F> {
                     self.resolve(need).await?;
                     continue;
                 }
-                Plan::Step(Step::InPlace(host)) => host.len,
+                Plan::Step(Step::InPlace(host)) | Plan::Noted(host, _) => host.len,
                 Plan::New(mapping) => self.map_new_zeros(mapping, range.end(), how).await?,
             };
             rest = rest.after(len);
