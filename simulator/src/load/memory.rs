@@ -5,6 +5,9 @@ use std::io::IoSliceMut;
 use gaur_block::Segment;
 use gaur_sim::{Random, SimBuffer};
 
+/// About as many pieces, at most, has the memory of a request.
+const PIECES_USUAL: usize = 1 << 16;
+
 pub(super) struct GuestMemory(Vec<SimBuffer>);
 
 impl GuestMemory {
@@ -17,6 +20,8 @@ impl GuestMemory {
     pub(super) fn scattered(len: usize, random: &mut Random) -> GuestMemory {
         let alignment = random.pick(&[1, 512, 512, 4096]);
         let grain = random.pick(&[1, 16, 512, 512, 4096]);
+        // A long request in pieces of some bytes, each of which is aligned, would take all memory.
+        let grain = grain.max(len / PIECES_USUAL);
         let mut pieces = Vec::new();
         let mut left = len;
         while left > 0 {
