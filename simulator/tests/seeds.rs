@@ -139,6 +139,8 @@ fn encrypted_images_survive_power_cuts() {
 /// The flushes of two files, and mappings whose places never change.
 #[test]
 fn images_with_a_data_file_run_clean() {
+    // A write in place landed on what had been filled after its mapping was given up; it is one of an encrypted image.
+    let found = 1_795_449_662_535;
     for encrypted in [false, true] {
         let options = Options {
             data_file: true,
@@ -146,7 +148,7 @@ fn images_with_a_data_file_run_clean() {
             ..Options::default()
         };
         let mut total = Stats::default();
-        for seed in 0..40 {
+        for seed in (0..40).chain([found]) {
             match run_seed(seed, &options) {
                 Ok((stats, _)) => total += stats,
                 Err(failure) => {

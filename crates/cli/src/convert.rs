@@ -378,6 +378,7 @@ fn open_target(
     let fresh = new.is_some() && !(fixed && target.format() == Some(Format::Raw));
     // Where the disk's own offsets are the file's, an order makes nothing tidier, and a server waits between two requests.
     let placed = opened.is_remote() && target.format() == Some(Format::Raw);
+    let is_raw = opened.image().layers().top().format() == Format::Raw;
     let copy = Copy {
         target: opened,
         sources,
@@ -386,7 +387,7 @@ fn open_target(
         sparse_bytes: args.sparse_size,
         workers: workers(args),
         in_order: !args.oob_writes && !placed,
-        clones: may_clone(args, new),
+        clones: is_raw && may_clone(args, new),
         salvage: args.salvage,
         rate: args.rate.map(Rate::new),
         compression: args.compress.then_some(Compression {

@@ -12,7 +12,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use gaur_block::Errno;
-use gaur_engine::{Job, Layer, MapExtent};
+use gaur_engine::{Job, MapExtent};
 
 use crate::compare::is_zero;
 use crate::failure::Failure;
@@ -224,20 +224,13 @@ impl Copy {
 
     /// Most bytes of one piece. Pieces end at multiples of it in the target, so that two threads never write to one cluster.
     fn piece_bytes(&self) -> u64 {
-        let cluster_bytes = self.target.image().layers().iter().next();
-        let cluster_bytes = cluster_bytes
-            .and_then(Layer::header)
-            .map_or(0, |header| header.geometry().cluster_size());
-        match self.is_remote() {
-            true => REMOTE_PIECE_BYTES.max(cluster_bytes),
-            false => PIECE_BYTES,
-        }
-    }
-
-    /// Whether bytes come from a server or go to one.
-    fn is_remote(&self) -> bool {
         let mut images = self.sources.iter().chain([&self.target]);
-        images.any(SharedImage::is_remote)
+        if !images.any(SharedImage::is_remote) {
+            return PIECE_BYTES;
+        }
+        let header = self.target.image().layers().top().header();
+        let cluster_bytes = header.map_or(0, |header| header.geometry().cluster_size());
+        REMOTE_PIECE_BYTES.max(cluster_bytes)
     }
 
     /// Cuts the next piece off the sources; `None` at their end, and after a failure.
@@ -304,7 +297,8 @@ impl Copy {
     /// What to do at `target_offset` (nothing is `None`), and for how many bytes.
     fn cut(&self, extent: &MapExtent, target_offset: u64) -> (Option<TaskKind>, u64) {
         let mut len = extent.len_bytes;
-        let to_border = self.piece_bytes() - target_offset % self.piece_bytes();
+        let piece_bytes = self.piece_bytes();
+        let to_border = piece_bytes - target_offset % piece_bytes;
         if let Some(backing_bytes) = self.backing_bytes
             && target_offset < backing_bytes
         {

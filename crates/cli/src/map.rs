@@ -231,16 +231,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         let what = format!("cannot map offset {offset}");
         Failure::request(&image, spec.path(), &what, errno)
     };
-    let window = opened
-        .files
-        .own
-        .first()
-        .and_then(|file| file.open_file().window());
-    let window = window.map_or(0, |window| window.offset_bytes);
+    // Below another format the offsets of the file are not the guest's.
     let is_raw = layers.top().format() == Format::Raw;
-    // Below another format the offsets of the export are not the guest's.
-    let bitmap = opened.files.own.first().cloned();
-    let bitmap = bitmap.filter(|file| is_raw && file.has_nbd_context());
+    let raw = opened.files.own.first().filter(|_| is_raw).cloned();
+    let window = raw.as_ref().and_then(|file| file.open_file().window());
+    let window = window.map_or(0, |window| window.offset_bytes);
+    let bitmap = raw.filter(BlockingFile::has_nbd_context);
     let mut holes = FileHoles::new(&opened.files).map_err(|errno| failed(0, errno))?;
     let guest = Guest::new(image.queue(opened.files));
     let mut printer = Printer {
@@ -251,7 +247,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     print_map(&mut printer, args.start_offset, end, |offset, len| {
         let extent = guest.map(offset, len).and_then(|mut extent| {
             holes.refine(&image, &mut extent)?;
-            if let Some(host) = extent.host_offset.as_mut().filter(|_| is_raw) {
+            if let Some(host) = &mut extent.host_offset {
                 *host += window;
             }
             match &bitmap {

@@ -88,9 +88,13 @@ impl<'q, F: File> Active<'q, F> {
         while !rest.is_empty() {
             let range = GuestRange::new(at, rest.len() as u64);
             // Most writes are in place, and what says so is small.
-            let plan = match self.plan_in_place(range)? {
-                Some(step) if !self.notes_in_place() => Plan::Step(step),
-                _ => self.plan(range)?,
+            let quick = match self.notes_in_place() {
+                true => None,
+                false => self.plan_in_place(range)?,
+            };
+            let plan = match quick {
+                Some(step) => Plan::Step(step),
+                None => self.plan(range)?,
             };
             let len = match plan {
                 Plan::Step(Step::Need(need)) => {

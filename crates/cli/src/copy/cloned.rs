@@ -29,14 +29,14 @@ pub(super) struct Cloning {
 impl Copy {
     /// Where the bytes of an extent are, if a clone of them would do.
     pub(super) fn place(&self, source: usize, extent: &MapExtent) -> Option<Place> {
-        let offset = extent.host_offset.filter(|_| extent.data)?;
+        let cloneable = self.clones && extent.data && !extent.compressed;
+        let offset = extent.host_offset.filter(|_| cloneable)?;
         let depth = extent.depth as usize;
         let layer = self.sources.get(source)?.image().layers().get(depth)?;
         let plain = matches!(layer.format(), Format::Raw | Format::Qcow2)
             && layer.data_file().is_none()
             && !layer.is_encrypted();
-        let raw = self.target.image().layers().top().format() == Format::Raw;
-        (plain && self.clones && raw && !extent.compressed).then_some(Place { depth, offset })
+        plain.then_some(Place { depth, offset })
     }
 
     /// Clones a piece; false when it is to be copied.
