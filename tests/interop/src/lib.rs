@@ -26,5 +26,6 @@ pub mod op;
 pub mod packages;
 pub mod random;
 pub mod scratch;
+pub mod store;
 pub mod tool;
 pub mod vhost_user;

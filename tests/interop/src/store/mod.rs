@@ -1,0 +1,12 @@
+//! Object stores and registries for tests, and what goes wrong between them and their clients.
+//!
+//! Each is a fixture: it listens on loopback at ports that were free, waits until it answers, and is gone
+//! with the value, its processes also when the test is killed.
+
+mod daemon;
+mod ports;
+mod s3;
+mod weed;
+
+pub use s3::{Credentials, Object};
+pub use weed::{PUBLIC_BUCKET, Weed};
