@@ -20,6 +20,7 @@ use crate::image_file::ImageFile;
 use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::new_image;
+use crate::new_luks::PREFIX;
 use crate::notice::say;
 use crate::open::{ALLOCATION_POLICIES, CacheMode, SourceOptions};
 use crate::option_help::{self, Of};
@@ -128,7 +129,12 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let named = args.file.is_some() || args.source.format.is_some();
     if named && OptionList::asks_for_help(&args.options)? {
-        option_help::print("Amend options for 'qcow2':", OPTIONS, true, out)?;
+        let (format, options) = match args.source.format {
+            Some(Format::Luks) => (Format::Luks, option_help::LUKS_KEYS),
+            _ => (Format::Qcow2, OPTIONS),
+        };
+        let heading = format!("Amend options for '{format}':");
+        option_help::print(&heading, options, true, out)?;
         return Ok(0);
     }
     let Some(file) = &args.file else {
@@ -142,6 +148,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     };
     let file = spec.open_file(&base)?;
     let format = spec.format_of(&file)?;
+    if format == Format::Luks {
+        let keys = spec.open_options(&base)?.keys;
+        let changed = amend_container(args, &file, &keys);
+        return changed
+            .map(|()| 0)
+            .map_err(|failure| failure.with_subject(spec.path()));
+    }
     if format != Format::Qcow2 {
         let message = format!("{format} images have no options that could be amended");
         return Err(Failure::about(spec.path(), message));
@@ -184,12 +197,8 @@ impl Wanted {
             data_file,
             allocation,
         };
-        let key = KeyChange::take(&mut options, keys, args.force)?;
-        if let Some(key) = options.rest().next() {
-            let message = format!("option '{key}' cannot be amended");
-            let hint = "'-o help' lists the options; 'gaur convert' makes an image with others";
-            return Err(Failure::new(message).hint(hint));
-        }
+        let key = KeyChange::take(&mut options, PREFIX, keys, args.force)?;
+        refuse_rest(&options)?;
         Ok(Wanted {
             amendment,
             size,
@@ -212,7 +221,7 @@ impl Wanted {
         let checked = spec.open_file(base)?;
         block_on(check_amendment(checked.file(), &self.amendment)).map_err(failed)?;
         if let Some(key) = &self.key {
-            key.carry_out(&checked)?;
+            key.carry_out(&checked, Format::Qcow2)?;
         }
         // Opened again by steps that work on an opened image.
         drop(checked);
@@ -232,6 +241,27 @@ impl Wanted {
         let file: ImageFile = spec.open_file(base)?;
         block_on(amend(file.file(), &self.amendment, job)).map_err(failed)?;
         Ok(())
+    }
+}
+
+/// Refuses options that nothing has taken.
+fn refuse_rest(options: &OptionList) -> Result<(), Failure> {
+    let Some(key) = options.rest().next() else {
+        return Ok(());
+    };
+    let message = format!("option '{key}' cannot be amended");
+    let hint = "'-o help' lists the options; 'gaur convert' makes an image with others";
+    Err(Failure::new(message).hint(hint))
+}
+
+/// Changes the keys of a LUKS container.
+fn amend_container(args: &Args, file: &ImageFile, keys: &Keys) -> Result<(), Failure> {
+    let mut options = OptionList::parse(&args.options)?;
+    let key = KeyChange::take(&mut options, "", keys, args.force)?;
+    refuse_rest(&options)?;
+    match key {
+        Some(key) => key.carry_out(file, Format::Luks),
+        None => Ok(()),
     }
 }
 

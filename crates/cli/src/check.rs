@@ -100,14 +100,18 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         ..open::reading(None, args.force_share, args.source.references())
     };
     let file = spec.open_file(&base)?;
-    let message = match spec.format_of(&file)? {
+    let format = spec.format_of(&file)?;
+    let message = match format {
         Format::Qcow2 => None,
         // Scripts look for these words.
         _ if is_qemu() => {
             let failure = Failure::new("This image format does not support checks");
             return Err(failure.code(EXIT_NO_CHECKS));
         }
-        Format::Raw => Some("raw images have nothing that could be checked".to_owned()),
+        Format::Raw | Format::Luks => Some(format!(
+            "{} images have nothing that could be checked",
+            format.name()
+        )),
         Format::Foreign(other) => Some(format!("{} images cannot be checked", other.shown())),
     };
     if let Some(message) = message {

@@ -149,8 +149,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
     let target = target_spec(args, target)?;
     let sources = open_sources(args, sources)?;
     check_apart(&target, &sources)?;
-    if args.compress && target.format() == Some(Format::Raw) {
-        let failure = Failure::about(target.path(), "-c: a raw image has no compressed clusters");
+    if let (true, Some(format @ (Format::Raw | Format::Luks))) = (args.compress, target.format()) {
+        let message = format!("-c: a {format} image has no compressed clusters");
+        let failure = Failure::about(target.path(), message);
         return Err(failure.hint("-O qcow2 makes an image that has"));
     }
     let bitmaps = read_bitmaps(args, &sources, &target)?;
@@ -198,8 +199,9 @@ fn read_bitmaps(
         let message = "--bitmaps takes one source, but several are given";
         return Err(Failure::new(message));
     };
-    if target.format() == Some(Format::Raw) {
-        let failure = Failure::about(target.path(), "--bitmaps: a raw image has no bitmaps");
+    if let Some(format @ (Format::Raw | Format::Luks)) = target.format() {
+        let message = format!("--bitmaps: a {format} image has no bitmaps");
+        let failure = Failure::about(target.path(), message);
         return Err(failure.hint("-O qcow2 makes an image that has"));
     }
     CopiedBitmaps::read(source, args.skip_broken_bitmaps)
@@ -375,7 +377,9 @@ fn open_target(
     let file = opened.top_file();
     let fixed = file.is_some_and(|file| !file.limits().resizable);
     // The rest of a device that a raw image does not cover is not ours; its content is unknown.
-    let fresh = new.is_some() && !(fixed && target.format() == Some(Format::Raw));
+    // What was never written of a container decrypts to noise.
+    let noise = target.format() == Some(Format::Luks);
+    let fresh = new.is_some() && !noise && !(fixed && target.format() == Some(Format::Raw));
     // Where the disk's own offsets are the file's, an order makes nothing tidier, and a server waits between two requests.
     let placed = opened.is_remote() && target.format() == Some(Format::Raw);
     let is_raw = opened.image().layers().top().format() == Format::Raw;

@@ -21,6 +21,7 @@ use crate::image_spec::ImageSpec;
 use crate::info_report::{ChildNode, ImageInfo, facts};
 use crate::json;
 use crate::luks;
+use crate::notice::is_qemu;
 use crate::open::{self, Output, SourceArgs};
 use crate::snapshot_report::SnapshotInfo;
 use crate::snapshot_table;
@@ -78,7 +79,10 @@ fn collect(args: &Args) -> Result<Vec<ImageInfo>, Failure> {
         if !seen.insert(image.file.open_file().id()) {
             return Err(Failure::about(name, "the backing files form a loop"));
         }
-        let info = image.inspect(spec.format_of(&image.file)?)?;
+        let mut info = image.inspect(spec.format_of(&image.file)?)?;
+        if is_qemu() {
+            info.filename = spec.qemu_name();
+        }
         if args.backing_chain && info.backing_filename.is_some() {
             let path = backing_path(&spec, &image.file)?;
             let format = match info.backing_filename_format.as_deref() {
@@ -142,6 +146,7 @@ impl Inspection {
         match format {
             Format::Qcow2 => self.add_qcow2(&mut info)?,
             Format::Raw => {}
+            Format::Luks => self.add_luks(&mut info)?,
             Format::Foreign(format) => self.add_foreign(format, &mut info)?,
         }
         Ok(info)
@@ -180,6 +185,24 @@ impl Inspection {
             });
             json!({ "type": "vmdk", "data": facts })
         });
+        Ok(())
+    }
+
+    fn add_luks(&self, info: &mut ImageInfo) -> Result<(), Failure> {
+        let bytes = self.file.read(0, luks::HEADER_BYTES)?;
+        let refused = |text: &str| Failure::about(self.file.name(), text);
+        let mut facts =
+            luks::facts(&bytes).ok_or_else(|| refused("there is no luks header of version 1"))?;
+        let disk = luks::disk_of(&self.file)?;
+        let (_, size) = disk.ok_or_else(|| refused("the file ends before the disk begins"))?;
+        if let Some(facts) = facts.as_object_mut() {
+            // It is the format.
+            facts.shift_remove("format");
+        }
+        info.format = Format::Luks.name().to_owned();
+        info.virtual_size = size;
+        info.encrypted = Some(true);
+        info.format_specific = Some(json!({ "type": "luks", "data": facts }));
         Ok(())
     }
 

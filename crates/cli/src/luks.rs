@@ -4,6 +4,8 @@
 
 use serde_json::{Value, json};
 
+use crate::failure::Failure;
+use crate::image_file::ImageFile;
 use crate::info_report;
 
 /// Bytes of the header: 208 and eight slots of 48.
@@ -48,6 +50,16 @@ pub fn facts(bytes: &[u8]) -> Option<Value> {
         ("payload-offset", json!(sectors(bytes, 104)?)),
         ("master-key-iters", json!(number(bytes, 164)?)),
     ]))
+}
+
+/// Where the disk is in a container of version 1: behind how many bytes, and how long; `None` for anything else.
+pub fn disk_of(file: &ImageFile) -> Result<Option<(u64, u64)>, Failure> {
+    let bytes = file.read(0, HEADER_BYTES)?;
+    let is_first = bytes.starts_with(MAGIC) && bytes.get(6..8) == Some(&[0, 1]);
+    let payload = sectors(&bytes, 104).filter(|payload| is_first && *payload > 0);
+    let len = payload.and_then(|payload| file.len_bytes().checked_sub(payload));
+    let whole = len.map(|len| len - len % SECTOR_BYTES);
+    Ok(payload.zip(whole))
 }
 
 /// A place for a key.

@@ -95,7 +95,8 @@ impl Printer<'_> {
             return Ok(());
         }
         let Some(offset) = run.host_offset else {
-            let message = "the image has compressed clusters, which have no offset to print";
+            let message =
+                "the image has compressed or encrypted clusters, which have no offset to print";
             return Err(Failure::new(message).hint("use --output=json"));
         };
         if run.zero {

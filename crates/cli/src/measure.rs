@@ -17,6 +17,7 @@ use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::json;
 use crate::new_image::NewImage;
+use crate::notice::is_qemu;
 use crate::open::{self, Output, SourceOptions, target_format_parser};
 use crate::option_help;
 use crate::options::OptionList;
@@ -79,7 +80,14 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         option_help::print_new(args.target_format, false, out)?;
         return Ok(0);
     }
-    let options = || OptionList::parse(&args.target_options);
+    let options = || {
+        let mut options = OptionList::parse(&args.target_options)?;
+        // It need not be there, and its format makes no difference.
+        if is_qemu() && options.has("backing_file") && !options.has("backing_fmt") {
+            options.add("backing_fmt", Format::Raw.name());
+        }
+        Ok::<_, Failure>(options)
+    };
     let new = |size| {
         let (format, keys) = (args.target_format, Keys::default());
         NewImage::new("the new image", format, options()?, size, None, keys)
@@ -104,11 +112,14 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
         }
     };
     let sizes = match args.target_format {
-        Format::Raw | Format::Foreign(_) => Sizes {
-            bitmaps: None,
-            required: contents.size_bytes,
-            fully_allocated: contents.size_bytes,
-        },
+        Format::Raw | Format::Luks | Format::Foreign(_) => {
+            let bytes = image.flat_bytes(contents.size_bytes);
+            Sizes {
+                bitmaps: None,
+                required: bytes,
+                fully_allocated: bytes,
+            }
+        }
         Format::Qcow2 => {
             let mut options = image.measured_plan();
             // How much of the data is in the backing file already is not known.

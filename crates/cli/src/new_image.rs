@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gaur_block::{Access, Errno, File, FileId};
-use gaur_engine::ErrorKind::{Cancelled, ForeignFormat, NotFound};
+use gaur_engine::ErrorKind::{Cancelled, ForeignFormat, KeyMissing, NotFound};
 use gaur_engine::{BadName, Compressor, Format, Job, Keys, OpenOptions, References};
 use gaur_format::header::CompressionType;
 use gaur_format::plan::{CreateOptions, LuksArea, Preallocation};
@@ -18,9 +18,9 @@ use gaur_reactor::{BlockingFile, CreateFile, OpenFile, block_on};
 use crate::failure::Failure;
 use crate::image_file::ImageFile;
 use crate::image_spec::local_path;
-use crate::interrupt;
+use crate::luks;
 use crate::new_image::file_hints::FileHints;
-use crate::new_luks::LuksChoice;
+use crate::new_luks::{self, LuksChoice};
 use crate::notice::{is_qemu, say};
 use crate::open;
 use crate::options::{OptionList, wrong_value};
@@ -28,6 +28,7 @@ use crate::size::SIZE_MAX;
 
 mod data_file;
 mod file_hints;
+mod flat;
 pub mod layout;
 mod written_zeros;
 
@@ -98,7 +99,8 @@ pub fn format_by_name(path: impl AsRef<Path>, switch: &str) -> Result<Format, Fa
     match ImageFormat::by_extension(&extension) {
         Some(ImageFormat::Qcow2) => Ok(Format::Qcow2),
         Some(other) => {
-            let message = format!("its name says {other}, but only qcow2 and raw can be written");
+            let message =
+                format!("its name says {other}, but only qcow2, raw and luks can be written");
             let hint = format!("say {switch} qcow2 or {switch} raw, whatever it is called");
             Err(Failure::about(path, message).hint(hint))
         }
@@ -146,14 +148,18 @@ impl NewImage {
         image.plan.backing_format = options.take("backing_fmt");
         match format {
             Format::Qcow2 => image.take_qcow2(&mut options).map_err(about)?,
-            Format::Raw if image.plan.backing_file.is_some() => {
-                let message = "a raw image cannot have a backing file";
+            Format::Raw | Format::Luks if image.plan.backing_file.is_some() => {
+                let message = format!("a {format} image cannot have a backing file");
                 return Err(Failure::about(name, message));
             }
             Format::Raw => {}
+            Format::Luks => {
+                let luks = LuksChoice::take_container(&mut options).map_err(about)?;
+                image.luks = Some(luks);
+            }
             Format::Foreign(other) => {
                 let message = format!("{} images can only be read", other.shown());
-                let hint = "qcow2 and raw can be written";
+                let hint = "qcow2, raw and luks can be written";
                 return Err(Failure::about(name, message).hint(hint));
             }
         }
@@ -170,6 +176,7 @@ impl NewImage {
         image.plan.size_bytes = size.or_else(|| image.data_size()).ok_or_else(|| {
             Failure::about(name, "a new image needs a size").hint("for example 10G")
         })?;
+        image.round_flat_size();
         if image.plan.size_bytes > SIZE_MAX {
             let message = format!("the size is larger than {SIZE_MAX} bytes");
             return Err(Failure::about(name, message));
@@ -269,7 +276,14 @@ impl NewImage {
             keys: self.keys.clone(),
             ..open::reading(format, false, references)
         };
-        let opened = open::open(&path, &options).map_err(|failure| {
+        let opened = match open::open(&path, &options) {
+            // An overlay needs no key of what is below.
+            Err(failure) if failure.kind == Some(KeyMissing) => {
+                return self.locked_size(&path, format);
+            }
+            opened => opened,
+        };
+        let opened = opened.map_err(|failure| {
             let failed = self.backing_failed(&failure);
             match need_size || failed.hint.is_some() {
                 true => failed,
@@ -288,6 +302,20 @@ impl NewImage {
             return Err(fail(message.to_owned()));
         }
         Ok(Some(opened.image.size_bytes()))
+    }
+
+    /// The size of a backing file for which there is no key.
+    fn locked_size(&self, path: &Path, format: Option<Format>) -> Result<Option<u64>, Failure> {
+        let look = open::reading(format, false, References::Nothing);
+        let file = ImageFile::open(path, &look)?;
+        let size = match format {
+            Some(Format::Luks) => luks::disk_of(&file)?.map(|(_, size)| size),
+            _ => Some(file.header()?.size_bytes),
+        };
+        match size {
+            Some(size) => Ok(Some(size)),
+            None => Err(Failure::about(path, "there is no luks header of version 1")),
+        }
     }
 
     /// The path of the backing file; `None` when it is no file and is not to be checked.
@@ -417,8 +445,12 @@ impl NewImage {
         let on_off = |on: bool| Some(if on { "on" } else { "off" }.to_owned());
         let nocow = self.hints.nocow().and_then(on_off);
         let extent_size = self.hints.extent_size().map(|size| size.to_string());
-        if self.format == Format::Raw {
+        if self.format != Format::Qcow2 {
             add("size", Some(plan.size_bytes.to_string()));
+            for (key, value) in self.luks.iter().flat_map(LuksChoice::options).skip(1) {
+                let key = key.strip_prefix(new_luks::PREFIX).unwrap_or(key);
+                add(key, Some(value.to_owned()));
+            }
             add("nocow", nocow);
             add("preallocation", preallocation);
             add("extent_size_hint", extent_size);
@@ -478,7 +510,9 @@ impl NewImage {
         let made = match self.format {
             Format::Qcow2 => block_on(gaur_engine::create(&file, &plan, job))
                 .map_err(|error| Failure::image(&self.name, &error)),
-            Format::Raw | Format::Foreign(_) => self.make_raw(&file, job),
+            Format::Raw | Format::Luks | Format::Foreign(_) => {
+                self.make_flat(&file, plan.luks.as_ref(), job)
+            }
         };
         drop(file);
         let made = made.and_then(|()| self.write_zeros(job));
@@ -500,14 +534,18 @@ impl NewImage {
         };
         let about = |failure: Failure| failure.with_subject(&self.name);
         let keys = self.open_keys();
+        let prefix = match self.format {
+            Format::Luks => "",
+            _ => new_luks::PREFIX,
+        };
         let passphrase = keys.of_layer(0).ok_or_else(|| {
             let message = match &luks.secret {
-                Some(id) => format!("there is no secret '{id}' (encrypt.key-secret)"),
+                Some(id) => format!("there is no secret '{id}' ({prefix}key-secret)"),
                 None => "the image is to be encrypted, and no key is given for it".to_owned(),
             };
-            about(Failure::new(message).hint(
-                "--object secret,id=ID,file=PATH with encrypt.key-secret=ID, or --key-file PATH",
-            ))
+            about(Failure::new(message).hint(format!(
+                "--object secret,id=ID,file=PATH with {prefix}key-secret=ID, or --key-file PATH"
+            )))
         })?;
         luks.make(passphrase).map(Some).map_err(about)
     }
@@ -524,44 +562,6 @@ impl NewImage {
             keys.assign(0, id);
         }
         keys
-    }
-
-    fn make_raw(&self, file: &BlockingFile, job: &Job) -> Result<(), Failure> {
-        let fail = |what: &str, errno| Failure::system(&self.name, what, errno);
-        if !file.limits().resizable {
-            let len = block_on(file.len()).map_err(|errno| fail("cannot tell its size", errno))?;
-            if len < self.plan.size_bytes {
-                let message = format!(
-                    "the device has {len} bytes, {} are needed",
-                    self.plan.size_bytes
-                );
-                return Err(Failure::about(&self.name, message));
-            }
-            return Ok(());
-        }
-        block_on(file.set_len(self.plan.size_bytes))
-            .map_err(|errno| fail("cannot set its length", errno))?;
-        match self.plan.preallocation {
-            Preallocation::Falloc => block_on(file.write_zeroes_at(0, self.plan.size_bytes, false))
-                .map_err(|errno| fail("cannot allocate its space", errno))?,
-            Preallocation::Full => self.fill(file, job)?,
-            _ => {}
-        }
-        block_on(file.flush()).map_err(|errno| fail("cannot flush", errno))
-    }
-
-    fn fill(&self, file: &BlockingFile, job: &Job) -> Result<(), Failure> {
-        let zeros = file.buffer(1 << 20);
-        let mut offset = 0;
-        while offset < self.plan.size_bytes {
-            interrupt::check(job)?;
-            let len = (self.plan.size_bytes - offset).min(zeros.len() as u64);
-            let part = gaur_block::Source::memory(&zeros[..len as usize]);
-            block_on(file.write_at(offset, part))
-                .map_err(|errno| Failure::system(&self.name, "cannot write zeros", errno))?;
-            offset += len;
-        }
-        Ok(())
     }
 
     /// Asked before the file is touched, so that a wrong option does not destroy an image.

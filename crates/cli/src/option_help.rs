@@ -159,14 +159,95 @@ const RAW: &[Row] = &[
     (Of::Format, "size=<size>", "Virtual disk size"),
 ];
 
+const LUKS: &[Row] = &[
+    (
+        Of::Format,
+        "cipher-alg=<str>",
+        "Cipher (allowed values: aes-128, aes-192, aes-256)",
+    ),
+    (
+        Of::Format,
+        "cipher-mode=<str>",
+        "Mode of the cipher (allowed values: xts, cbc)",
+    ),
+    (
+        Of::Format,
+        "detached-header=<bool (on/off)>",
+        "The header in a file of its own: off",
+    ),
+    (
+        Of::File,
+        "extent_size_hint=<size>",
+        "What the file system allocates at a time (XFS)",
+    ),
+    (
+        Of::Format,
+        "hash-alg=<str>",
+        "Hash of passphrases (allowed values: sha1, sha256, sha512)",
+    ),
+    (
+        Of::Format,
+        "iter-time=<num>",
+        "Milliseconds that trying a passphrase takes (default: 2000)",
+    ),
+    (
+        Of::Format,
+        "ivgen-alg=<str>",
+        "Initialisation vectors (allowed values: plain64, plain, essiv)",
+    ),
+    (
+        Of::Format,
+        "ivgen-hash-alg=<str>",
+        "Hash of essiv (allowed values: sha256)",
+    ),
+    (
+        Of::Format,
+        "key-secret=<str>",
+        "Secret that is to open the image",
+    ),
+    (
+        Of::File,
+        "nocow=<bool (on/off)>",
+        "Turn off copy-on-write in the file system (btrfs)",
+    ),
+    (
+        Of::File,
+        "preallocation=<str>",
+        "Preallocation mode (allowed values: off, falloc, full)",
+    ),
+    (Of::Format, "size=<size>", "Virtual disk size"),
+];
+
+/// What can be amended of a LUKS container.
+pub const LUKS_KEYS: &[Row] = &[
+    (
+        Of::Format,
+        "iter-time=<num>",
+        "Milliseconds that trying the new key takes (default: 2000)",
+    ),
+    (
+        Of::Format,
+        "keyslot=<num>",
+        "Key slot to fill or to erase, 0 to 7",
+    ),
+    (Of::Format, "new-secret=<str>", "Secret to add"),
+    (Of::Format, "old-secret=<str>", "Secret to erase"),
+    (
+        Of::Format,
+        "state=<str>",
+        "What to do with a key (allowed values: active, inactive)",
+    ),
+];
+
 /// Prints what `-o` understands for a new image of a format.
 pub fn print_new(format: Format, named: bool, out: &mut dyn Write) -> Result<(), Failure> {
     let rows = match format {
         Format::Qcow2 => QCOW2,
         Format::Raw => RAW,
+        Format::Luks => LUKS,
         Format::Foreign(other) => {
             let message = format!("{} images can only be read", other.shown());
-            return Err(Failure::new(message).hint("qcow2 and raw can be written"));
+            return Err(Failure::new(message).hint("qcow2, raw and luks can be written"));
         }
     };
     match named {

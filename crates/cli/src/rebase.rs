@@ -101,7 +101,7 @@ impl Args {
                 let file = ImageFile::open(path, &self.reading(None)?);
                 let probed = file.and_then(|file| file.probe());
                 match probed {
-                    Ok(Format::Qcow2) => Format::Qcow2.name().to_owned(),
+                    Ok(known @ (Format::Qcow2 | Format::Luks)) => known.name().to_owned(),
                     Ok(foreign @ Format::Foreign(_)) => foreign.name().to_owned(),
                     Ok(Format::Raw) | Err(_) => {
                         let message = "the backing format must be told";

@@ -18,7 +18,7 @@ use crate::error::{ErrorKind, ImageError};
 use crate::foreign;
 use crate::image::Image;
 use crate::layer::{LayerReader, Use};
-use crate::options::{Format, OpenOptions};
+use crate::options::{BackingFile, Format, OpenOptions};
 use crate::references::Places;
 use crate::repair::repair_if_dirty;
 
@@ -47,6 +47,8 @@ struct Next {
     depth: usize,
     /// The internal snapshot to show instead of the disk of today.
     snapshot: Option<String>,
+    /// The caller names it, so it may be anywhere.
+    told: bool,
 }
 
 impl Next {
@@ -175,6 +177,7 @@ pub async fn open_sharing<H: Host>(
         overlay: None,
         depth: 0,
         snapshot: options.snapshot.clone(),
+        told: true,
     };
     let mut read = LayersRead::default();
     let file = chain.open_file(&top).await?;
@@ -253,7 +256,7 @@ impl<H: Host> Chain<'_, H> {
     async fn open_unseen(&mut self, layer: &Next) -> Result<H::File, ImageError> {
         let top = layer.overlay.is_none();
         let access = access(self.options, top);
-        let opened = match top {
+        let opened = match layer.told {
             true => self.host.open(&layer.path, access).await,
             false => self.seen.open(self.host, &layer.path, access).await,
         };
@@ -289,7 +292,7 @@ impl<H: Host> Chain<'_, H> {
         let mut more = self.more_files(&mut parts, layer.depth == 0).await?;
         read.data_files.append(&mut more);
         let mut next = match self.options.backing {
-            true => backing_of(&parts, layer.depth)?,
+            true => backing_of(&parts, layer.depth, &self.options.backing_files)?,
             false => None,
         };
         if let (Some(next), 0) = (&mut next, layer.depth) {
@@ -393,7 +396,8 @@ impl<H: Host> Chain<'_, H> {
     fn identity(&self, first: &Next, file: Option<FileId>) -> Option<Identity> {
         let options = self.options;
         let locked = options.lock && !options.force_share;
-        let file = file.filter(|_| locked && options.stop_at.is_none())?;
+        let alone = options.stop_at.is_some() || !options.backing_files.is_empty();
+        let file = file.filter(|_| locked && !alone)?;
         Some(Identity {
             file,
             path: first.path.clone(),
@@ -432,10 +436,26 @@ fn access(options: &OpenOptions, top: bool) -> Access {
 }
 
 /// The layer below, if there is one.
-fn backing_of(parts: &LayerParts, depth: usize) -> Result<Option<Next>, ImageError> {
+fn backing_of(
+    parts: &LayerParts,
+    depth: usize,
+    told: &[BackingFile],
+) -> Result<Option<Next>, ImageError> {
     let Some(header) = &parts.layer.header else {
         return Ok(None);
     };
+    let told = told.get(depth).cloned().unwrap_or_default();
+    let next = |path, format, is_told| Next {
+        path,
+        format,
+        overlay: Some(parts.layer.path.clone()),
+        depth: depth + 1,
+        snapshot: None,
+        told: is_told,
+    };
+    if let (Some(path), format) = (told.path, told.format) {
+        return Ok(Some(next(path, format, true)));
+    }
     let Some(backing) = header.backing_file() else {
         return Ok(None);
     };
@@ -449,6 +469,7 @@ fn backing_of(parts: &LayerParts, depth: usize) -> Result<Option<Next>, ImageErr
     let path = backing_name::resolve(&parts.layer.path, backing)
         .map_err(|error| ImageError::caused(ErrorKind::Unsupported, error, context()))?;
     let format = match header.extension(extension::BACKING_FORMAT) {
+        _ if told.format.is_some() => told.format,
         None | Some(&[]) => None,
         Some(raw) => {
             let known = std::str::from_utf8(raw).ok().and_then(Format::from_name);
@@ -461,13 +482,7 @@ fn backing_of(parts: &LayerParts, depth: usize) -> Result<Option<Next>, ImageErr
             })?)
         }
     };
-    Ok(Some(Next {
-        path,
-        format,
-        overlay: Some(parts.layer.path.clone()),
-        depth: depth + 1,
-        snapshot: None,
-    }))
+    Ok(Some(next(path, format, false)))
 }
 
 mod data_file;

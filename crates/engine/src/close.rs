@@ -55,7 +55,8 @@ impl<F: File> Queue<F> {
     /// last one may have lengthened it.
     async fn trim_raw(&self) -> Result<(), ImageError> {
         let fail = |errno| ImageError::io(errno, "cannot trim the end of the file");
-        let (file, end) = (self.top_file(), self.image.size_bytes());
+        let file = self.top_file();
+        let end = self.image.top.flat_host(self.image.size_bytes());
         let limits = file.limits();
         let blocks = limits.resizable && limits.request_alignment > 1;
         if blocks && file.len().await.map_err(fail)? > end {

@@ -37,6 +37,14 @@ pub(crate) struct LayerCipher {
 }
 
 impl LayerCipher {
+    /// For data whose sectors are counted along the disk.
+    pub(crate) fn along_disk(sectors: SectorCipher) -> LayerCipher {
+        LayerCipher {
+            sectors: Arc::new(sectors),
+            along_disk: true,
+        }
+    }
+
     /// For a run of data at host offset `host` that the guest has at `guest`.
     pub(crate) fn of_run(&self, host: u64, guest: u64) -> RunCipher<'_> {
         RunCipher {
@@ -102,19 +110,29 @@ impl<F: File> LayerReader<'_, F> {
             ImageError::new(ErrorKind::KeyMissing, text)
         })?;
         if method == CryptMethod::Aes {
-            return Ok(Some(LayerCipher {
-                sectors: Arc::new(SectorCipher::legacy(passphrase)),
-                along_disk: true,
-            }));
+            return Ok(Some(LayerCipher::along_disk(SectorCipher::legacy(
+                passphrase,
+            ))));
         }
         let (pointer, luks) = self.luks_header(header).await?;
+        let sectors = self.open_luks(&pointer, &luks, passphrase).await?;
+        Ok(Some(LayerCipher {
+            sectors: Arc::new(sectors),
+            along_disk: false,
+        }))
+    }
+
+    /// The cipher of data under a LUKS header, which `passphrase` opens.
+    pub(crate) async fn open_luks(
+        &self,
+        pointer: &LuksPointer,
+        luks: &LuksHeader,
+        passphrase: &Passphrase,
+    ) -> Result<SectorCipher, ImageError> {
         for slot in luks.active_slots() {
-            let key = self.luks_key(&pointer, &luks, slot, passphrase).await?;
+            let key = self.luks_key(pointer, luks, slot, passphrase).await?;
             if let Some(key) = key {
-                return Ok(Some(LayerCipher {
-                    sectors: Arc::new(luks.data_cipher(&key)),
-                    along_disk: false,
-                }));
+                return Ok(luks.data_cipher(&key));
             }
         }
         let text = "the key does not open the image: no key slot has it";
@@ -133,13 +151,22 @@ impl<F: File> LayerReader<'_, F> {
             )
         };
         let pointer = header.encryption().ok_or_else(missing)?;
+        let luks = self.luks_header_at(&pointer).await?;
+        Ok((pointer, luks))
+    }
+
+    /// The same for a header at a known place.
+    pub(crate) async fn luks_header_at(
+        &self,
+        pointer: &LuksPointer,
+    ) -> Result<LuksHeader, ImageError> {
         let what = "luks header";
         self.check_inside(what, pointer.offset.0, pointer.len_bytes)?;
         let start = (HEADER_BYTES as u64).min(pointer.len_bytes);
         let bytes = self.bytes(what, pointer.offset.0, start).await?;
         let luks = LuksHeader::parse(&bytes).map_err(failed)?;
         luks.check_work().map_err(failed)?;
-        Ok((pointer, luks))
+        Ok(luks)
     }
 
     /// The key of the data, if the passphrase opens this slot.

@@ -16,6 +16,7 @@ use crate::base::{Base, ImageFiles, Layers};
 use crate::bitmaps::{Bitmaps, LostBitmaps};
 use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
+use crate::container::Container;
 use crate::corruption::{CorruptionReport, Fault};
 use crate::decompressed::DecompressedClusters;
 use crate::encryption::LayerCipher;
@@ -80,6 +81,8 @@ pub struct Layer {
     pub(crate) qcow2: Option<Qcow2>,
     /// The mapping of an image of another program.
     pub(crate) foreign: Option<Foreign>,
+    /// The disk of a LUKS container.
+    pub(crate) container: Option<Container>,
     pub(crate) data_file: Option<DataFile>,
 }
 
@@ -184,9 +187,8 @@ impl Layer {
 
     /// Whether its data is encrypted.
     pub fn is_encrypted(&self) -> bool {
-        self.qcow2
-            .as_ref()
-            .is_some_and(|qcow2| qcow2.cipher.is_some())
+        let qcow2 = self.qcow2.as_ref();
+        qcow2.is_some_and(|qcow2| qcow2.cipher.is_some()) || self.container.is_some()
     }
 
     /// Guest size in bytes when the image was opened.
@@ -217,6 +219,12 @@ impl Layer {
     /// Which file it is, if the host can say.
     pub fn id(&self) -> Option<FileId> {
         self.id
+    }
+
+    /// The host offset of a guest offset where the disk lies in the file in one piece.
+    pub(crate) fn flat_host(&self, at: u64) -> u64 {
+        let container = self.container.as_ref();
+        container.map_or(at, |container| container.host(at))
     }
 
     /// How many files it is in.

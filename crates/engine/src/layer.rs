@@ -121,6 +121,7 @@ impl<'a, F: File> LayerReader<'a, F> {
                 header: None,
                 qcow2: None,
                 foreign: None,
+                container: None,
                 data_file: None,
             },
             file_len_bytes: self.len_bytes,
@@ -137,6 +138,7 @@ impl<'a, F: File> LayerReader<'a, F> {
         match (format, purpose.snapshot) {
             (Format::Qcow2, _) => self.load_qcow2(&mut parts, purpose, table_budget).await?,
             (Format::Raw, None) => {}
+            (Format::Luks, None) => self.load_container(&mut parts, purpose.key).await?,
             (Format::Foreign(format), None) => {
                 self.load_foreign(&mut parts, format, purpose, table_budget)
                     .await?;

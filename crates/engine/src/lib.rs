@@ -32,6 +32,7 @@ mod compress;
 #[cfg(test)]
 mod compressed_tests;
 mod compressor;
+mod container;
 mod corruption;
 mod create;
 #[cfg(test)]
@@ -111,7 +112,7 @@ pub use map::MapExtent;
 pub use merge::Shares;
 #[cfg(feature = "broken-order")]
 pub use options::BrokenRule;
-pub use options::{DetectZeroes, Format, OpenOptions, PassDiscard};
+pub use options::{BackingFile, DetectZeroes, Format, OpenOptions, PassDiscard};
 pub use queue::Queue;
 pub use references::{Places, References};
 #[cfg(feature = "broken-order")]

@@ -89,6 +89,11 @@ impl<F: File> Queue<F> {
         let Some(found) = self.image.layers().get(layer) else {
             return Ok(());
         };
+        if found.container.is_some() {
+            // What lies there is not what the guest reads.
+            extent.host_offset = None;
+            return Ok(());
+        }
         let flat = found
             .foreign
             .as_ref()

@@ -225,7 +225,7 @@ impl<F: File> Queue<F> {
             (Some(qcow2), _) => return qcow2.maps.walk(range, note),
             (None, Some(foreign)) => foreign.extent(range)?,
             (None, None) => {
-                let (host, copied) = (range.start, true);
+                let (host, copied) = (layer.flat_host(range.start), true);
                 note(range, Kind::Data { host, copied });
                 return Ok(Walk::Done(range.len));
             }

@@ -20,13 +20,15 @@ pub enum Format {
     Qcow2,
     /// The disk's bytes as they are.
     Raw,
+    /// A LUKS container, version 1.
+    Luks,
     /// An image of another program, which can only be read.
     Foreign(ForeignFormat),
 }
 
 impl Format {
     /// The formats that can be written.
-    pub const WRITABLE: [Format; 2] = [Format::Qcow2, Format::Raw];
+    pub const WRITABLE: [Format; 3] = [Format::Qcow2, Format::Raw, Format::Luks];
 
     /// Every format.
     pub fn all() -> impl Iterator<Item = Format> {
@@ -39,6 +41,7 @@ impl Format {
         match self {
             Format::Qcow2 => "qcow2",
             Format::Raw => "raw",
+            Format::Luks => "luks",
             Format::Foreign(foreign) => foreign.name(),
         }
     }
@@ -48,6 +51,7 @@ impl Format {
         match name {
             "qcow2" => Some(Format::Qcow2),
             "raw" => Some(Format::Raw),
+            "luks" => Some(Format::Luks),
             name => ForeignFormat::from_name(name).map(Format::Foreign),
         }
     }
@@ -60,15 +64,11 @@ impl Format {
         if let Some(known) = Format::from_name(found.name()) {
             return Ok(known);
         }
-        let text = match found {
-            // Nothing that QEMU could do without its key.
-            ImageFormat::Luks => format!("looks like a {found} image, which is not supported"),
-            _ => format!(
-                "looks like a {found} image, which is not supported; \
-                 'qemu-img convert -f {} -O qcow2' makes one that is",
-                found.name()
-            ),
-        };
+        let text = format!(
+            "looks like a {found} image, which is not supported; \
+             'qemu-img convert -f {} -O qcow2' makes one that is",
+            found.name()
+        );
         Err(ImageError::new(ErrorKind::ForeignFormat, text))
     }
 }
@@ -77,6 +77,15 @@ impl std::fmt::Display for Format {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(self.name())
     }
+}
+
+/// What a caller says of a backing file; `None` is as the image above says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BackingFile {
+    /// How its bytes are read.
+    pub format: Option<Format>,
+    /// Where it is; wherever that may be.
+    pub path: Option<PathBuf>,
 }
 
 /// What is done with writes of nothing but zeros.
@@ -164,6 +173,8 @@ pub struct OpenOptions {
     pub keys: Keys,
     /// The external data file of the top image, instead of the one that it names.
     pub data_file: Option<PathBuf>,
+    /// What the caller says of the backing files, from that of the top on, instead of what the images say.
+    pub backing_files: Vec<BackingFile>,
     /// Open the chain of backing files; without it what the top image does not have reads as zeros.
     pub backing: bool,
     /// The chain ends above this file: what lies from it on down reads as zeros, and was not written. Opening fails
@@ -213,6 +224,7 @@ impl OpenOptions {
             force_share: false,
             keys: Keys::default(),
             data_file: None,
+            backing_files: Vec::new(),
             backing: true,
             stop_at: None,
             cache: CacheOptions::default(),

@@ -232,7 +232,13 @@ impl<F: File> Queue<F> {
                     active.mark_change(range).await?;
                     active.change(range, change).await?;
                 }
-                None => self.change_raw(range, change).await?,
+                None => match &self.image.top.container {
+                    // On the heap, so that requests to plain images do not carry its state.
+                    Some(container) => {
+                        Box::pin(self.change_container(container, range, change)).await?;
+                    }
+                    None => self.change_raw(range, change).await?,
+                },
             }
         }
         if let Some(active) = active {

@@ -190,7 +190,7 @@ impl<F: File> Queue<F> {
                 (None, Some(foreign)) => foreign.extent(wanted),
                 (None, None) => {
                     extent.kind = Kind::Data {
-                        host: at,
+                        host: layer.flat_host(at),
                         copied: true,
                     };
                     break;
@@ -262,6 +262,13 @@ impl<F: File> Queue<F> {
             }
             Kind::Data { host, .. } => {
                 let layer = self.image.layers().get(found.layer);
+                if let Some(container) = layer.and_then(|layer| layer.container.as_ref()) {
+                    let file = self.file_of(found.layer).ok_or(Errno::EIO)?;
+                    let cipher = container.cipher(host);
+                    // On the heap, so that requests to plain images do not carry its state.
+                    let read = align::read_encrypted(file, &self.pool, cipher, host, target);
+                    return Box::pin(read).await;
+                }
                 if layer.is_some_and(|layer| layer.is_encrypted()) {
                     return self.mapped(found.layer)?.read_data(host, at, target).await;
                 }

@@ -72,7 +72,14 @@ impl<F: File> Queue<F> {
         let fail = |errno| self.image.explain(errno, "cannot resize");
         let Some(active) = self.active() else {
             if preallocation == Preallocation::Metadata {
-                let text = "a raw image has no metadata to preallocate (falloc and full are)";
+                let format = self.image.top.format();
+                let text = format!(
+                    "a {format} image has no metadata to preallocate (falloc and full are)"
+                );
+                return Err(ImageError::new(ErrorKind::InvalidInput, text));
+            }
+            if self.image.top.container.is_some() && !new_size_bytes.is_multiple_of(512) {
+                let text = format!("size {new_size_bytes} is not a multiple of 512 bytes");
                 return Err(ImageError::new(ErrorKind::InvalidInput, text));
             }
             let resized = self.resize_raw(new_size_bytes, preallocation, job).await;
@@ -108,8 +115,9 @@ impl<F: File> Queue<F> {
 
     async fn resize_raw(&self, new: u64, how: Preallocation, job: &Job) -> Result<(), Errno> {
         let (file, old) = (self.top_file(), self.top_file().len().await?);
-        file.set_len(new).await?;
-        let filled = self.fill_raw(old..new, how, job).await;
+        let end = self.image.top.flat_host(new);
+        file.set_len(end).await?;
+        let filled = self.fill_raw(old..end, how, job).await;
         if filled.is_err() {
             let _ = file.set_len(old).await;
             return filled;

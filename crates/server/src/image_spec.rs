@@ -10,11 +10,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gaur_engine::{
-    AllocationPolicy, CacheOptions, DetectZeroes, ErrorKind, Format, Keys, OpenOptions, Opened,
-    PassDiscard, References,
+    AllocationPolicy, BackingFile, CacheOptions, DetectZeroes, ErrorKind, Format, Keys,
+    OpenOptions, Opened, PassDiscard, References,
 };
 use gaur_format::header::CryptMethod;
-use gaur_format::limit;
 use gaur_reactor::BlockingFile;
 use gaur_reactor::nbd::Remote;
 
@@ -61,6 +60,7 @@ struct Overrides {
     /// Depths in the chain, and how the images there are said to be encrypted.
     encryption: Vec<(usize, CryptMethod)>,
     data_file: Option<PathBuf>,
+    backing_files: Vec<BackingFile>,
     cache: CacheOptions,
     clean_interval_seconds: Option<u32>,
     aio: Option<Aio>,
@@ -231,6 +231,22 @@ impl ImageSpec {
         &self.path
     }
 
+    /// Its name as QEMU tells it: with the options that make it another image than its file alone would be.
+    pub fn qemu_name(&self) -> String {
+        let key = match self.format {
+            Some(Format::Luks) => "key-secret",
+            _ => "encrypt.key-secret",
+        };
+        let mut secrets = self.changes.secrets.iter();
+        let Some((_, secret)) = secrets.find(|(depth, _)| *depth == 0) else {
+            return self.shown.clone();
+        };
+        let driver = self.format.map_or("qcow2", Format::name);
+        let file = serde_json::json!({ "driver": "file", "filename": self.shown });
+        let node = serde_json::json!({ key: secret, "driver": driver, "file": file });
+        format!("{JSON_PREFIX}{node}")
+    }
+
     /// Its format, if one is given.
     pub fn format(&self) -> Option<Format> {
         self.format
@@ -278,6 +294,10 @@ impl ImageSpec {
 
     /// How it is to be opened by a verb that opens images by `base`.
     pub fn open_options(&self, base: &OpenOptions) -> Result<OpenOptions, Failure> {
+        self.options_with(base, self.keys(&base.keys)?)
+    }
+
+    fn options_with(&self, base: &OpenOptions, keys: Keys) -> Result<OpenOptions, Failure> {
         let changes = &self.changes;
         let fail = |message: &str| Err(Failure::about(&self.shown, message));
         if self.is_read_only() && !base.read_only {
@@ -293,9 +313,10 @@ impl ImageSpec {
             lock: changes.lock.unwrap_or(base.lock),
             force_share: changes.force_share.unwrap_or(base.force_share),
             backing: base.backing && !changes.without_backing,
-            keys: self.keys(&base.keys)?,
+            keys,
             cache: changes.cache,
             data_file: changes.data_file.clone().or(base.data_file.clone()),
+            backing_files: changes.backing_files.clone(),
             discard: changes.discard.unwrap_or(base.discard),
             pass_discard: changes.pass_discard,
             discard_no_unref: changes.discard_no_unref.unwrap_or(base.discard_no_unref),
@@ -368,9 +389,10 @@ impl ImageSpec {
         Ok(opened)
     }
 
-    /// Opens the file alone, to read metadata.
+    /// Opens the file alone, to read metadata, which needs no key.
     pub fn open_file(&self, base: &OpenOptions) -> Result<ImageFile, Failure> {
-        ImageFile::open_in_place(&self.path, self.place, &self.open_options(base)?)
+        let options = self.options_with(base, base.keys.clone())?;
+        ImageFile::open_in_place(&self.path, self.place, &options)
     }
 }
 
@@ -413,7 +435,12 @@ impl OptionReader {
             _ => self.node("")?,
         };
         if matches!(format, None | Some(Format::Qcow2)) {
+            self.backing(&mut changes)?;
             self.qcow2(&mut changes)?;
+        }
+        if format == Some(Format::Luks) {
+            let secret = self.keys.take_text("key-secret")?;
+            changes.secrets.extend(secret.map(|name| (0, name)));
         }
         changes.merge(&top, &file);
         self.check_all_taken(driver.unwrap_or("qcow2"))?;
@@ -527,20 +554,6 @@ impl OptionReader {
         };
         changes.allocation = keys.take_choice("allocation", &open::ALLOCATION_POLICIES)?;
         changes.clean_interval_seconds = keys.take_number("cache-clean-interval")?;
-        // Those of the backing files are named along the way down to them.
-        let mut level = String::new();
-        for depth in 0..limit::CHAIN_DEPTH_MAX {
-            if keys.find_key(|key| key.contains("encrypt.")).is_none() {
-                break;
-            }
-            let methods = [CryptMethod::Luks, CryptMethod::Aes].map(|one| (one.name(), one));
-            let method = keys.take_choice(&format!("{level}encrypt.format"), &methods)?;
-            changes.encryption.extend(method.map(|one| (depth, one)));
-            if let Some(name) = keys.take_text(&format!("{level}encrypt.key-secret"))? {
-                changes.secrets.push((depth, name));
-            }
-            level.push_str("backing.");
-        }
         match keys.take("backing") {
             None => {}
             Some(Value::Null) => changes.without_backing = true,
@@ -634,6 +647,7 @@ fn either(one: Option<bool>, two: Option<bool>) -> Option<bool> {
     }
 }
 
+mod backing;
 mod nbd;
 #[cfg(test)]
 mod tests;

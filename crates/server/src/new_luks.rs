@@ -41,6 +41,9 @@ pub struct LuksChoice {
     pub secret: Option<String>,
 }
 
+/// What the options begin with where they are those of an image that is encrypted besides.
+pub const PREFIX: &str = "encrypt.";
+
 impl LuksChoice {
     /// Takes the `encrypt.` options out of a list.
     pub fn take(options: &mut OptionList) -> Result<Option<LuksChoice>, Failure> {
@@ -59,12 +62,26 @@ impl LuksChoice {
                 }
             },
         }
-        let secret = options.take("encrypt.key-secret");
-        let bits = options.take_choice("encrypt.cipher-alg", &CIPHERS, None)?;
-        let mode = options.take_choice("encrypt.cipher-mode", &MODES, None)?;
-        let iv = options.take_choice("encrypt.ivgen-alg", &IVS, None)?;
-        let iv_hash = options.take("encrypt.ivgen-hash-alg");
-        let hash = options.take_choice("encrypt.hash-alg", &HASHES, None)?;
+        LuksChoice::take_fields(options, PREFIX).map(Some)
+    }
+
+    /// Takes the options of a container out of a list.
+    pub fn take_container(options: &mut OptionList) -> Result<LuksChoice, Failure> {
+        if options.take_bool("detached-header")? == Some(true) {
+            let message = "option 'detached-header' is not supported: the header is in the image";
+            return Err(Failure::new(message));
+        }
+        LuksChoice::take_fields(options, "")
+    }
+
+    fn take_fields(options: &mut OptionList, prefix: &str) -> Result<LuksChoice, Failure> {
+        let key = |name: &str| format!("{prefix}{name}");
+        let secret = options.take(&key("key-secret"));
+        let bits = options.take_choice(&key("cipher-alg"), &CIPHERS, None)?;
+        let mode = options.take_choice(&key("cipher-mode"), &MODES, None)?;
+        let iv = options.take_choice(&key("ivgen-alg"), &IVS, None)?;
+        let iv_hash = options.take(&key("ivgen-hash-alg"));
+        let hash = options.take_choice(&key("hash-alg"), &HASHES, None)?;
         let value = |choice: Option<(&str, _)>| choice.map(|(_, value)| value);
         let cipher = Cipher {
             bits: value(bits).unwrap_or_default(),
@@ -73,23 +90,25 @@ impl LuksChoice {
         };
         if let Some(name) = iv_hash {
             if name != "sha256" {
-                return Err(wrong_value("encrypt.ivgen-hash-alg", &name, "sha256"));
+                return Err(wrong_value(&key("ivgen-hash-alg"), &name, "sha256"));
             }
             if cipher.iv != Iv::EssivSha256 {
-                let message = "option 'encrypt.ivgen-hash-alg' is for encrypt.ivgen-alg=essiv";
+                let (hash, alg) = (key("ivgen-hash-alg"), key("ivgen-alg"));
+                let message = format!("option '{hash}' is for {alg}=essiv");
                 return Err(Failure::new(message));
             }
         }
         if (cipher.bits, cipher.mode) == (KeyBits::Aes192, Mode::Cbc) {
             let message = "aes-192 in mode cbc is not supported: QEMU cannot open such images";
-            return Err(Failure::new(message).hint("aes-256, or encrypt.cipher-mode=xts"));
+            let hint = format!("aes-256, or {}=xts", key("cipher-mode"));
+            return Err(Failure::new(message).hint(hint));
         }
-        Ok(Some(LuksChoice {
+        Ok(LuksChoice {
             cipher,
             hash: hash.map(|(_, hash)| hash).unwrap_or_default(),
-            iter_time: take_iter_time(options)?,
+            iter_time: take_iter_time(options, prefix)?,
             secret,
-        }))
+        })
     }
 
     /// The header's size alone.
@@ -143,15 +162,15 @@ fn name_of<T: PartialEq>(names: &[(&'static str, T)], wanted: T) -> &'static str
     found.map_or("", |(name, _)| name)
 }
 
-/// Takes `encrypt.iter-time`, the milliseconds that finding a passphrase is to take.
-pub fn take_iter_time(options: &mut OptionList) -> Result<Duration, Failure> {
-    const KEY: &str = "encrypt.iter-time";
-    let Some(text) = options.take(KEY) else {
+/// Takes `iter-time`, the milliseconds that finding a passphrase is to take.
+pub fn take_iter_time(options: &mut OptionList, prefix: &str) -> Result<Duration, Failure> {
+    let key = format!("{prefix}iter-time");
+    let Some(text) = options.take(&key) else {
         return Ok(ITER_TIME);
     };
     match text.parse::<u64>() {
         Ok(millis @ 1..=60_000) => Ok(Duration::from_millis(millis)),
-        _ => Err(wrong_value(KEY, &text, "milliseconds, 1 to 60000")),
+        _ => Err(wrong_value(&key, &text, "milliseconds, 1 to 60000")),
     }
 }
 

@@ -262,7 +262,7 @@ fn hint_at_protocol(failure: Failure, name: &str) -> Failure {
     }
 }
 
-const KEY_HINT: &str = "--key-file PATH gives it, or --object secret,id=ID,file=PATH with encrypt.key-secret=ID among \
+const KEY_HINT: &str = "--key-file PATH gives it, or --object secret,id=ID,file=PATH with encrypt.key-secret=ID (of luks: key-secret=ID) among \
                         the image's options";
 
 const LOCKED_HINT: &str = "-U reads it all the same";

@@ -17,34 +17,16 @@ struct Container {
     driver: &'static str,
     /// What a message calls it.
     shown: &'static str,
-    /// Options for `qemu-img convert`, or `create` where QEMU cannot convert without a key.
-    options: &'static [&'static str],
 }
 
-const fn container(
-    driver: &'static str,
-    shown: &'static str,
-    options: &'static [&'static str],
-) -> Container {
-    Container {
-        driver,
-        shown,
-        options,
-    }
+const fn container(driver: &'static str, shown: &'static str) -> Container {
+    Container { driver, shown }
 }
 
-const LUKS_KEY: [&str; 4] = [
-    "--object",
-    "secret,id=key,data=key",
-    "-o",
-    "key-secret=key,iter-time=10",
-];
-
-const CONTAINERS: [Container; 4] = [
-    container("qed", "QED", &[]),
-    container("parallels", "Parallels", &[]),
-    container("qcow", "qcow (version 1)", &[]),
-    container("luks", "LUKS", &LUKS_KEY),
+const CONTAINERS: [Container; 3] = [
+    container("qed", "QED"),
+    container("parallels", "Parallels"),
+    container("qcow", "qcow (version 1)"),
 ];
 
 impl Container {
@@ -52,24 +34,8 @@ impl Container {
     fn make(&self, scratch: &Scratch, disk: &str) -> String {
         let name = scratch.path("container");
         let into = ["-O", self.driver];
-        let words = [
-            &["convert", "-f", "raw"],
-            &into[..],
-            self.options,
-            &[disk, &name],
-        ];
-        match self.driver {
-            "luks" => qemu_img(
-                &[
-                    &["create", "-q", "-f", "luks"],
-                    self.options,
-                    &[&name, "3M"],
-                ]
-                .concat(),
-            ),
-            _ => qemu_img(&words.concat()),
-        }
-        .ok();
+        let words = [&["convert", "-f", "raw"], &into[..], &[disk, &name]];
+        qemu_img(&words.concat()).ok();
         name
     }
 }

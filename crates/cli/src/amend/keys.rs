@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gaur_engine::{KeySlots, Keys, NewKey, Passphrase};
+use gaur_engine::{Format, KeySlots, Keys, NewKey, Passphrase};
 use gaur_reactor::{BlockingFile, RandomBytes, block_on};
 
 use crate::failure::Failure;
@@ -31,18 +31,21 @@ impl KeyChange {
     /// Takes the `encrypt.` options out of the list. `keys` has the secrets, and what opens the image.
     pub(super) fn take(
         options: &mut OptionList,
+        prefix: &str,
         keys: &Keys,
         force: bool,
     ) -> Result<Option<KeyChange>, Failure> {
+        let name = |key: &str| format!("{prefix}{key}");
         let states = [("active", true), ("inactive", false)];
-        let state = options.take_choice("encrypt.state", &states, None)?;
+        let state = options.take_choice(&name("state"), &states, None)?;
         let Some((_, active)) = state else {
-            return match options.rest().find(|key| key.starts_with("encrypt.")) {
+            return match options.rest().find(|key| key.starts_with(prefix)) {
                 None => Ok(None),
                 Some(key) => {
-                    let message = format!("option '{key}' without 'encrypt.state'");
+                    let state = name("state");
+                    let message = format!("option '{key}' without '{state}'");
                     Err(Failure::new(message)
-                        .hint("encrypt.state=active adds a key, inactive erases"))
+                        .hint(format!("{state}=active adds a key, inactive erases")))
                 }
             };
         };
@@ -57,23 +60,25 @@ impl KeyChange {
                 }
             },
         };
-        let (old, new) = (secret("encrypt.old-secret")?, secret("encrypt.new-secret")?);
-        let slot = take_slot(options)?;
-        let refused = |message: &str| Err(Failure::new(message));
+        let (old, new) = (secret(&name("old-secret"))?, secret(&name("new-secret"))?);
+        let slot = take_slot(options, &name("keyslot"))?;
+        let refused = |message: String| Err(Failure::new(message));
         if active {
             if old.is_some() {
-                return refused("option 'encrypt.old-secret' is for encrypt.state=inactive");
+                return refused(format!(
+                    "option '{prefix}old-secret' is for {prefix}state=inactive"
+                ));
             }
             let Some(new) = new else {
-                return refused("encrypt.state=active needs 'encrypt.new-secret'");
+                return refused(format!("{prefix}state=active needs '{prefix}new-secret'"));
             };
             let Some(opener) = keys.of_layer(0).cloned() else {
                 let failure = Failure::new("to add a key, one that opens the image is needed");
-                return Err(failure.hint(
-                    "--key-file PATH gives it, or encrypt.key-secret=ID among the image's options",
-                ));
+                return Err(failure.hint(format!(
+                    "--key-file PATH gives it, or {prefix}key-secret=ID among the image's options"
+                )));
             };
-            let iter_time = new_luks::take_iter_time(options)?;
+            let iter_time = new_luks::take_iter_time(options, prefix)?;
             return Ok(Some(KeyChange::Add {
                 opener,
                 new,
@@ -81,23 +86,27 @@ impl KeyChange {
                 iter_time,
             }));
         }
-        if new.is_some() || options.has("encrypt.iter-time") {
-            return refused(
-                "'encrypt.new-secret' and 'encrypt.iter-time' are for encrypt.state=active",
-            );
+        if new.is_some() || options.has(&name("iter-time")) {
+            return refused(format!(
+                "'{prefix}new-secret' and '{prefix}iter-time' are for {prefix}state=active"
+            ));
         }
         if old.is_none() && slot.is_none() {
-            return refused(
-                "encrypt.state=inactive needs 'encrypt.keyslot' or 'encrypt.old-secret'",
-            );
+            return refused(format!(
+                "{prefix}state=inactive needs '{prefix}keyslot' or '{prefix}old-secret'"
+            ));
         }
         Ok(Some(KeyChange::Erase { old, slot, force }))
     }
 
     /// Changes the keys of the image in the file.
-    pub(super) fn carry_out(&self, file: &ImageFile) -> Result<(), Failure> {
+    pub(super) fn carry_out(&self, file: &ImageFile, format: Format) -> Result<(), Failure> {
         let failed = |error| Failure::image(file.name(), &error);
-        let mut slots = block_on(KeySlots::open(file.file())).map_err(failed)?;
+        let slots = match format {
+            Format::Luks => block_on(KeySlots::open_container(file.file())),
+            _ => block_on(KeySlots::open(file.file())),
+        };
+        let mut slots = slots.map_err(failed)?;
         let mut chance = RandomBytes::default();
         match self {
             KeyChange::Add {
@@ -154,19 +163,18 @@ fn which(
     match found.is_empty() {
         false => Ok(found),
         true => Err(Failure::new(match slot {
-            Some(slot) => format!("key slot {slot} does not open with 'encrypt.old-secret'"),
-            None => "no key slot opens with 'encrypt.old-secret'".to_owned(),
+            Some(slot) => format!("key slot {slot} does not open with the old secret"),
+            None => "no key slot opens with the old secret".to_owned(),
         })),
     }
 }
 
-fn take_slot(options: &mut OptionList) -> Result<Option<usize>, Failure> {
-    const KEY: &str = "encrypt.keyslot";
-    let Some(text) = options.take(KEY) else {
+fn take_slot(options: &mut OptionList, key: &str) -> Result<Option<usize>, Failure> {
+    let Some(text) = options.take(key) else {
         return Ok(None);
     };
     match text.parse() {
         Ok(slot @ 0..=7) => Ok(Some(slot)),
-        _ => Err(wrong_value(KEY, &text, "0 to 7")),
+        _ => Err(wrong_value(key, &text, "0 to 7")),
     }
 }

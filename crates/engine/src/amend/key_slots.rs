@@ -58,6 +58,21 @@ impl<'a, F: File> KeySlots<'a, F> {
         })
     }
 
+    /// The same for the file of a LUKS container.
+    ///
+    /// # Errors
+    /// Those of the host, and of a damaged header.
+    pub async fn open_container(file: &'a F) -> Result<KeySlots<'a, F>, ImageError> {
+        let editor = Editor::new(file).await?;
+        let pointer = editor.reader.container_header();
+        let luks = editor.reader.luks_header_at(&pointer).await?;
+        Ok(KeySlots {
+            editor,
+            pointer,
+            luks,
+        })
+    }
+
     /// Breaks one rule of the write order, for tests of the tests.
     #[cfg(feature = "broken-order")]
     pub fn break_rule(&mut self, broken: Option<BrokenRule>) {

@@ -150,8 +150,8 @@ const REFUSED: &[(&str, &str)] = &[
         "'encrypt.key-secret' is unknown",
     ),
     (
-        "driver=qcow2,file.filename=a,backing.driver=raw",
-        "'backing.driver' is not",
+        "driver=qcow2,file.filename=a,backing.node-name=b",
+        "'backing.node-name' is not",
     ),
     ("driver=qcow2,file.filename=a,backing=b", "'backing' is 'b'"),
     ("driver=qcow2,file=a", "'file' is 'a'"),
