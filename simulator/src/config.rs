@@ -153,6 +153,10 @@ pub struct Config {
     pub snapshot_load: Option<SnapshotLoad>,
     /// Checks of the open image between two crashes.
     pub online_checks: u32,
+    /// What reads find below the top image stays in it.
+    pub copy_on_read: bool,
+    /// Times between two crashes that all of it is copied there.
+    pub streams: u32,
     /// A process that is killed leaves a log of its commits to the next.
     pub keeps_log: bool,
     /// Persistent bitmaps are kept, else removed.
@@ -223,15 +227,49 @@ impl Config {
             mishaps,
             snapshot_load: draw_snapshot_load(seed, shape, guest_bytes),
             online_checks: draw_online_checks(seed),
+            copy_on_read: false,
+            streams: 0,
             keeps_log: shape.version == 3 && Random::new(seed ^ 0x51a7_09c3_e2d4_8b16).chance(500),
             keeps_bitmaps: Random::new(seed ^ 0x7c3a_9e15_20bd_f468).chance(800),
         };
         let config = config
             .with_time_for_snapshots(random)
+            .with_copies()
             .with_special(special, space, tables);
         match Random::new(seed ^ 0x7d1e_90b2_4f3c_a865).chance(200) {
             true => config.with_encryption(),
             false => config,
+        }
+    }
+
+    /// The same with what lies below copied into the top, by reads, as a whole, or both. Drawn apart, and such that the
+    /// seeds in `seeds.txt` that are older have none.
+    fn with_copies(self) -> Config {
+        if !matches!(self.seed % 23, 1 | 4 | 6 | 8 | 10 | 11 | 12 | 15) {
+            return self;
+        }
+        let mut random = Random::new(self.seed ^ 0x0dc0_b1e5_7a3f_9d26);
+        let (copy_on_read, streams) = random.pick(&[
+            (true, 0),
+            (true, 0),
+            (true, 1),
+            (true, 3),
+            (false, 1),
+            (false, 4),
+        ]);
+        let backing = match self.backing.is_empty() {
+            true => draw_backing(self.image.guest_bytes, self.unit_bytes, &mut random),
+            false => self.backing,
+        };
+        Config {
+            copy_on_read,
+            streams,
+            backing,
+            weights: Weights {
+                read: self.weights.read.max(random.pick(&[10, 40])),
+                ..self.weights
+            },
+            ..self
         }
     }
 

@@ -26,6 +26,7 @@ mod memory;
 mod packed;
 mod snapshots;
 mod states;
+mod streams;
 
 pub(crate) use snapshots::check_list;
 pub(crate) use states::compare_state;

@@ -22,9 +22,12 @@ impl Run<'_> {
             .iter()
             .map(|(name, image)| (name.as_str(), image.clone(), profile(name)));
         let host = SimHost::from_images(&scheduler.handle(), images);
+        let read_only = self.random.chance(500);
+        let wanted = self.engine_options();
         let options = OpenOptions {
-            read_only: self.random.chance(500),
-            ..self.engine_options()
+            read_only,
+            copy_on_read: wanted.copy_on_read && !read_only,
+            ..wanted
         };
         let (image, files) = open(&mut scheduler, &host, options)?
             .map_err(|error| format!("the engine does not open the image: {error}"))?;
@@ -51,6 +54,7 @@ impl Run<'_> {
         let which = self.random.pick(&[&seen.id, &seen.name]);
         let options = OpenOptions {
             read_only: true,
+            copy_on_read: false,
             snapshot: Some(which.clone()),
             ..self.engine_options()
         };
@@ -70,6 +74,7 @@ impl Run<'_> {
     ) -> Result<(), String> {
         let options = OpenOptions {
             read_only: true,
+            copy_on_read: false,
             ..self.engine_options()
         };
         let (image, files) = open(scheduler, host, options)??;

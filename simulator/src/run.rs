@@ -44,6 +44,8 @@ pub enum Rule {
     Log,
     /// A check of the open image is not told what changes meanwhile.
     Watch,
+    /// A copy-on-read does not look again whether the guest has written there since.
+    Copy,
 }
 
 /// How seeds are run.
@@ -300,6 +302,7 @@ impl<'a> Run<'a> {
             discard_no_unref: self.config.space.no_unref,
             detect_zeroes: self.config.space.detect_zeroes,
             mark_zeros: self.config.space.mark_zeros,
+            copy_on_read: self.config.copy_on_read,
             allocation: self.config.allocation,
             drop_bitmaps: !self.config.keeps_bitmaps,
             keys,
@@ -315,6 +318,7 @@ impl<'a> Run<'a> {
                 Rule::O9 => Some(gaur_engine::BrokenRule::O9),
                 Rule::Data => Some(gaur_engine::BrokenRule::DataFlush),
                 Rule::Watch => Some(gaur_engine::BrokenRule::Watch),
+                Rule::Copy => Some(gaur_engine::BrokenRule::Copy),
                 Rule::Log => None,
             }),
             ..OpenOptions::new(References::Any)
@@ -466,11 +470,17 @@ impl<'a> Run<'a> {
             let work = Rc::clone(&load).check_online(queues.clone(), random, self.leaks);
             scheduler.handle().spawn("check", work);
         }
+        if self.config.streams > 0 {
+            let random = Random::new(self.config.seed ^ self.stats.epochs ^ 0x83b2_4e60_1f7d_c9a5);
+            let work = Rc::clone(&load).stream(queues.clone(), random);
+            scheduler.handle().spawn("stream", work);
+        }
         let end = until_killed(|| self.drive(scheduler, &load)).unwrap_or(Ok(EpochEnd::Kill));
         self.model = load.model.borrow().clone();
         self.next_value = load.next_value.get();
         self.stats += *load.stats.borrow();
         self.stats.holes += image.holes().holes;
+        self.stats.copied_bytes += image.copies().bytes;
         match end? {
             EpochEnd::Close => {
                 let is_fixed = self.config.profile.device.is_some();

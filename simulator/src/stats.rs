@@ -30,6 +30,10 @@ counters! {
     packed,
     /// Checks of the open image beside them.
     online_checks,
+    /// Streams of what lies below into the top that ended well.
+    streams,
+    /// Bytes that reads have left in the top.
+    copied_bytes,
     /// Requests that ended with an error (faults, full disks).
     errors,
     /// Moments at which the power was cut; each is one image that was judged.
@@ -93,7 +97,7 @@ impl fmt::Display for Stats {
         write!(
             out,
             "{} seeds, {} crash points ({} reopened by the engine, {} judged by qemu-img), \
-             {} kills ({} commits adopted, {} logs left alone), {} closes ({} bitmaps stored, {} recovered), {} epochs, {} requests ({} compressed), {} online checks, {} faults, {} failed requests, \
+             {} kills ({} commits adopted, {} logs left alone), {} closes ({} bitmaps stored, {} recovered), {} epochs, {} requests ({} compressed), {} online checks, {} streams, {} KiB copied by reads, {} faults, {} failed requests, \
              {} L1 tables moved, {} refcount tables moved, {} holes, \
              {} changes of snapshots ({} with a state, {} refused, {} crash points inside), {} steps",
             self.seeds,
@@ -110,6 +114,8 @@ impl fmt::Display for Stats {
             self.requests,
             self.packed,
             self.online_checks,
+            self.streams,
+            self.copied_bytes >> 10,
             self.faults,
             self.errors,
             self.l1_moves,

@@ -63,6 +63,11 @@ fn a_check_that_is_not_told_of_changes_is_noticed() {
 }
 
 #[test]
+fn a_copy_on_read_over_a_write_is_noticed() {
+    is_noticed(Rule::Copy);
+}
+
+#[test]
 fn a_log_whose_marks_are_stored_first_is_noticed() {
     is_noticed(Rule::Log);
 }

@@ -207,7 +207,7 @@ fn longest(cluster_bytes: usize) -> usize {
     cluster_bytes + cluster_bytes / 8 + 1024
 }
 
-fn is_zero(bytes: &[u8]) -> bool {
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     let (words, rest) = bytes.as_chunks::<16>();
     words.iter().all(|word| u128::from_ne_bytes(*word) == 0) && rest.iter().all(|byte| *byte == 0)
 }

@@ -26,10 +26,15 @@ impl<F: File> Queue<F> {
         let most = if through { PIECE_BYTES } else { ZEROES_BYTES };
         let expanded = async {
             let shares = Shares::default();
-            let pieces = self.pieces(&shares, job, most, async |extent: &MapExtent, _| {
-                let marked = extent.depth == 0 && extent.present && extent.zero;
-                Ok((marked, extent.len_bytes))
-            });
+            let pieces = self.pieces(
+                &shares,
+                job,
+                (PIECE_BYTES, most),
+                async |extent: &MapExtent, _| {
+                    let marked = extent.depth == 0 && extent.present && extent.zero;
+                    Ok((marked, extent.len_bytes))
+                },
+            );
             pin_mut!(pieces);
             while let Some(piece) = pieces.try_next().await? {
                 self.expand(piece, through, job).await?;

@@ -17,6 +17,7 @@ use crate::bitmaps::{Bitmaps, LostBitmaps};
 use crate::cache_options::{CacheOptions, CacheSizes};
 use crate::chain::LayerParts;
 use crate::container::Container;
+use crate::copy_on_read::Copies;
 use crate::corruption::{CorruptionReport, Fault};
 use crate::decompressed::DecompressedClusters;
 use crate::encryption::LayerCipher;
@@ -61,6 +62,7 @@ pub struct Image {
     pub(crate) growing_to: AtomicU64,
     pub(crate) poison: Poison,
     pub(crate) events: RequestEvents,
+    pub(crate) copies: Copies,
     /// Of the top layer.
     decompressed: DecompressedClusters,
     /// The host failed to flush the top file: it may have lost what was written since the flush before.
@@ -293,6 +295,10 @@ impl Image {
                 "discard-no-unref needs version 3, whose clusters may be zero and keep their place";
             return Err(ImageError::new(ErrorKind::Unsupported, text));
         }
+        if options.copy_on_read && !writable {
+            let text = "copy-on-read writes to the image, which is open read-only";
+            return Err(ImageError::new(ErrorKind::InvalidInput, text));
+        }
         let mut writer = add_mapping(&mut top, options.cache, writable)?;
         if let (true, Some(qcow2)) = (writable, &mut top.layer.qcow2) {
             qcow2.maps.log.clone_from(&options.commit_log);
@@ -312,6 +318,7 @@ impl Image {
             growing_to: AtomicU64::new(0),
             poison: Poison::new(top.name().into_owned()),
             events: RequestEvents::default(),
+            copies: Copies::default(),
             top,
             base,
             decompressed: DecompressedClusters::new(options.cache.decompressed()),

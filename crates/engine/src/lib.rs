@@ -33,6 +33,7 @@ mod compress;
 mod compressed_tests;
 mod compressor;
 mod container;
+mod copy_on_read;
 mod corruption;
 mod create;
 #[cfg(test)]
@@ -119,5 +120,5 @@ pub use references::{Places, References};
 pub use repair::repair_breaking;
 pub use repair::{repair, repair_on};
 pub use snapshot::{NewSnapshot, Snapshot, find_snapshot};
-pub use statistics::{CacheStatistics, HoleStatistics};
+pub use statistics::{CacheStatistics, CopyStatistics, HoleStatistics};
 pub use vmstate::{BlockOn, VmStateIo, VmStateReader, VmStateSave, VmStateWriter};

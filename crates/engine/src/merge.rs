@@ -28,7 +28,7 @@ pub(crate) const PIECE_BYTES: u64 = 1 << 20;
 /// Most bytes zeroed by one request, so that progress can be told.
 pub(crate) const ZEROES_BYTES: u64 = 1 << 30;
 /// Pieces at a time.
-const IN_FLIGHT_MAX: usize = 16;
+pub(crate) const IN_FLIGHT_MAX: usize = 16;
 /// A share of the disk: some times as much as is in flight.
 const SHARE_BYTES: u64 = 64 << 20;
 /// About how many shares a large disk has.
@@ -105,11 +105,16 @@ impl<F: File> Queue<F> {
             base.resize(size, false, job).await?;
         }
         let lowest = self.image.layers().len().saturating_sub(1) as u32;
-        let pieces = self.pieces(shares, job, ZEROES_BYTES, async |extent: &MapExtent, _| {
-            // A layer in between that ends before hides what the base has there: zeros.
-            let hidden = extent.depth < lowest;
-            Ok((extent.present || hidden, extent.len_bytes))
-        });
+        let pieces = self.pieces(
+            shares,
+            job,
+            (PIECE_BYTES, ZEROES_BYTES),
+            async |extent: &MapExtent, _| {
+                // A layer in between that ends before hides what the base has there: zeros.
+                let hidden = extent.depth < lowest;
+                Ok((extent.present || hidden, extent.len_bytes))
+            },
+        );
         let copied = pieces
             .map_ok(|piece| self.copy_piece(base, piece, job))
             .try_buffer_unordered(IN_FLIGHT_MAX)
@@ -178,7 +183,7 @@ impl<F: File> Queue<F> {
         let pieces = self.pieces(
             shares,
             job,
-            PIECE_BYTES,
+            (PIECE_BYTES, PIECE_BYTES),
             async |extent: &MapExtent, at: u64| {
                 let own = extent.present && extent.depth == 0;
                 let same = extent.present && same_from.is_some_and(|from| extent.depth >= from);
@@ -303,12 +308,13 @@ impl<F: File> Queue<F> {
     }
 
     /// The pieces of the disk that `choose` wants: it says that of an extent and where that begins, and for how many
-    /// bytes it is true. A run of zeros is no longer than `zeroes_max`.
+    /// bytes it is true. A run of data is no longer than `most.0`, and one of zeros than `most.1`. A disk that shrinks
+    /// meanwhile ends where it does then.
     pub(crate) fn pieces(
         &self,
         shares: &Shares,
         job: &Job,
-        zeroes_max: u64,
+        (data_max, zeroes_max): (u64, u64),
         choose: impl AsyncFn(&MapExtent, u64) -> Result<(bool, u64), Errno>,
     ) -> impl stream::Stream<Item = Result<Piece, Errno>> {
         let size = self.size_bytes();
@@ -321,7 +327,10 @@ impl<F: File> Queue<F> {
                     };
                 }
                 let at = share.start;
-                let extent = self.map(at, share.end - at).await?;
+                let extent = match self.map(at, share.end - at).await {
+                    Err(Errno::EINVAL) if at >= self.size_bytes() => return Ok(None),
+                    extent => extent?,
+                };
                 let (wanted, len) = choose(&extent, at).await?;
                 if !wanted {
                     share.start += len;
@@ -329,7 +338,7 @@ impl<F: File> Queue<F> {
                     continue;
                 }
                 let zero = extent.zero;
-                let most = if zero { zeroes_max } else { PIECE_BYTES };
+                let most = if zero { zeroes_max } else { data_max };
                 let range = GuestRange::new(at, len.min(most - at % most));
                 share.start = range.end();
                 return Ok(Some((Piece { range, zero }, (share, choose))));

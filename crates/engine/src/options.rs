@@ -146,6 +146,8 @@ pub enum BrokenRule {
     O8,
     /// A region of the disk changes before its mark in the write-intent map is durable.
     O9,
+    /// A copy-on-read does not look again whether the guest has written there since.
+    Copy,
     /// A check of the open image is not told what changes meanwhile. Nothing is damaged; it finds what is not there.
     Watch,
 }
@@ -194,6 +196,8 @@ pub struct OpenOptions {
     /// Zeros that are written are marked in the image also where it reads as zeros already and has nothing below, as
     /// QEMU does; else that changes nothing and costs nothing. Needs version 3.
     pub mark_zeros: bool,
+    /// What a read finds as data below the top image is left in it. Only for an image that is written to.
+    pub copy_on_read: bool,
     /// What is done with the host's space; `None` as the image says, else compact.
     pub allocation: Option<AllocationPolicy>,
     /// Show the disk as it was when this internal snapshot (an id or a name) of the top image was made;
@@ -233,6 +237,7 @@ impl OpenOptions {
             discard_no_unref: false,
             detect_zeroes: DetectZeroes::Off,
             mark_zeros: false,
+            copy_on_read: false,
             allocation: None,
             snapshot: None,
             backing_snapshot: None,

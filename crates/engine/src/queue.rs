@@ -38,6 +38,8 @@ pub struct Queue<F: File> {
     pub(crate) decompressor: Decompressor,
     /// Guest offset behind the cluster that was decompressed last.
     pub(crate) decompressed_end: Cell<u64>,
+    /// Bytes of copies under way that reads have begun.
+    pub(crate) copying_bytes: Cell<u64>,
 }
 
 /// What a request changes.
@@ -76,6 +78,7 @@ impl<F: File> Queue<F> {
             staging: RefCell::default(),
             decompressor: Decompressor::default(),
             decompressed_end: Cell::new(0),
+            copying_bytes: Cell::new(0),
         }
     }
 
@@ -133,12 +136,16 @@ impl<F: File> Queue<F> {
     }
 
     /// Checks that a range lies inside the image.
-    fn check_range(&self, range: Option<GuestRange>, beyond: Errno) -> Result<GuestRange, Errno> {
+    pub(crate) fn check_range(
+        &self,
+        range: Option<GuestRange>,
+        beyond: Errno,
+    ) -> Result<GuestRange, Errno> {
         let inside = range.filter(|range| range.end() <= self.image.size_bytes());
         inside.ok_or(beyond)
     }
 
-    fn check_writable(&self) -> Result<(), Errno> {
+    pub(crate) fn check_writable(&self) -> Result<(), Errno> {
         if self.image.read_only {
             return Err(Errno::EROFS);
         }
@@ -150,6 +157,12 @@ impl<F: File> Queue<F> {
 
     async fn serve(&self, request: Request, payload: Payload<'_>) -> Result<(), Errno> {
         match (request, payload) {
+            (Request::Read { offset_bytes }, Payload::Read(target))
+                if self.image.options.copy_on_read =>
+            {
+                // On the heap, so that other requests do not carry its state.
+                Box::pin(self.serve_copying_read(offset_bytes, target)).await
+            }
             (Request::Read { offset_bytes }, Payload::Read(target)) => {
                 let _epoch = self.enter_open().await;
                 let range = GuestRange::checked(offset_bytes, target.len() as u64);

@@ -109,7 +109,7 @@ impl<F: File> Queue<F> {
     }
 
     /// The same as layer `top` (0 or 1) and those below it see it.
-    async fn find_from(&self, top: usize, range: GuestRange) -> Result<Extent, Errno> {
+    pub(crate) async fn find_from(&self, top: usize, range: GuestRange) -> Result<Extent, Errno> {
         loop {
             match (self.find_cached(top, range)?, &self.image.base.merged) {
                 (Step::Found(found), _) => return Ok(found),

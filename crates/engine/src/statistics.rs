@@ -1,5 +1,7 @@
 //! Statistics of an open image.
 
+use gaur_block::Errno;
+
 /// What was given back to the host without freeing a cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HoleStatistics {
@@ -7,6 +9,19 @@ pub struct HoleStatistics {
     pub holes: u64,
     /// Bytes of them.
     pub bytes: u64,
+}
+
+/// What reads have left in the top image, since it was opened with copy-on-read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CopyStatistics {
+    /// Bytes that the top image holds since.
+    pub bytes: u64,
+    /// Reads that left nothing, because enough copies were under way.
+    pub left_out: u64,
+    /// Copies that failed. The reads did not.
+    pub failed: u64,
+    /// Why the first of them did.
+    pub first_failure: Option<Errno>,
 }
 
 /// How a metadata cache is doing.

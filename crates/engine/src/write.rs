@@ -20,9 +20,11 @@ use crate::metadata::maps::{Extent, Kind, Located, Lookup, Maps};
 use crate::range::{ClusterRange, GuestRange, HostRange};
 use crate::waiters::Ticket;
 
+mod copied;
 mod packed;
 mod preallocate;
 
+pub(crate) use copied::WhenBusy;
 pub(crate) use packed::PackedTail;
 
 /// What to do with the next bytes of a write, as far as that needs no new mapping.

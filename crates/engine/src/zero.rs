@@ -22,7 +22,7 @@ use crate::metadata::maps::{Kind, Located, Maps};
 use crate::options::FreedBy;
 use crate::queue::Unmap;
 use crate::range::{ClusterRange, GuestRange};
-use crate::write::{Need, reference_of};
+use crate::write::{Need, WhenBusy, reference_of};
 
 /// What is done with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,9 +115,45 @@ impl<F: File> Active<'_, F> {
         self.zero_edge(tail).await
     }
 
-    /// Whether zeros are marked that are written where zeros are read already. Version 2 has no marks.
-    fn marks_zeros(&self) -> bool {
-        self.image.options.mark_zeros && self.geometry().version() == Version::V3
+    /// Whether zeros are marked that are written where zeros are read already.
+    pub(crate) fn marks_zeros(&self) -> bool {
+        self.image.options.mark_zeros && self.can_mark_zeros()
+    }
+
+    /// Version 2 has no marks.
+    pub(crate) fn can_mark_zeros(&self) -> bool {
+        self.geometry().version() == Version::V3
+    }
+
+    /// Marks a range of whole units as zeros, which the layers below show there, wherever the top maps nothing. How many
+    /// bytes were looked at.
+    pub(crate) async fn mark_copied(
+        &self,
+        range: GuestRange,
+        busy: WhenBusy,
+    ) -> Result<u64, Errno> {
+        self.announce().await?;
+        let unit = self.geometry().subcluster_size();
+        let whole = UnmapRange {
+            start: range.start,
+            end: range.end(),
+            unit,
+            last_unit: unit,
+            marked: true,
+        };
+        let mut at = range.start;
+        while at < range.end() {
+            // What lies below stays. What the image has got since is seen under the lock.
+            match self.unmap_step(at, whole, UnmapMode::HideUnused)? {
+                // The disk has grown, and its last unit with it.
+                UnmapStep::Done(0) => break,
+                // A part of it has data, and the rest of its cluster stays as it is.
+                UnmapStep::Done(len) | UnmapStep::Write(len) => at += len,
+                UnmapStep::Need(Need::Busy(..)) if busy == WhenBusy::GiveUp => break,
+                UnmapStep::Need(need) => self.resolve(need).await?,
+            }
+        }
+        Ok(at.min(range.end()) - range.start)
     }
 
     /// Zeros a range that has no whole unit in it; it may be two parts of neighbours.
