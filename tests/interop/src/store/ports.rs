@@ -21,6 +21,12 @@ pub(super) fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
+/// Listens at a free port.
+pub(super) fn listen() -> TcpListener {
+    let [listener] = listen_at(&[0]);
+    listener
+}
+
 /// Listens at ports that have these distances from a first one.
 fn listen_at<const COUNT: usize>(distances: &[u16; COUNT]) -> [TcpListener; COUNT] {
     let mut random = Random::new(RandomState::new().build_hasher().finish());
