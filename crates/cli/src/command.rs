@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use gaur_server::tls_objects;
 
 use crate::failure::Failure;
 use crate::{
@@ -96,13 +97,15 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
     let parsed = command
         .bin_name(program.clone())
         .try_get_matches_from(&args)
-        .and_then(|matches| Gaur::from_arg_matches(&matches));
-    let gaur = match parsed {
-        Ok(gaur) => gaur,
+        .and_then(|matches| Ok((Gaur::from_arg_matches(&matches)?, objects(&matches))));
+    let (gaur, objects) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => return usage::report(&program, &args, &error),
     };
     let mut out = BufWriter::with_capacity(OUT_BYTES, std::io::stdout());
-    let outcome = gaur.verb.run(&mut out).and_then(|code| {
+    let named = tls_objects::name(&objects);
+    let outcome = named.and_then(|()| gaur.verb.run(&mut out));
+    let outcome = outcome.and_then(|code| {
         out.flush()?;
         Ok(code)
     });
@@ -116,6 +119,16 @@ pub fn run(mut args: Vec<OsString>) -> u8 {
         notice::say(&failure);
     }
     failure.code
+}
+
+/// The objects that the verb was given.
+fn objects(matches: &clap::ArgMatches) -> Vec<String> {
+    let mut verb = matches;
+    while let Some((_, below)) = verb.subcommand() {
+        verb = below;
+    }
+    let objects = verb.try_get_many::<String>("objects").ok().flatten();
+    objects.into_iter().flatten().cloned().collect()
 }
 
 /// Bytes of output that are collected before they are written: as many as C's library does for a pipe, so that lines of

@@ -20,7 +20,7 @@ use std::thread;
 
 use gaur_block::{Access, Errno, FileId, FileLimits, OpenError, Within};
 use gaur_nbd::wire::export_flag;
-pub use gaur_nbd::{Patience, Remote, Server};
+pub use gaur_nbd::{Patience, Remote, Server, Tls};
 use parking_lot::Mutex;
 
 use crate::address::Address;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::key_values::KeyValues;
+use crate::tls_objects;
 
 /// Longest secret in bytes, as it stands in its file.
 const SECRET_BYTES_MAX: usize = 64 << 10;
@@ -19,9 +20,9 @@ const SECRET_BYTES_MAX: usize = 64 << 10;
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct KeyOptions {
-    /// A secret for encrypted images, which image options name: secret,id=ID,file=PATH[,format=raw|base64]
+    /// What image options name: secret,id=ID,file=PATH[,format=raw|base64], tls-creds-x509,id=ID,dir=PATH
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[cfg_attr(feature = "clap", arg(long = "object", value_name = "SECRET"))]
+    #[cfg_attr(feature = "clap", arg(long = "object", value_name = "TYPE,id=ID,.."))]
     pub objects: Vec<String>,
     /// File with the key of every encrypted image that names no secret; all its bytes count
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,8 +53,11 @@ impl KeyOptions {
             *path = std::path::absolute(&*path).map_err(|error| Failure::io(&*path, &error))?;
         }
         for text in &mut self.objects {
-            const KEY: &str = ",file=";
-            let Some(at) = text.find(KEY).map(|at| at + KEY.len()) else {
+            let key = match text.starts_with("tls-creds-") {
+                true => ",dir=",
+                false => ",file=",
+            };
+            let Some(at) = text.find(key).map(|at| at + key.len()) else {
                 continue;
             };
             if !text[at..].starts_with('/') {
@@ -82,6 +86,9 @@ impl KeyOptions {
 
 fn add_object(keys: &mut Keys, text: &str, inline: bool) -> Result<(), Failure> {
     const FORM: &str = "for example secret,id=sec0,file=PATH";
+    if tls_objects::is_named(text) {
+        return Ok(());
+    }
     let Some(("secret", rest)) = text.split_once(',') else {
         return Err(Failure::new("only secrets are known as objects").hint(FORM));
     };

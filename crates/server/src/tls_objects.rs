@@ -1,7 +1,9 @@
 //! `--object` of QEMU's command lines: credentials for TLS, and who may come in. Secrets are for [`crate::keys`].
 
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
+use gaur_reactor::nbd::Tls;
 use gaur_tls::{Authorization, ClientCredentials, Decision, Pattern, Rule, ServerCredentials};
 
 use crate::failure::Failure;
@@ -30,6 +32,46 @@ pub struct TlsObjects {
     authorizations: Vec<(String, Authorization)>,
     /// The objects of other kinds, word by word.
     others: Vec<String>,
+}
+
+/// The objects of this process's command line that are about TLS, and their words. Images name credentials by their
+/// ids, wherever they are named.
+static NAMED: OnceLock<(TlsObjects, Vec<String>)> = OnceLock::new();
+
+/// Takes the objects of the command line, before any image is named. Later calls change nothing.
+///
+/// # Errors
+/// When one of them makes no sense.
+pub fn name(objects: &[String]) -> Result<(), Failure> {
+    let all = TlsObjects::parse(objects)?;
+    let is_ours = |text: &&String| !all.others.contains(text);
+    let words = objects.iter().filter(is_ours).cloned().collect();
+    NAMED.get_or_init(|| (all, words));
+    Ok(())
+}
+
+/// Whether an object is one of those, and so none for [`crate::keys`].
+pub(crate) fn is_named(object: &str) -> bool {
+    let named = NAMED.get();
+    named.is_some_and(|(_, words)| words.iter().any(|word| word == object))
+}
+
+/// How a connection is encrypted with the credentials of this id.
+pub(crate) fn client_tls(id: &str, hostname: Option<String>) -> Result<Tls, Failure> {
+    let none = TlsObjects::default();
+    let objects = NAMED.get().map_or(&none, |(objects, _)| objects);
+    let found = objects.find(id, Endpoint::Client).map_err(|failure| {
+        let object = format!("--object tls-creds-x509,id={id},dir=DIRECTORY");
+        match failure.hint.is_some() {
+            true => failure,
+            false => failure.hint(format!("{object} names them")),
+        }
+    })?;
+    Ok(Tls {
+        directory: found.directory.clone(),
+        hostname,
+        verify_peer: found.verify_peer,
+    })
 }
 
 /// Most rules of a list.

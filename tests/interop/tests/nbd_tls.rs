@@ -382,6 +382,79 @@ fn serve_encrypts_by_a_directory_and_refuses_to_serve_other_machines_without() {
 
 /// Our client reads over TLS from both servers, and neither from who it does not trust nor without TLS.
 #[test]
+fn options_of_the_nbd_driver_name_credentials() {
+    let place = Place::new("tls-creds");
+    let object = |directory: &str| format!("tls-creds-x509,id=t,dir={directory}");
+    let (trusted, copy) = (object(&place.client), place.scratch.path("copy.raw"));
+    let options = |name: &str| {
+        let socket = place.socket();
+        format!(
+            "driver=raw,file.driver=nbd,file.path={socket},file.tls-creds=t,file.tls-hostname={name}"
+        )
+    };
+    for program in [binary(), "qemu-nbd"] {
+        let mut command = Command::new(program);
+        if program == binary() {
+            command.arg("qemu-nbd");
+        }
+        let server = format!("tls-creds-x509,id=t,endpoint=server,dir={}", place.server);
+        command.args(["-t", "-e", "8", "-f", "qcow2", "-k", &place.socket()]);
+        command.args(["--object", &server, "--tls-creds", "t", &place.image]);
+        let server = Server::start(command, &place.socket());
+        let image = options("localhost");
+        let lines: [&[&str]; 5] = [
+            &["convert", "--image-opts", &image, "-O", "raw", &copy],
+            &["info", "--image-opts", &image],
+            &["qemu-io", "--image-opts", &image, "-c", "write -P 9 3M 1M"],
+            &["map", "--output=json", "--image-opts", &image],
+            &["compare", "--image-opts", &image, &image],
+        ];
+        for line in lines {
+            let words = [&line[..1], &["--object", &trusted], &line[1..]].concat();
+            gaur(&words).ok();
+        }
+        let json = format!(
+            r#"json:{{"driver":"nbd","path":"{}","tls-creds":"t","tls-hostname":"localhost"}}"#,
+            place.socket()
+        );
+        gaur(&[
+            "convert", "--object", &trusted, "-n", "-O", "raw", &copy, &json,
+        ])
+        .refused();
+        let back = ["convert", "--object", &trusted, "-n", "--target-image-opts"];
+        gaur(&[&back[..], &[&copy, &image]].concat()).ok();
+        qemu_img(&[
+            "compare",
+            "-U",
+            "-f",
+            "raw",
+            "-F",
+            "qcow2",
+            &copy,
+            &place.image,
+        ])
+        .ok();
+        for (object, name) in [
+            (&trusted, "elsewhere"),
+            (&object("/nowhere"), "localhost"),
+            (&server_object(&place), "localhost"),
+            (&trusted.replace("id=t", "id=u"), "localhost"),
+        ] {
+            let words = ["info", "--object", object, "--image-opts", &options(name)];
+            assert_eq!(qemu_img(&words).code, 1);
+            let refusal = gaur(&words).refused();
+            assert_eq!(refusal.stderr.lines().count(), 1, "{refusal}");
+        }
+        server.stop();
+        let _ = std::fs::remove_file(place.socket());
+    }
+}
+
+fn server_object(place: &Place) -> String {
+    format!("tls-creds-x509,id=t,endpoint=server,dir={}", place.server)
+}
+
+#[test]
 fn our_client_speaks_tls_with_whom_it_trusts() {
     let place = Place::new("tls-client");
     let stranger = authority(&place.scratch, "stranger");

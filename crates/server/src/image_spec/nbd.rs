@@ -2,18 +2,12 @@
 
 use std::path::PathBuf;
 
-use gaur_reactor::nbd::{Patience, Remote, Server};
+use gaur_reactor::nbd::{Patience, Remote, Server, Tls};
 
 use super::OptionReader;
 use crate::failure::Failure;
 use crate::key_values::Value;
-
-/// Options that ask for something that is not here, and what.
-const UNSUPPORTED: [(&str, &str); 3] = [
-    ("tls-creds", "a URI nbds:// has TLS"),
-    ("tls-hostname", "a URI nbds:// has TLS"),
-    ("server.fd", "an open socket"),
-];
+use crate::tls_objects;
 
 #[derive(Clone, Copy)]
 enum Kind {
@@ -26,13 +20,6 @@ impl OptionReader {
     pub(super) fn nbd(&mut self, below: &str) -> Result<String, Failure> {
         let keys = &mut self.keys;
         let key = |name: &str| format!("{below}{name}");
-        for (name, what) in UNSUPPORTED {
-            if keys.take(&key(name)).is_some() {
-                let name = key(name);
-                let message = format!("option '{name}' is not supported: {what}");
-                return Err(Failure::new(message));
-            }
-        }
         let inet = [("inet", Kind::Inet), ("unix", Kind::Unix)];
         let kind = keys.take_choice(&key("server.type"), &inet)?;
         // QEMU's older names of the same. Both may not be said.
@@ -88,13 +75,26 @@ impl OptionReader {
             open_timeout: seconds("open-timeout", usual.open_timeout)?,
             request_timeout: seconds("request-timeout", usual.request_timeout)?,
         };
+        let tls = self.nbd_tls(below)?;
+        let keys = &mut self.keys;
         let remote = Remote {
             server,
-            tls: None,
+            tls,
             context: keys.take_text(&key("x-dirty-bitmap"))?,
             export: keys.take_text(&key("export"))?.unwrap_or_default(),
             patience,
         };
         Ok(remote.to_string())
+    }
+
+    /// How the connection is encrypted.
+    fn nbd_tls(&mut self, below: &str) -> Result<Option<Tls>, Failure> {
+        let (name, creds) = (format!("{below}tls-hostname"), format!("{below}tls-creds"));
+        let hostname = self.keys.take_text(&name)?;
+        match (self.keys.take_text(&creds)?, hostname) {
+            (Some(id), hostname) => tls_objects::client_tls(&id, hostname).map(Some),
+            (None, None) => Ok(None),
+            (None, Some(_)) => Err(Failure::new(format!("option '{name}' without '{creds}'"))),
+        }
     }
 }

@@ -319,7 +319,11 @@ fn options_of_the_nbd_driver_that_mean_nothing_here_are_refused() {
         ("driver=nbd,host=h,server.host=h", "the same"),
         ("driver=nbd,host=h,port=x", "no port"),
         ("driver=nbd,path=/s,port=1", "no use"),
-        ("driver=nbd,host=h,tls-creds=t", "TLS"),
+        (
+            "driver=nbd,host=h,tls-creds=t",
+            "no TLS credentials with id 't'",
+        ),
+        ("driver=nbd,host=h,tls-hostname=t", "without 'tls-creds'"),
         ("driver=nbd,server.type=fd,server.str=3", "inet"),
         ("driver=nbd,host=h,filename=x", "unknown"),
         (
