@@ -10,6 +10,7 @@ mod faulty;
 mod http;
 mod ports;
 mod proxy;
+mod registry;
 mod s3;
 mod weed;
 
@@ -17,5 +18,6 @@ pub use fault::{Fault, When};
 pub use faulty::FaultyStore;
 pub use http::{Request, most_fetched};
 pub use proxy::{Bytes, Link, Proxy};
+pub use registry::{Access, Layer, PASSWORD, PushedImage, Registry, USER};
 pub use s3::{Credentials, Object};
 pub use weed::{PUBLIC_BUCKET, Weed};
