@@ -159,7 +159,7 @@ pub trait Host {
     /// What it opens.
     type File: File;
 
-    /// Opens the file called `name`, which an image may have named, if it lies `within`;
+    /// Opens the file called `name`, which an image may have named (`within` tells), if it lies `within`;
     /// else the error is [`Within::refused`]. A path is bytes: it need not be text.
     fn open_within(
         &self,
@@ -174,6 +174,6 @@ pub trait Host {
         name: &Path,
         access: Access,
     ) -> impl Future<Output = Result<Self::File, OpenError>> {
-        self.open_within(name, Within::Anywhere, access)
+        self.open_within(name, Within::ByUser, access)
     }
 }

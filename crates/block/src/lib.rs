@@ -11,6 +11,7 @@ mod device;
 mod errno;
 mod file;
 mod payload;
+mod remote;
 #[allow(
     unsafe_code,
     reason = "memory that others change is read and written by raw pointers"
@@ -22,5 +23,6 @@ pub use device::{Device, DeviceLimits, Request, Status};
 pub use errno::Errno;
 pub use file::{Access, Extent, File, FileId, FileLimits, Host, OpenError};
 pub use payload::{Payload, Registered, Source, Target};
+pub use remote::{REMOTE_PROTOCOLS, is_remote};
 pub use segments::{Segment, Segments, SegmentsMut};
 pub use within::Within;

@@ -7,7 +7,9 @@ use crate::{Errno, OpenError};
 /// The bounds of a reference: which files may be opened by a name that comes out of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Within<'a> {
-    /// Any file or device.
+    /// Any file or device: it is the user who names it.
+    ByUser,
+    /// Any file or device, by the word of an image that may refer to all.
     Anywhere,
     /// Regular files in these directories, however deep, and these files themselves, which may be
     /// devices. Neither a link nor `..` leads out of a directory, and files that the kernel makes up

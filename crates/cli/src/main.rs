@@ -65,6 +65,7 @@ use gaur_server::{
 
 fn main() -> ExitCode {
     gaur_reactor::ignore_file_size_signal();
+    gaur_remote::install();
     gaur_server::notice::listen(|line| notice::say(line));
     ExitCode::from(command::run(std::env::args_os().collect()))
 }

@@ -2,10 +2,10 @@
 //!
 //! A name is relative to the directory of the image it stands in, as that image was named: symbolic
 //! links and `..` are left to the host. A colon before the first slash makes it a protocol, which a
-//! plain relative name with a colon avoids by starting with `./`. Two are understood. The rest of `file:`
+//! plain relative name with a colon avoids by starting with `./`. The rest of `file:`
 //! is a path as it is: like QEMU, and unlike what one may expect, a relative one
-//! counts from the working directory. To read it otherwise would be to read other data. `nbd:` and its kin
-//! are left to the host whole, which opens them where references may lead there.
+//! counts from the working directory. To read it otherwise would be to read other data. `nbd:`, `s3:` and
+//! their kin are left to the host whole, which opens them where references may lead there.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -20,8 +20,8 @@ pub enum BadName {
     /// The name contains a zero byte, which no path can.
     #[error("the name contains a zero byte")]
     ZeroByte,
-    /// The name asks for a way to reach it that is not supported, `http` for example.
-    #[error("protocol {0:?} is not supported, files and NBD are")]
+    /// The name asks for a way to reach it that is not supported, `ssh` for example.
+    #[error("protocol {0:?} is not supported; files, NBD and stores are")]
     Protocol(String),
     /// A relative name in an image that is no file of a directory.
     #[error("a relative name counts from the image's directory, and an NBD export is in none")]
@@ -42,6 +42,7 @@ pub fn resolve(overlay: &Path, backing: &[u8]) -> Result<PathBuf, BadName> {
         Some((b"file", b"")) => Err(BadName::Empty),
         Some((b"file", rest)) => Ok(path(rest)),
         Some((nbd, _)) if NBD.contains(&nbd) => Ok(path(backing)),
+        Some(_) if gaur_block::is_remote(&path(backing)) => Ok(path(backing)),
         Some((other, _)) => {
             let name = String::from_utf8_lossy(other).into_owned();
             Err(BadName::Protocol(name))
@@ -140,9 +141,16 @@ mod tests {
     }
 
     #[test]
+    fn names_in_stores_are_left_as_they_are_and_relative_ones_count_from_the_key() {
+        assert_eq!(path("dir/top", "s3://bucket/base"), "s3://bucket/base");
+        assert_eq!(path("s3://bucket/a/top", "base"), "s3://bucket/a/base");
+        assert_eq!(path("s3://bucket/a/top", "https://h/b"), "https://h/b");
+    }
+
+    #[test]
     fn a_colon_before_the_first_slash_is_a_protocol_and_refused_by_name() {
         for (name, protocol) in [
-            ("http://host/base", "http"),
+            ("ssh://host/base", "ssh"),
             ("json:{\"driver\":\"qcow2\"}", "json"),
             ("FILE:/base", "FILE"),
             ("c:base", "c"),
@@ -183,7 +191,7 @@ mod tests {
         let error = refused(b"a\nb:c");
         assert_eq!(
             error.to_string(),
-            r#"protocol "a\nb" is not supported, files and NBD are"#
+            r#"protocol "a\nb" is not supported; files, NBD and stores are"#
         );
     }
 }

@@ -14,8 +14,8 @@ use gaur_block::Within;
 
 use crate::backing_name;
 
-/// Which files the images of a chain may refer to, apart from the top one, which the caller names. An NBD export is
-/// a file that is in no directory. Other protocols and `json:` are refused in any case.
+/// Which files the images of a chain may refer to, apart from the top one, which the caller names. An NBD export or an
+/// object in a store is a file that is in no directory. Other protocols and `json:` are refused in any case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum References {
     /// None: for an image that stands alone, or of whose maker nothing is known.
@@ -132,6 +132,11 @@ mod tests {
         assert_eq!(places(&References::Beside, "top"), paths(&[""]));
         assert_eq!(places(&allowed, "/d/top"), paths(&["/d", "/bases"]));
         assert_eq!(places(&References::Any, "top"), None);
+        let store = "s3://bucket/dir/top";
+        assert_eq!(
+            places(&References::Beside, store),
+            paths(&["s3://bucket/dir"])
+        );
         let nbd = "nbd://host/top";
         assert_eq!(places(&References::Beside, nbd), paths(&[]));
         assert_eq!(places(&allowed, nbd), paths(&["/bases"]));

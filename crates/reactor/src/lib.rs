@@ -35,6 +35,7 @@ pub mod pin;
 mod race;
 mod reactor;
 mod readiness;
+pub mod remote;
 mod ring;
 mod secure;
 mod shared_words;

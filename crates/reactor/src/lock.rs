@@ -9,6 +9,7 @@
 //!
 //! The bytes are locked, never written; an image may be shorter.
 
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -141,6 +142,16 @@ fn call(fd: BorrowedFd<'_>, command: libc::c_int, lock: &mut libc::flock) -> Res
 
 fn take(fd: BorrowedFd<'_>, at: i64) -> Result<(), Errno> {
     call(fd, libc::F_OFD_SETLK, &mut byte(libc::F_RDLCK, at))
+}
+
+/// Takes a lock of this open file on a range of bytes, or gives it back: `EAGAIN` when another has one there.
+pub(crate) fn claim(fd: BorrowedFd<'_>, kind: libc::c_int, bytes: Range<u64>) -> Result<(), Errno> {
+    let invalid = |_| Errno::EINVAL;
+    let start = i64::try_from(bytes.start).map_err(invalid)?;
+    let len = i64::try_from(bytes.end - bytes.start).map_err(invalid)?;
+    let mut lock = byte(kind, start);
+    lock.l_len = len as libc::off_t;
+    call(fd, libc::F_OFD_SETLK, &mut lock)
 }
 
 fn held_by_other(fd: BorrowedFd<'_>, at: i64) -> Result<bool, Errno> {

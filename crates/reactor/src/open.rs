@@ -21,6 +21,7 @@ use rustix::fs::{self, FileType, OFlags, SeekFrom, Stat};
 use crate::lock;
 use crate::memory::{Buffer, PAGE};
 use crate::nbd::{self, NbdExport};
+use crate::remote::{self, Asker, RemoteFile};
 use crate::syscall::{self, DirectAlignment, again};
 use crate::window::Window;
 
@@ -60,6 +61,8 @@ struct Shared {
     /// read rightly.
     known_data: Mutex<Range<u64>>,
     skips_flushes: AtomicBool,
+    /// Of a file that holds what was fetched: where the rest is.
+    remote: Option<Arc<dyn RemoteFile>>,
 }
 
 /// Where the bytes are.
@@ -99,6 +102,9 @@ impl OpenFile {
         if let Some(remote) = nbd::remote_of(name.as_ref()) {
             return OpenFile::open_nbd(remote?, access);
         }
+        if let Some(opened) = remote::open(name.as_ref(), Asker::User, access) {
+            return opened;
+        }
         let path = c_path(name.as_ref())?;
         let facts = again(|| fs::stat(&path)).map_err(|errno| cannot_open(errno, access.write))?;
         kind_of(&facts)?;
@@ -119,6 +125,9 @@ impl OpenFile {
         };
         if let Some(remote) = nbd::remote_of(name.as_ref()) {
             return OpenFile::open_nbd(remote?, access);
+        }
+        if let Some(opened) = remote::open(name.as_ref(), Asker::User, access) {
+            return opened;
         }
         let path = c_path(name.as_ref())?;
         let mut mode = OFlags::RDWR | OFlags::CREATE;
@@ -179,7 +188,28 @@ impl OpenFile {
             at: Place::Nbd(export),
             known_data: Mutex::default(),
             skips_flushes: AtomicBool::new(false),
+            remote: None,
         };
+        Ok(OpenFile::of(shared))
+    }
+
+    /// A file whose bytes are elsewhere; `held` is a regular file of its length, which holds what is here.
+    ///
+    /// # Errors
+    /// When `held` is something else.
+    pub fn remote(held: OwnedFd, remote: Arc<dyn RemoteFile>) -> Result<OpenFile, OpenError> {
+        let access = Access {
+            write: false,
+            direct: false,
+            lock: false,
+            force_share: true,
+        };
+        let failed = |errno| cannot_open(errno, false);
+        let facts = again(|| fs::fstat(&held)).map_err(failed)?;
+        let kind = kind_of(&facts)?;
+        let mut shared = Shared::examine(held, kind, &facts, access).map_err(failed)?;
+        shared.limits.resizable = false;
+        shared.remote = Some(remote);
         Ok(OpenFile::of(shared))
     }
 
@@ -273,9 +303,22 @@ impl OpenFile {
         self.nbd().is_some()
     }
 
+    /// Whether its bytes come from another machine, or may.
+    pub fn is_remote(&self) -> bool {
+        self.is_nbd() || self.shared.remote.is_some()
+    }
+
     /// What went wrong last between here and where the bytes are, if they are elsewhere, in words.
     pub fn trouble(&self) -> Option<String> {
-        self.nbd()?.trouble()
+        match self.far_side() {
+            Some(remote) => remote.trouble(),
+            None => self.nbd()?.trouble(),
+        }
+    }
+
+    /// Where the bytes are that this file does not hold, if it holds those of another.
+    pub(crate) fn far_side(&self) -> Option<&dyn RemoteFile> {
+        self.shared.remote.as_deref()
     }
 
     pub(crate) fn nbd(&self) -> Option<&NbdExport> {
@@ -313,8 +356,11 @@ impl OpenFile {
     /// Bytes of disk space that the file takes (`st_blocks`); 0 for a block device.
     ///
     /// # Errors
-    /// [`Errno::EOPNOTSUPP`] for an export, of which only its server knows.
+    /// [`Errno::EOPNOTSUPP`] for a file that is elsewhere.
     pub fn allocated_bytes(&self) -> Result<u64, Errno> {
+        if self.far_side().is_some() {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let fd = self.local_fd()?;
         let facts = again(|| fs::fstat(fd))?;
         Ok(u64::try_from(facts.st_blocks)
@@ -362,7 +408,7 @@ impl OpenFile {
     /// [`Errno::EINVAL`] when offset or length are not its blocks'; [`Errno::EOPNOTSUPP`], [`Errno::EXDEV`] and others
     /// when it cannot at all. The bytes are then unchanged.
     pub fn clone_range(&self, at: u64, source: (&OpenFile, u64), len: u64) -> Result<(), Errno> {
-        let regular = |file: &OpenFile| file.shared.kind == Kind::Regular;
+        let regular = |file: &OpenFile| file.shared.kind == Kind::Regular && !file.is_remote();
         if !regular(self) || !regular(source.0) || len == 0 {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -389,6 +435,12 @@ impl OpenFile {
         let len_bytes = self.whole_len()?;
         let rest = len_bytes.checked_sub(offset_bytes).filter(|rest| *rest > 0);
         let rest = rest.ok_or(Errno::EINVAL)?;
+        if self.far_side().is_some() {
+            return Ok(Extent {
+                len: rest,
+                data: true,
+            });
+        }
         let known = self.shared.known_data.lock().clone();
         if known.contains(&offset_bytes) && known.end <= len_bytes {
             return Ok(Extent {
@@ -479,6 +531,7 @@ impl Shared {
             sector_bytes,
             known_data: Mutex::default(),
             skips_flushes: AtomicBool::new(false),
+            remote: None,
         })
     }
 }

@@ -71,6 +71,9 @@ macro_rules! file_by_raw {
                 if let Some(export) = $crate::whole::Raw::nbd(self) {
                     return self.wait(Box::pin(export.read_at(at, to))).await;
                 }
+                if let Some(remote) = self.open_file().far_side() {
+                    return Box::pin($crate::remote::read_at(self, remote, at, to)).await;
+                }
                 $crate::whole::read_at(self, at, to).await
             }
 

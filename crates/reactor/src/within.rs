@@ -15,6 +15,7 @@ use rustix::fs::{self, FileType, OFlags, Stat};
 
 use crate::nbd;
 use crate::open::{Kind, OpenFile, c_path, flags_of, kind_of, open_failed, refused};
+use crate::remote::{self, Asker};
 use crate::syscall::{self, again};
 
 /// How often a name is resolved anew, because something was renamed meanwhile.
@@ -52,8 +53,13 @@ impl OpenFile {
         access: Access,
     ) -> Result<OpenFile, OpenError> {
         let name = name.as_ref();
-        let Within::Places(places) = within else {
-            return OpenFile::open(name, access);
+        let places = match within {
+            Within::ByUser => return OpenFile::open(name, access),
+            Within::Anywhere => {
+                let opened = remote::open(name, Asker::AnyImage, access);
+                return opened.unwrap_or_else(|| OpenFile::open(name, access));
+            }
+            Within::Places(places) => places,
         };
         if let Some(remote) = nbd::remote_of(name) {
             return match remote? {
@@ -63,6 +69,9 @@ impl OpenFile {
                     "an image may have no NBD export opened that is not allowed",
                 )),
             };
+        }
+        if let Some(opened) = remote::open(name, Asker::Image(places), access) {
+            return opened;
         }
         // A name may be bad in one place and lead to a file in another.
         let mut failed = None;

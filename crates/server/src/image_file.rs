@@ -25,7 +25,7 @@ pub struct ImageFile {
 impl ImageFile {
     /// Opens the file as `options` say.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<ImageFile, Failure> {
-        ImageFile::open_within(path, Within::Anywhere, options)
+        ImageFile::open_within(path, Within::ByUser, options)
     }
 
     /// The same with an image in another place than a file as a whole.
@@ -38,7 +38,7 @@ impl ImageFile {
             return ImageFile::open(path, options);
         };
         let name = path.to_string_lossy().into_owned();
-        let file = place.open(path, Within::Anywhere, access_of(options));
+        let file = place.open(path, Within::ByUser, access_of(options));
         let file = file.map_err(|error| open::file_failed(&name, &error))?;
         ImageFile::of(name, file)
     }

@@ -231,11 +231,16 @@ pub(crate) fn check_encryption(
     Ok(())
 }
 
-/// The same file for a process that may run in another directory. The name of an NBD export stays as it is.
+/// Whether a name is of an NBD export or of an object in a store, and no path.
+fn is_elsewhere(name: &Path) -> bool {
+    gaur_reactor::nbd::file_id(name).is_some() || gaur_block::is_remote(name)
+}
+
+/// The same file for a process that may run in another directory. What is elsewhere keeps its name.
 pub fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    match gaur_reactor::nbd::file_id(path) {
-        Some(_) => Ok(path.to_owned()),
-        None => std::path::absolute(path).map_err(|error| Failure::io(path, &error)),
+    match is_elsewhere(path) {
+        true => Ok(path.to_owned()),
+        false => std::path::absolute(path).map_err(|error| Failure::io(path, &error)),
     }
 }
 
@@ -252,11 +257,11 @@ pub fn file_failed(name: &str, error: &OpenError) -> Failure {
 /// What QEMU would take for a protocol is a path here, and there is seldom such a file.
 fn hint_at_protocol(failure: Failure, name: &str) -> Failure {
     match name.split_once(':') {
-        _ if gaur_reactor::nbd::file_id(Path::new(name)).is_some() => failure,
+        _ if is_elsewhere(Path::new(name)) => failure,
         Some(("file", _)) => failure.hint("leave 'file:' out, an image is named by its path"),
         Some((protocol, rest)) if rest.starts_with("//") && !protocol.contains('/') => failure
             .hint(format!(
-                "files and NBD exports are opened, '{protocol}' is not supported"
+                "files, NBD exports and objects in stores are opened, '{protocol}' is not supported"
             )),
         _ => failure,
     }

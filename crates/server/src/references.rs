@@ -33,7 +33,7 @@ pub(crate) fn hint(references: &References) -> &'static str {
     match references {
         References::Nothing => "without --untrusted those in its own directory are opened",
         _ => {
-            "--allow PATH permits a file, those in a directory, or an NBD export; --allow-any permits all"
+            "--allow PATH permits a file, those in a directory, an NBD export, or what is below the name of a store; --allow-any permits all"
         }
     }
 }

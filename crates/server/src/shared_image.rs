@@ -220,7 +220,7 @@ impl SharedImage {
 
     /// Whether some of its bytes are on an NBD server.
     pub fn is_remote(&self) -> bool {
-        self.open_files().any(OpenFile::is_nbd)
+        self.open_files().any(OpenFile::is_remote)
     }
 
     fn open_files(&self) -> impl Iterator<Item = &OpenFile> {

@@ -48,13 +48,13 @@ fn names_that_lead_out_of_the_directory_are_refused_and_not_opened() {
 
 #[test]
 fn protocols_are_refused_whatever_is_allowed() {
-    for name in ["http://host/x", "json:{\"driver\":\"file\"}", "fat:/etc"] {
+    for name in ["ssh://host/x", "json:{\"driver\":\"file\"}", "fat:/etc"] {
         let host = naming(name, &[]);
         let any = OpenOptions::new(References::Any);
         let (kind, line) = failure(&host, "images/top", &any);
         assert_eq!(kind, ErrorKind::Unsupported);
         assert!(
-            line.contains("is not supported, files and NBD are"),
+            line.contains("is not supported; files, NBD and stores are"),
             "{line}"
         );
     }
