@@ -1,4 +1,4 @@
-//! Makes room: what was used longest ago goes first, chunk by chunk, and entries that nobody has open as a whole.
+//! Makes room: what was used longest ago goes first, chunk by chunk, and entries that no process has open as a whole.
 
 use std::fs::{self, File};
 use std::io;
