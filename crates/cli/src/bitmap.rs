@@ -13,6 +13,7 @@ use crate::drive::{drive, watch};
 use crate::failure::Failure;
 use crate::host_kind::HostKind;
 use crate::image_spec::ImageSpec;
+use crate::notice::is_qemu;
 use crate::open::{SourceOptions, format_parser};
 use crate::progress::Progress;
 use crate::shared_image::SharedImage;
@@ -163,7 +164,7 @@ async fn action(
 ) -> Result<BitmapAction, Failure> {
     Ok(match step {
         Step::Add => BitmapAction::Add {
-            granularity_bytes: args.granularity,
+            granularity_bytes: args.granularity.filter(|bytes| !is_qemu() || *bytes > 0),
         },
         Step::Remove => BitmapAction::Remove,
         Step::Clear => BitmapAction::Clear,

@@ -24,7 +24,7 @@ use crate::options::OptionList;
 use crate::progress::ProgressOptions;
 use crate::rate::{Rate, parse_rate};
 use crate::shared_image::SharedImage;
-use crate::size::parse_size;
+use crate::size::{parse_size, parse_whole_number};
 use crate::snapshot_choice::SnapshotChoice;
 
 /// Copy images to a new image, or to one that is there
@@ -95,7 +95,7 @@ pub struct Args {
     #[arg(short = 'W', long)]
     oob_writes: bool,
     /// Requests in flight, 1 to 16 (4 to 8 by default; with -c one a processor)
-    #[arg(short = 'm', long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(short = 'm', long, value_name = "N", value_parser = parse_parallel)]
     parallel: Option<u8>,
     /// Copy this internal snapshot of the source: an id, a name, or snapshot.id=ID,snapshot.name=NAME
     #[arg(short = 'l', long = "source-snapshot", value_name = "SNAPSHOT")]
@@ -420,6 +420,14 @@ fn target_cache(args: &Args) -> CacheMode {
         true => CacheMode::Unsafe,
         false => CacheMode::Writeback,
     })
+}
+
+/// Reads how many requests may be in flight.
+fn parse_parallel(text: &str) -> Result<u8, String> {
+    match parse_whole_number(text)? {
+        count @ 1..=16 => Ok(count),
+        count => Err(format!("{count} is not in 1..=16")),
+    }
 }
 
 fn workers(args: &Args) -> usize {

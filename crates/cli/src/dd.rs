@@ -12,11 +12,12 @@ use crate::failure::Failure;
 use crate::image_spec::ImageSpec;
 use crate::interrupt;
 use crate::new_image::{self, NewImage};
+use crate::notice::is_qemu;
 use crate::open::{self, KeyOptions, ReferenceOptions, format_parser, target_format_parser};
 use crate::option_help;
 use crate::options::OptionList;
 use crate::shared_image::SharedImage;
-use crate::size::parse_size;
+use crate::size::{parse_size, parse_whole_number};
 
 /// Copy a part of an image to a new image
 ///
@@ -112,6 +113,13 @@ impl<'a> Operands<'a> {
 
 fn number(key: &str, value: &OsStr) -> Result<u64, Failure> {
     let text = value.to_str().unwrap_or_default();
+    // QEMU's program counts blocks in C's numbers, and sizes with suffixes are ours.
+    if is_qemu()
+        && key != "bs"
+        && let Ok(count) = parse_whole_number(text)
+    {
+        return Ok(count);
+    }
     parse_size(text).map_err(|error| Failure::new(format!("{key}={}: {error}", value.display())))
 }
 

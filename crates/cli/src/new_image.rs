@@ -24,7 +24,7 @@ use crate::new_luks::{self, LuksChoice};
 use crate::notice::{is_qemu, say};
 use crate::open;
 use crate::options::{OptionList, wrong_value};
-use crate::size::SIZE_MAX;
+use crate::size::{SIZE_MAX, parse_whole_number};
 
 mod data_file;
 mod file_hints;
@@ -587,7 +587,7 @@ pub fn take_refcount_order(options: &mut OptionList) -> Result<Option<u32>, Fail
     let Some(value) = options.take("refcount_bits") else {
         return Ok(None);
     };
-    match value.parse::<u32>() {
+    match parse_whole_number::<u32>(&value) {
         Ok(bits) if bits.is_power_of_two() && bits <= 64 => Ok(Some(bits.trailing_zeros())),
         _ => Err(wrong_value(
             "refcount_bits",

@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 
 use gaur_engine::Job;
 
+use crate::notice::is_qemu;
 use crate::size::parse_size;
 
 /// Longest time until a limit looks whether it is still needed.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Reads a rate in bytes a second, with a suffix if any.
+/// Reads a rate in bytes a second, with a suffix if any. QEMU's program takes 0 for no limit.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
     match parse_size(text)? {
+        0 if is_qemu() => Ok(u64::MAX),
         0 => Err("a rate is at least one byte a second".to_owned()),
         rate => Ok(rate),
     }

@@ -73,13 +73,14 @@ fn parse_decimal(number: &str, scale: u64) -> Result<u128, bool> {
     bytes.checked_add(rest).ok_or(true)
 }
 
-/// Reads a whole number: decimal, or hexadecimal with `0x`. As C's strtol, it takes space and a plus before the number:
-/// programs pass `-e 2` as one word.
+/// Reads a whole number as C's strtol: decimal, hexadecimal with `0x`, octal with `0`, with space and a plus before it if
+/// need be. Programs pass `-e 2` as one word.
 pub fn parse_whole_number<N: TryFrom<u64>>(text: &str) -> Result<N, String> {
     let number = text.trim_ascii_start();
     let number = number.strip_prefix('+').unwrap_or(number);
     let (digits, radix) = match number.strip_prefix("0x").or(number.strip_prefix("0X")) {
         Some(digits) => (digits, 16),
+        None if number.starts_with('0') => (number, 8),
         None => (number, 10),
     };
     if !digits.starts_with(|first: char| first.is_digit(radix)) {
@@ -240,10 +241,13 @@ mod tests {
             ("+7", 7),
             ("\t+0x1F", 31),
             ("255", 255),
+            ("017", 15),
         ] {
             assert_eq!(parse_whole_number(text), Ok(number), "{text}");
         }
-        for text in ["", " ", "-1", "2 ", "++1", "0x", "0x+1", "1k", "1.0", "x"] {
+        for text in [
+            "", " ", "-1", "2 ", "++1", "0x", "0x+1", "1k", "1.0", "x", "08",
+        ] {
             let refused = parse_whole_number::<u8>(text);
             assert_eq!(refused, Err("not a whole number".to_owned()), "{text}");
         }

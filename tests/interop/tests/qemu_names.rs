@@ -161,3 +161,43 @@ fn a_signal_asks_how_far_it_is() {
         );
     }
 }
+
+/// Counts are C's numbers: scripts pass `-m " 4"`, `0x10` and `010`.
+#[test]
+fn numbers_are_taken_and_refused_as_qemu_takes_them() {
+    let scratch = Scratch::new("numbers");
+    let (source, target) = (scratch.zeros("source", 1 << 20), scratch.path("target"));
+    for number in [
+        "4", " 4", "4 ", "0x4", "0X4", "04", "010", "+4", "-4", "4.0", "1e1", "4x", "", "0", "08",
+        "17",
+    ] {
+        let (count, bits) = (format!("count={number}"), format!("refcount_bits={number}"));
+        let (from, to) = (format!("if={source}"), format!("of={target}"));
+        for line in [
+            &["convert", "-m", number, "-O", "raw", &source, &target][..],
+            &["convert", "-r", number, "-O", "raw", &source, &target],
+            &["create", "-q", "-f", "raw", &target, number],
+            &["create", "-q", "-f", "qcow2", "-o", &bits, &target, "1M"],
+            &["bench", "-f", "raw", "-c", number, &source],
+            &["dd", "-f", "raw", "-O", "raw", &count, &from, &to],
+        ] {
+            // A rate takes its time, and blocks of half a size are ours.
+            if (line[1] == "-r" && number != "0")
+                || (line[0] == "dd" && ["4.0", "08"].contains(&number))
+            {
+                continue;
+            }
+            let outcome = |run: Run| {
+                let made = std::fs::metadata(&target).map(|made| made.len()).ok();
+                let _ = std::fs::remove_file(&target);
+                (
+                    run.code,
+                    made.filter(|_| run.code == 0 && line[3] != "qcow2"),
+                )
+            };
+            let theirs = outcome(run("qemu-img", line));
+            let ours = outcome(gaur(&[&["qemu-img"], line].concat()));
+            assert_eq!(ours, theirs, "{line:?}");
+        }
+    }
+}

@@ -9,14 +9,15 @@ use super::NewImage;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::new_luks::LuksChoice;
+use crate::notice::is_qemu;
 
 /// The unit in which a container is encrypted.
 const SECTOR_BYTES: u64 = 512;
 
 impl NewImage {
-    /// A container has whole sectors.
+    /// A container has whole sectors, and so has what QEMU's program makes.
     pub(super) fn round_flat_size(&mut self) {
-        if self.format == Format::Luks {
+        if self.format == Format::Luks || is_qemu() {
             let size = &mut self.plan.size_bytes;
             // A size without a multiple is refused as too large.
             *size = size.checked_next_multiple_of(SECTOR_BYTES).unwrap_or(*size);
