@@ -81,7 +81,7 @@ fn collect(args: &Args) -> Result<Vec<ImageInfo>, Failure> {
         }
         let mut info = image.inspect(spec.format_of(&image.file)?)?;
         if is_qemu() {
-            info.filename = spec.qemu_name();
+            info = as_qemu(info, &spec);
         }
         if args.backing_chain && info.backing_filename.is_some() {
             let path = backing_path(&spec, &image.file)?;
@@ -97,6 +97,20 @@ fn collect(args: &Args) -> Result<Vec<ImageInfo>, Failure> {
         chain.push(info);
     }
     Ok(chain)
+}
+
+/// The names that QEMU's program tells, and a protocol by itself where no format is above it.
+fn as_qemu(mut info: ImageInfo, spec: &ImageSpec) -> ImageInfo {
+    if spec.is_protocol()
+        && let Some(child) = info.children.pop()
+    {
+        info = child.info;
+    }
+    info.filename = spec.qemu_name();
+    for child in &mut info.children {
+        child.info.filename = ImageSpec::qemu_path(&child.info.filename);
+    }
+    info
 }
 
 /// The path of the backing file that the image names.
@@ -138,7 +152,9 @@ impl Inspection {
             _ => "file",
         };
         let mut child = self.raw_info(child, len)?;
-        child.format_specific = Some(json!({ "type": "file", "data": {} }));
+        if !opened.is_nbd() {
+            child.format_specific = Some(json!({ "type": "file", "data": {} }));
+        }
         info.children.push(ChildNode {
             name: "file",
             info: child,
@@ -167,6 +183,7 @@ impl Inspection {
             filename: self.file.name().to_owned(),
             format: format.to_owned(),
             actual_size,
+            dirty_flag: (!self.file.open_file().is_nbd()).then_some(false),
             ..ImageInfo::default()
         })
     }
@@ -212,7 +229,7 @@ impl Inspection {
         info.virtual_size = header.size_bytes;
         info.cluster_size = Some(header.geometry().cluster_size());
         info.encrypted = (header.crypt_method != CryptMethod::None).then_some(true);
-        info.dirty_flag = header.incompatible.has(Incompatible::DIRTY);
+        info.dirty_flag = Some(header.incompatible.has(Incompatible::DIRTY));
         if let Some(backing) = header.backing_file_lossy() {
             info.full_backing_filename = Some(full_backing_name(self.file.name(), &backing));
             info.backing_filename = Some(backing.into_owned());

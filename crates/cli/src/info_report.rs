@@ -6,7 +6,7 @@
 use std::io::Write;
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 use crate::size::human;
@@ -48,8 +48,9 @@ pub struct ImageInfo {
     /// Its guest data is encrypted; absent otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encrypted: Option<bool>,
-    /// It was not closed cleanly and its refcounts may be out of date.
-    pub dirty_flag: bool,
+    /// It was not closed cleanly and its refcounts may be out of date. Absent where its server alone could know.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_flag: Option<bool>,
 }
 
 /// A file that an image lies in.
@@ -84,14 +85,16 @@ impl ImageInfo {
         if let Some(cluster_size) = self.cluster_size {
             writeln!(out, "cluster_size: {cluster_size}")?;
         }
-        if self.dirty_flag {
+        if self.dirty_flag == Some(true) {
             writeln!(out, "cleanly shut down: no")?;
         }
         self.print_backing(out)?;
         if !self.snapshots.is_empty() {
             snapshot_report::print_table(&self.snapshots, out)?;
         }
-        if let Some(specific) = &self.format_specific {
+        let specific = self.format_specific.as_ref();
+        let is_empty = |specific: &&Value| specific["data"].as_object().is_some_and(Map::is_empty);
+        if let Some(specific) = specific.filter(|specific| !is_empty(specific)) {
             writeln!(out, "Format specific information:")?;
             print_value(&specific["data"], 1, out)?;
         }

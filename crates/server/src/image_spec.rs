@@ -15,7 +15,7 @@ use gaur_engine::{
 };
 use gaur_format::header::CryptMethod;
 use gaur_reactor::BlockingFile;
-use gaur_reactor::nbd::Remote;
+use gaur_reactor::nbd::{Patience, Remote};
 
 use crate::failure::Failure;
 use crate::handover;
@@ -36,6 +36,8 @@ pub struct ImageSpec {
     switch: Option<&'static str>,
     /// Where it is, if that is not a file as a whole.
     place: Option<Place>,
+    /// The options name a protocol alone, without a format above it.
+    protocol: bool,
     changes: Overrides,
 }
 
@@ -161,6 +163,7 @@ impl ImageSpec {
             format,
             switch: None,
             place: None,
+            protocol: false,
             changes: Overrides::default(),
         }
     }
@@ -239,12 +242,33 @@ impl ImageSpec {
         };
         let mut secrets = self.changes.secrets.iter();
         let Some((_, secret)) = secrets.find(|(depth, _)| *depth == 0) else {
-            return self.shown.clone();
+            return ImageSpec::qemu_path(&self.shown);
         };
         let driver = self.format.map_or("qcow2", Format::name);
         let file = serde_json::json!({ "driver": "file", "filename": self.shown });
         let node = serde_json::json!({ key: secret, "driver": driver, "file": file });
         format!("{JSON_PREFIX}{node}")
+    }
+
+    /// A path as QEMU tells it: the name of an export says nothing of how it is reached.
+    pub fn qemu_path(path: &str) -> String {
+        match Remote::parse(path.as_bytes()) {
+            Some(Ok(remote)) => {
+                let plain = Remote {
+                    tls: None,
+                    context: None,
+                    patience: Patience::default(),
+                    ..remote
+                };
+                plain.to_string()
+            }
+            _ => path.to_owned(),
+        }
+    }
+
+    /// Whether the options name a protocol alone, without a format above it.
+    pub fn is_protocol(&self) -> bool {
+        self.protocol
     }
 
     /// Its format, if one is given.
@@ -451,6 +475,7 @@ impl OptionReader {
             format,
             switch: None,
             place: window.map(Place::Window),
+            protocol: below.is_empty(),
             changes,
         })
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gaur_interop::field::header;
 use gaur_interop::gaur::{binary, gaur};
+use gaur_interop::nbd::Server;
 use gaur_interop::scratch::Scratch;
 use gaur_interop::tool::{Run, qemu_img, run};
 
@@ -200,4 +201,56 @@ fn numbers_are_taken_and_refused_as_qemu_takes_them() {
             assert_eq!(ours, theirs, "{line:?}");
         }
     }
+}
+
+#[test]
+fn info_tells_protocols_and_exports_as_qemu_does() {
+    let scratch = Scratch::new("names-info");
+    let (raw, socket) = (scratch.zeros("disk.raw", 1 << 20), scratch.path("s"));
+    let mut command = Command::new("qemu-nbd");
+    command.args(["-t", "-r", "-e", "4", "-f", "raw", "-k", &socket, &raw]);
+    let server = Server::start(command, &socket);
+    let (file, uri) = (
+        format!("driver=file,filename={raw}"),
+        format!("nbd+unix:///?socket={socket}"),
+    );
+    let export = format!("driver=nbd,path={socket}");
+    let below = format!("driver=raw,file.driver=nbd,file.path={socket}");
+    for image in [
+        &["--image-opts", &file][..],
+        &["--image-opts", &export],
+        &["--image-opts", &below],
+        &[&uri],
+        &[&raw],
+    ] {
+        for output in ["--output=human", "--output=json"] {
+            let (ours, theirs) = both(&[&["info", output], image].concat());
+            assert_eq!(ours.ok().stdout, theirs.ok().stdout, "{image:?}");
+        }
+    }
+    server.stop();
+}
+
+#[test]
+fn corruption_is_told_when_a_request_meets_it() {
+    let scratch = Scratch::new("names-corrupt");
+    let (path, block) = image(&scratch);
+    // The L2 table is counted as free, so that the next cluster would be it.
+    set_refcount(&path, block, 4, 0);
+    let commands = ["-c", "write 1M 64k", "-c", "write 2M 64k"];
+    let line = [&["qemu-io", "-f", "qcow2"], &commands[..], &[&path]].concat();
+    let ours = gaur(&line);
+    let said: Vec<&str> = ours.stderr.lines().collect();
+    assert_eq!(ours.code, 1);
+    assert!(
+        ours.stdout.contains("write failed: Input/output error"),
+        "{ours}"
+    );
+    assert_eq!(said.len(), 1, "{ours}");
+    assert!(
+        said[0].starts_with("qcow2: Marking image as corrupt: "),
+        "{ours}"
+    );
+    let theirs = qemu_img(&["info", "-U", "--output=json", &path]).json();
+    assert_eq!(theirs["format-specific"]["data"]["corrupt"], true);
 }

@@ -69,6 +69,8 @@ pub(super) struct OpenImage {
     format: Option<Format>,
     how: How,
     image: SharedImage,
+    /// Corruption that was found has been told.
+    told: bool,
     pub(super) queue: Rc<Queue<ReactorFile>>,
 }
 
@@ -111,7 +113,25 @@ impl OpenImage {
             },
             queue: Rc::new(image.queue()),
             image,
+            told: false,
         })
+    }
+
+    /// Says that the image was found corrupt, the first time that it was, as QEMU's program does.
+    fn tell_corruption(&mut self) {
+        let found = match self.told {
+            true => None,
+            false => self.image.image().corruption(),
+        };
+        let Some(report) = found else {
+            return;
+        };
+        self.told = true;
+        let what = match report.layer == 0 && !self.is_read_only() {
+            true => "Marking image as corrupt",
+            false => "Image is corrupt",
+        };
+        eprintln!("qcow2: {what}: {report}; further corruption events will be suppressed");
     }
 
     /// Whether the image is open for reading only.
@@ -182,7 +202,10 @@ impl<'o> Session<'o> {
             return Ok(());
         };
         drop(opened.queue);
-        opened.image.close()
+        opened.image.close().map_err(|mut failure| {
+            failure.silent |= opened.told;
+            failure
+        })
     }
 
     /// The image; commands that need one are not run without.
@@ -246,6 +269,9 @@ impl<'o> Session<'o> {
             }
             Ok(words) => self.run(command, &words).await,
         };
+        if let Some(opened) = &mut self.opened {
+            opened.tell_corruption();
+        }
         match outcome {
             Ok(()) => return Ok(Next::Go { worked: true }),
             Err(Wrong::Usage) => writeln!(self.out, "{}", command.line())?,

@@ -36,6 +36,7 @@ impl OptionReader {
             format: Some(Format::Raw),
             switch: None,
             place: Some(Place::Zeros(size)),
+            protocol: true,
             changes,
         })
     }
