@@ -70,6 +70,19 @@ fn seaweedfs_keeps_objects_through_the_loss_of_a_server() {
     .ok();
     assert!(std::fs::read(&part).unwrap() == bytes[5_000_000..10_000_000]);
 
+    let secret = format!("{}/{PUBLIC_BUCKET}/disk", weed.tls_endpoint());
+    assert_eq!(curl(&[&secret]).code, 60, "an authority that is not known");
+    let known = [
+        "--fail",
+        "--cacert",
+        &weed.authority(),
+        "--output",
+        &part,
+        &secret,
+    ];
+    curl(&known).ok();
+    assert!(std::fs::read(&part).unwrap() == bytes);
+
     let old = weed.credentials().clone();
     weed.change_credentials("ANOTHERKEY", "another-secret");
     let refused = weed.s3cmd_with(&old, &["ls", "s3://bases"]);

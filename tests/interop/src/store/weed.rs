@@ -13,7 +13,7 @@ use super::ports::{answers, ask, free, listens};
 use super::s3::{Credentials, Object, objects, s3cmd};
 use crate::guest::artifact;
 use crate::scratch::Scratch;
-use crate::tool::Run;
+use crate::tool::{Run, run};
 
 /// The package's version, and the files that pip may find: for x86-64 and for Arm.
 const VERSION: &str = "4.48";
@@ -37,6 +37,17 @@ const VOLUMES: u32 = 64;
 
 /// A bucket that may be read and listed without a key, once it is made.
 pub const PUBLIC_BUCKET: &str = "public";
+
+/// Makes an authority, and has it sign for loopback, in the folder `$0`.
+const CERTIFICATES: &str = r#"
+set -eu
+cd "$0"
+new='openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes'
+$new -x509 -keyout ca-key.pem -out ca-cert.pem -days 2 -subj '/CN=tests'
+$new -keyout server-key.pem -out request.pem -subj '/CN=weed'
+openssl x509 -req -in request.pem -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -out server-cert.pem -days 2 \
+    -extfile <(echo 'subjectAltName=IP:127.0.0.1,DNS:localhost')
+"#;
 
 /// The store.
 #[derive(Debug)]
@@ -78,6 +89,7 @@ impl Weed {
             secret_key: "a-secret-of-the-tests".to_owned(),
         };
         cluster.write_identities(&credentials);
+        cluster.make_certificates();
         // The others wait for seconds when the master is not there yet.
         let master = cluster.start_master();
         cluster.wait(&master, |ports| listens(ports.master + GRPC))?;
@@ -104,6 +116,16 @@ impl Weed {
     /// What clients take as endpoint: `http://127.0.0.1:PORT`.
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.port())
+    }
+
+    /// The same with TLS: `https://127.0.0.1:PORT`, by a certificate of [`Weed::authority`].
+    pub fn tls_endpoint(&self) -> String {
+        format!("https://127.0.0.1:{}", self.cluster.ports.s3_tls)
+    }
+
+    /// The file with the certificate of the authority that clients have to trust.
+    pub fn authority(&self) -> String {
+        self.cluster.scratch.path("ca-cert.pem")
     }
 
     /// The key that the store accepts now.
@@ -254,21 +276,23 @@ struct Ports {
     volume_servers: [u16; VOLUME_SERVERS],
     filer: u16,
     s3: u16,
+    s3_tls: u16,
 }
 
 impl Ports {
     fn free() -> Ports {
-        let [master, first, second, filer, s3] = free(&[0, GRPC]);
+        let [master, first, second, filer, s3, s3_tls] = free(&[0, GRPC]);
         Ports {
             master,
             volume_servers: [first, second],
             filer,
             s3,
+            s3_tls,
         }
     }
 
     fn s3_answers(&self) -> bool {
-        answers(self.s3, "/status")
+        answers(self.s3, "/status") && listens(self.s3_tls)
     }
 
     /// How many volume servers the master knows.
@@ -310,6 +334,12 @@ impl Cluster {
         self.scratch.file("identities.json", text.as_bytes());
     }
 
+    /// An authority, and a certificate for loopback.
+    fn make_certificates(&self) {
+        let folder = self.scratch.path("");
+        run("bash", &["-c", CERTIFICATES, &folder]).ok();
+    }
+
     fn start_master(&self) -> Daemon {
         let port = self.ports.master;
         let arguments = [
@@ -342,7 +372,10 @@ impl Cluster {
 
     fn start_filer(&self) -> Daemon {
         let Ports {
-            filer: port, s3, ..
+            filer: port,
+            s3,
+            s3_tls,
+            ..
         } = self.ports;
         let arguments = [
             "-defaultStoreDir=filer".to_owned(),
@@ -351,6 +384,9 @@ impl Cluster {
             format!("-localSocket={}", self.scratch.path("filer.sock")),
             "-s3".to_owned(),
             format!("-s3.port={s3}"),
+            format!("-s3.port.https={s3_tls}"),
+            "-s3.cert.file=server-cert.pem".to_owned(),
+            "-s3.key.file=server-key.pem".to_owned(),
             "-s3.port.iceberg=0".to_owned(),
             "-s3.port.lance=0".to_owned(),
             format!("-s3.localSocket={}", self.scratch.path("s3.sock")),
