@@ -10,7 +10,8 @@ use gaur_server::tls_objects;
 use crate::failure::Failure;
 use crate::{
     amend, bench, bitmap, check, commit, compare, completions, convert, create, dd, export, info,
-    man, map, measure, notice, qemu_io, qemu_nbd, rebase, resize, serve, snapshot, ublk, usage,
+    man, map, measure, notice, qemu_io, qemu_nbd, rebase, resize, serve, snapshot, stream, ublk,
+    usage,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -43,6 +44,7 @@ enum Verb {
     Dd(dd::Args),
     Commit(commit::Args),
     Rebase(rebase::Args),
+    Stream(stream::Args),
     Resize(resize::Args),
     Amend(amend::Args),
     Snapshot(snapshot::Args),
@@ -70,6 +72,7 @@ impl Verb {
             Verb::Compare(args) => compare::run(args, out),
             Verb::Commit(args) => commit::run(args, out),
             Verb::Rebase(args) => rebase::run(args),
+            Verb::Stream(args) => stream::run(args, out),
             Verb::Resize(args) => resize::run(args, out),
             Verb::Amend(args) => amend::run(args, out),
             Verb::Snapshot(args) => snapshot::run(args, out),

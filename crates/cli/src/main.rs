@@ -52,6 +52,7 @@ mod snapshot_choice;
 mod snapshot_report;
 mod snapshot_table;
 mod socket_path;
+mod stream;
 mod table;
 mod ublk;
 mod usage;

@@ -35,6 +35,9 @@ const COPY_BYTES: u64 = 256 << 10;
 /// Most bytes of the copies under way that the reads of one queue have begun; a single one may have more.
 const COPYING_BYTES_MAX: u64 = 8 << 20;
 
+/// A stream that is killed has lost about so many bytes.
+const FLUSH_BYTES: u64 = 16 << 20;
+
 /// What became of the copies of an image.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
@@ -45,6 +48,11 @@ pub(crate) struct Copies {
 }
 
 impl Image {
+    /// Whether it was opened with copy-on-read.
+    pub fn copies_on_read(&self) -> bool {
+        self.options.copy_on_read
+    }
+
     /// What reads have left in the top image.
     pub fn copies(&self) -> CopyStatistics {
         let copies = &self.copies;
@@ -266,14 +274,14 @@ impl<F: File> Queue<F> {
     }
 
     /// Copies into the top image what the layers below have, while requests go on: afterwards it shows the same disk
-    /// without them. What it has already is skipped, so that a stream which was given up, or whose process was killed, goes
+    /// without them. How many bytes it holds since. What it has already is skipped, so that a stream which was given up, or whose process was killed, goes
     /// on where it was. What is copied is durable at the end. Several queues may do it together: each has done its own
     /// `shares` when it returns. Snapshots are left as they are.
     ///
     /// # Errors
     /// An image without layers that could be below it, or one that is not written to; those of the host and of damage in
     /// any layer. If it fails, or `job` is cancelled, a part was copied.
-    pub async fn stream(&self, shares: &Shares, job: &Job) -> Result<(), ImageError> {
+    pub async fn stream(&self, shares: &Shares, job: &Job) -> Result<u64, ImageError> {
         let active = self.changing()?;
         let most = active.geometry().subcluster_size().max(PIECE_BYTES);
         let pieces = self.pieces(
@@ -283,18 +291,27 @@ impl<F: File> Queue<F> {
             async |extent: &MapExtent, _| Ok((extent.depth > 0 && !extent.zero, extent.len_bytes)),
         );
         // A copy under way is never given up: its write would land on what the guest puts there next.
-        let failure = Cell::new(None);
+        let (failure, copied, unflushed) = (Cell::new(None), Cell::new(0), Cell::new(0));
         let wanted = pieces.take_while(|_| ready(failure.get().is_none()));
         let streamed = wanted
-            .map(async |piece| self.stream_piece(active, piece?.range, job).await)
+            .map(async |piece| {
+                let copied = self.stream_piece(active, piece?.range, job).await?;
+                unflushed.set(unflushed.get() + copied);
+                if unflushed.get() >= FLUSH_BYTES {
+                    unflushed.set(0);
+                    active.flush_all().await?;
+                }
+                Ok(copied)
+            })
             .buffer_unordered(IN_FLIGHT_MAX)
             .for_each(|streamed| {
+                copied.set(copied.get() + *streamed.as_ref().unwrap_or(&0));
                 failure.set(failure.get().or(streamed.err()));
                 ready(())
             });
         streamed.await;
         let streamed = match failure.get() {
-            None => active.flush_all().await,
+            None => active.flush_all().await.map(|()| copied.get()),
             Some(errno) => Err(errno),
         };
         streamed.map_err(|errno| self.image.explain(errno, "cannot stream"))
@@ -305,22 +322,24 @@ impl<F: File> Queue<F> {
         active: Active<'_, F>,
         range: GuestRange,
         job: &Job,
-    ) -> Result<(), Errno> {
+    ) -> Result<u64, Errno> {
         job.admit(range.len).await?;
-        {
+        let copied = {
             let _epoch = self.enter_open().await;
             self.check_writable()?;
             // The disk may have become smaller.
             let inside = range.intersect(GuestRange::new(0, self.image.size_bytes()));
-            if !inside.is_empty() {
-                let whole = self.units_around(active, inside);
-                let mut buffer = self.pool.take(self.top_file(), whole.len as usize);
-                self.read_below(whole.start, &mut buffer).await?;
-                active.store_copy(whole, &buffer, WhenBusy::Wait).await?;
+            if inside.is_empty() {
+                return Ok(0);
             }
-        }
+            let whole = self.units_around(active, inside);
+            let mut buffer = self.pool.take(self.top_file(), whole.len as usize);
+            self.read_below(whole.start, &mut buffer).await?;
+            active.store_copy(whole, &buffer, WhenBusy::Wait).await?
+        };
         active.relieve().await;
-        job.step(range.len)
+        job.step(range.len)?;
+        Ok(copied)
     }
 }
 

@@ -134,20 +134,22 @@ impl<F: File> Active<'_, F> {
     ) -> Result<u64, Errno> {
         self.announce().await?;
         let unit = self.geometry().subcluster_size();
-        let whole = UnmapRange {
-            start: range.start,
-            end: range.end(),
-            unit,
-            last_unit: unit,
-            marked: true,
-        };
-        let mut at = range.start;
+        // Up to here unit by unit: something in that cluster has data.
+        let (mut at, mut mixed) = (range.start, range.start);
         while at < range.end() {
+            let next = if at < mixed { at + unit } else { range.end() };
+            let whole = UnmapRange {
+                start: range.start,
+                end: next.min(range.end()),
+                unit,
+                last_unit: unit,
+                marked: true,
+            };
             // What lies below stays. What the image has got since is seen under the lock.
             match self.unmap_step(at, whole, UnmapMode::HideUnused)? {
                 // The disk has grown, and its last unit with it.
                 UnmapStep::Done(0) => break,
-                // A part of it has data, and the rest of its cluster stays as it is.
+                UnmapStep::Write(len) if at >= mixed && len > unit => mixed = at + len,
                 UnmapStep::Done(len) | UnmapStep::Write(len) => at += len,
                 UnmapStep::Need(Need::Busy(..)) if busy == WhenBusy::GiveUp => break,
                 UnmapStep::Need(need) => self.resolve(need).await?,

@@ -105,6 +105,8 @@ pub struct Health {
     /// Said already: that it is corrupt, that it refuses writes.
     corrupt: AtomicBool,
     refuses: AtomicBool,
+    /// Said already: that what is read does not stay in it, as it should.
+    copies: AtomicBool,
     troubles: Mutex<[Option<Trouble>; KINDS.len()]>,
 }
 
@@ -117,12 +119,17 @@ impl Health {
             failing: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
             refuses: AtomicBool::new(false),
+            // Nothing to say about others.
+            copies: AtomicBool::new(!image.copies_on_read()),
             troubles: Mutex::default(),
         }
     }
 
     /// A request has ended.
     pub fn note<T>(&self, asked: impl FnOnce() -> Asked, outcome: &Result<T, Errno>) {
+        if !self.copies.load(Ordering::Relaxed) {
+            self.look_at_copies();
+        }
         match outcome {
             Ok(_) if !self.failing.load(Ordering::Relaxed) => {}
             Ok(_) => self.succeeded(asked()),
@@ -146,6 +153,17 @@ impl Health {
     fn tell(&self, level: &str, what: fmt::Arguments<'_>) {
         let now = time(&Zoned::now());
         say(format_args!("{now} {level} {}: {what}", self.subject));
+    }
+
+    fn look_at_copies(&self) {
+        if let Some(errno) = self.image.copies().first_failure
+            && !self.copies.swap(true, Ordering::Relaxed)
+        {
+            let what = format_args!(
+                "what was read could not be kept in the image: {errno}; the read did not fail (further ones are counted)"
+            );
+            self.tell("WARN", what);
+        }
     }
 
     #[cold]
@@ -222,6 +240,11 @@ impl Health {
 
 impl Drop for Health {
     fn drop(&mut self) {
+        let copies = self.image.copies();
+        if copies.failed > 1 {
+            let what = format_args!("{} reads could not be kept in the image", copies.failed);
+            self.tell("INFO", what);
+        }
         let troubles = std::mem::take(&mut *self.troubles.lock());
         // A single one has been told.
         for trouble in troubles

@@ -54,6 +54,7 @@ struct Overrides {
     pass_discard: PassDiscard,
     discard_no_unref: Option<bool>,
     detect_zeroes: Option<DetectZeroes>,
+    copy_on_read: Option<bool>,
     allocation: Option<AllocationPolicy>,
     ignore_discards: Option<bool>,
     without_backing: bool,
@@ -292,6 +293,11 @@ impl ImageSpec {
         self.changes.read_only == Some(true)
     }
 
+    /// Whether the options say that what is read stays in the image.
+    pub fn copies_on_read(&self) -> bool {
+        self.changes.copy_on_read == Some(true)
+    }
+
     /// Whether the options say that flushes do nothing.
     pub fn ignores_flushes(&self) -> bool {
         self.changes.no_flush == Some(true)
@@ -345,6 +351,8 @@ impl ImageSpec {
             pass_discard: changes.pass_discard,
             discard_no_unref: changes.discard_no_unref.unwrap_or(base.discard_no_unref),
             detect_zeroes: changes.detect_zeroes.unwrap_or(base.detect_zeroes),
+            // Whoever only reads leaves nothing.
+            copy_on_read: changes.copy_on_read.unwrap_or(base.copy_on_read) && !base.read_only,
             allocation: changes.allocation.or(base.allocation),
             ..base.clone()
         };
@@ -374,6 +382,12 @@ impl ImageSpec {
     pub fn native_without_direct(&self) -> Failure {
         let failure = Failure::about(&self.shown, "aio=native needs O_DIRECT");
         failure.hint("say cache.direct=on, or a cache mode of none or directsync")
+    }
+
+    /// Why what is read cannot stay in an image that is only read.
+    pub fn refuses_copy_on_read(&self) -> Failure {
+        let message = "copy-on-read writes to the image, which is opened read-only";
+        Failure::about(&self.shown, message).kind(ErrorKind::InvalidInput)
     }
 
     /// Opens the image and its chain.
@@ -427,6 +441,7 @@ struct OptionReader {
 
 impl OptionReader {
     fn read(mut self, given: &OsStr, format: Option<Format>) -> Result<ImageSpec, Failure> {
+        let filter = self.copy_on_read()?;
         let told = self.keys.take_text("driver")?;
         if told.as_deref() == Some("null-co") && format.is_none_or(|format| format == Format::Raw) {
             return self.zeros(given);
@@ -458,6 +473,7 @@ impl OptionReader {
             "" => file.clone(),
             _ => self.node("")?,
         };
+        let top = top.above(&filter);
         if matches!(format, None | Some(Format::Qcow2)) {
             self.backing(&mut changes)?;
             self.qcow2(&mut changes)?;
@@ -563,6 +579,7 @@ impl OptionReader {
             force_share: keys.take_bool(&key("force-share"))?,
             discard,
             detect_zeroes,
+            copy_on_read: keys.take_bool(&key("copy-on-read"))?,
             ..Overrides::default()
         })
     }
@@ -642,6 +659,7 @@ impl Overrides {
             force_share: either(self.force_share, node.force_share),
             discard: discards.reduce(|one, two| one && two),
             detect_zeroes: self.detect_zeroes.or(node.detect_zeroes),
+            copy_on_read: either(self.copy_on_read, node.copy_on_read),
             ..self
         }
     }
@@ -655,6 +673,7 @@ impl Overrides {
         self.force_share = either(top.force_share, file.force_share);
         self.ignore_discards = top.discard.map(|discard| !discard);
         self.detect_zeroes = top.detect_zeroes.or(file.detect_zeroes);
+        self.copy_on_read = either(top.copy_on_read, file.copy_on_read);
         let discards = [top.discard, file.discard];
         self.discard = discards.into_iter().flatten().reduce(|one, two| one && two);
         if file.discard == Some(false) {
@@ -673,6 +692,7 @@ fn either(one: Option<bool>, two: Option<bool>) -> Option<bool> {
 }
 
 mod backing;
+mod copy_on_read;
 mod nbd;
 #[cfg(test)]
 mod tests;

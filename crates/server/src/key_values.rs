@@ -93,6 +93,20 @@ impl KeyValues {
         self
     }
 
+    /// Goes down a level: `below` no longer stands before the keys that begin so.
+    pub fn descend(&mut self, below: &str) {
+        for (key, _) in &mut self.0 {
+            if let Some(rest) = key.strip_prefix(below) {
+                *key = rest.to_owned();
+            }
+        }
+    }
+
+    /// Adds an option.
+    pub fn add(&mut self, key: &str, value: Value) {
+        self.0.push((key.to_owned(), value));
+    }
+
     /// All of them as `key=value,..`, which says the same.
     pub fn option_string(&self) -> String {
         let one = |(key, value): &(String, Value)| match value {

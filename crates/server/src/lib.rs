@@ -33,6 +33,7 @@ pub mod size;
 pub mod snapshot_facts;
 pub mod snapshot_operation;
 pub mod state_pipe;
+pub mod stream_facts;
 pub mod temporary;
 pub mod tls_objects;
 mod trimmer;

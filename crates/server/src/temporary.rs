@@ -50,6 +50,7 @@ pub fn open(spec: &ImageSpec, base: &OpenOptions, bases: &Bases) -> Result<Share
     let options = OpenOptions {
         format: Some(Format::Qcow2),
         read_only: false,
+        copy_on_read: base.copy_on_read,
         direct: false,
         backing_direct: Some(options.direct),
         force_share: false,

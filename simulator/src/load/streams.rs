@@ -41,7 +41,7 @@ impl Load {
         let streamed = queue.stream(&shares, &job).await;
         let excused = self.may_fail.get() || self.poisoned.get() || cancelled;
         match streamed {
-            Ok(()) => self.stats.borrow_mut().streams += 1,
+            Ok(_) => self.stats.borrow_mut().streams += 1,
             Err(_) if excused => {}
             Err(error) => self.fail(format!("stream {tag} fails: {error:#}")),
         }

@@ -83,16 +83,18 @@ impl OpenImage {
     ) -> Result<OpenImage, Failure> {
         let spec = ImageSpec::parse(file, image_opts, format)?;
         let spec = spec.with_probed_format(false)?;
-        if how.copy_on_read {
-            let failure = Failure::about(spec.path(), "copy-on-read is not supported");
-            return Err(failure.hint("leave -C out"));
-        }
         let direct = how.nocache || how.cache.is_some_and(CacheMode::direct);
         if (how.native_aio || how.aio == Some(Aio::Native)) && !direct {
             return Err(spec.native_without_direct());
         }
+        let read_only = how.read_only || spec.is_read_only();
+        let copy_on_read = how.copy_on_read || spec.copies_on_read();
+        if copy_on_read && read_only && !how.snapshot {
+            return Err(spec.refuses_copy_on_read());
+        }
         let options = OpenOptions {
-            read_only: how.read_only || spec.is_read_only(),
+            read_only,
+            copy_on_read,
             force_share: how.force_share,
             direct,
             keys: keys.clone(),

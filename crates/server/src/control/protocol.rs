@@ -1,5 +1,6 @@
 //! The lines on a control socket.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use gaur_engine::{ErrorKind, NewSnapshot};
@@ -130,6 +131,12 @@ pub enum Command {
     },
     /// Check an image.
     Check {},
+    /// Copy into an image what lies below it.
+    Stream {
+        /// Most bytes a second.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rate: Option<NonZeroU64>,
+    },
     /// Change the snapshots of an image in one step.
     #[serde(skip)]
     Change(Operation),
@@ -155,7 +162,11 @@ impl Command {
     pub fn can_be_given_up(&self) -> bool {
         matches!(
             self,
-            Command::Change(_) | Command::Check {} | Command::Save(_) | Command::ExportResize(_)
+            Command::Change(_)
+                | Command::Check {}
+                | Command::Stream { .. }
+                | Command::Save(_)
+                | Command::ExportResize(_)
         )
     }
 }
@@ -355,6 +366,10 @@ mod tests {
                 snapshot: snapshot(),
                 name,
             }),
+            Command::Stream { rate: None },
+            Command::Stream {
+                rate: NonZeroU64::new(7),
+            },
             Command::Save(new()),
             Command::Extract {
                 snapshot: snapshot(),
@@ -418,6 +433,7 @@ mod tests {
                 "key \"colour\" is unknown",
             ),
             (r#"{"command":"delete"}"#, "snapshot"),
+            (r#"{"command":"stream","rate":0}"#, "0"),
             (r#"{"command":"export-add"}"#, "file"),
             (r#"{"command":"export-resize","export":"x"}"#, "size"),
             (r#"{"command":"export-remove","name":"x"}"#, "name"),

@@ -2,12 +2,13 @@
 
 use std::convert::Infallible;
 use std::future::pending;
+use std::num::NonZeroU64;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gaur_engine::{ErrorKind, Job, Queue, Snapshot, find_snapshot};
+use gaur_engine::{ErrorKind, Job, Queue, Shares, Snapshot, find_snapshot};
 use gaur_reactor::{Either, ReactorFile, Stop, Stream, race, sleep, spawn, timeout};
 use serde_json::{Value, json};
 
@@ -21,11 +22,14 @@ use crate::exporter::{CommandUse, Export};
 use crate::failure::Failure;
 use crate::snapshot_facts::SnapshotInfo;
 use crate::snapshot_operation::{Operation, now};
+use crate::stream_facts::StreamFacts;
 
 /// Time between two lines of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Time after which a client hears of a command that makes no progress: the server lives.
 const LIFE_INTERVAL: Duration = Duration::from_millis(500);
+/// Time after which work with a limit may go on.
+const PACE_INTERVAL: Duration = Duration::from_millis(20);
 /// A client that does not take an answer for so long is gone.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -103,6 +107,7 @@ impl Session {
                     .await
             }
             Command::Check {} => self.check(controlled).await,
+            Command::Stream { rate } => self.stream(controlled, rate).await,
             Command::Change(Operation::Apply { .. }) => self.fail(&refuse_apply(controlled)).await,
             Command::Change(operation) => self.change(controlled, operation).await,
             Command::Save(new) => state::save(self, controlled, new.snapshot(now())).await,
@@ -162,6 +167,32 @@ impl Session {
         });
         let checked = self.follow(task, &job, controlled.ending()).await;
         self.conclude(checked).await
+    }
+
+    async fn stream(&self, controlled: &CommandUse, rate: Option<NonZeroU64>) -> Result<(), Gone> {
+        let job = Arc::new(Job::default());
+        let (queue, theirs) = (queue(controlled), Arc::clone(&job));
+        let name = controlled.shared().name().to_owned();
+        if rate.is_some() {
+            job.allow(1);
+        }
+        let task = spawn(async move {
+            let streamed = queue.stream(&Shares::default(), &theirs).await;
+            streamed.map_err(|error| Failure::image(&name, &error))
+        });
+        let paced = async {
+            let Some(rate) = rate else {
+                return task.await;
+            };
+            match race(task, pace(&job, rate)).await {
+                Either::Left(streamed) => streamed,
+                Either::Right(never) => match never {},
+            }
+        };
+        let streamed = self.follow(paced, &job, controlled.ending()).await;
+        let name = controlled.shared().name();
+        self.conclude(streamed.map(|bytes| json!(StreamFacts::new(name, bytes))))
+            .await
     }
 
     async fn resize(
@@ -244,6 +275,16 @@ impl Session {
             Some(Ok(())) => Ok(()),
             Some(Err(_)) | None => Err(Gone),
         }
+    }
+}
+
+/// Raises the limit of a job as time goes by.
+async fn pace(job: &Job, rate: NonZeroU64) -> Infallible {
+    let start = Instant::now();
+    loop {
+        sleep(PACE_INTERVAL).await;
+        let bytes = u128::from(rate.get()) * start.elapsed().as_micros() / 1_000_000;
+        job.allow(u64::try_from(bytes).unwrap_or(u64::MAX));
     }
 }
 

@@ -72,7 +72,7 @@ pub struct AddExport {
 }
 
 /// The keys of [`ImageOptions`] in JSON.
-const IMAGE_KEYS: [&str; 16] = [
+const IMAGE_KEYS: [&str; 17] = [
     "format",
     "image-opts",
     "references",
@@ -83,6 +83,7 @@ const IMAGE_KEYS: [&str; 16] = [
     "cache",
     "discard",
     "detect-zeroes",
+    "copy-on-read",
     "allocation",
     "drop-bitmaps",
     "bitmap",

@@ -97,6 +97,9 @@ pub struct ImageOptions {
         arg(long, value_name = "MODE", default_value = "off")
     )]
     pub detect_zeroes: DetectZeroes,
+    /// What clients read from backing files stays in the image
+    #[cfg_attr(feature = "clap", arg(long, conflicts_with = "read_only"))]
+    pub copy_on_read: bool,
     /// What to do with the host's space, whatever the image says
     #[serde(
         serialize_with = "write_policy",
@@ -188,6 +191,9 @@ impl ImageOptions {
     /// Opens the image; its backing chain is shared with others that were opened with the same `bases`.
     pub fn open(&self, spec: &ImageSpec, bases: &Bases) -> Result<SharedImage, Failure> {
         let read_only = self.refuses_writes(spec);
+        if read_only && (self.copy_on_read || spec.copies_on_read()) {
+            return Err(spec.refuses_copy_on_read());
+        }
         let options = OpenOptions {
             read_only,
             direct: self.cache.direct(),
@@ -197,6 +203,7 @@ impl ImageOptions {
                 DetectZeroes::On => gaur_engine::DetectZeroes::On,
                 DetectZeroes::Unmap => gaur_engine::DetectZeroes::Unmap,
             },
+            copy_on_read: self.copy_on_read || spec.copies_on_read(),
             allocation: self.allocation,
             snapshot: self.snapshot.clone(),
             drop_bitmaps: self.drop_bitmaps,
