@@ -16,5 +16,5 @@ pub mod wire;
 
 pub use remote::{BadName, Patience, Remote, Server, Tls};
 pub use replies::{Asked, Event, Replies};
-pub use request::{REQUEST_BYTES_MAX, request};
+pub use request::{Headers, REQUEST_BYTES_MAX, RequestHeader, request};
 pub use violation::Violation;

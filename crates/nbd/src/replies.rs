@@ -6,10 +6,11 @@
 
 use gaur_block::Errno;
 
+use crate::request::Headers;
 use crate::violation::Violation;
 use crate::wire::{
-    CHUNK_LEN, CHUNK_MAGIC, Fields, SIMPLE_REPLY_LEN, SIMPLE_REPLY_MAGIC, STRING_MAX_BYTES, chunk,
-    cmd, known_errno,
+    CHUNK_LEN, CHUNK_MAGIC, EXTENDED_CHUNK_LEN, EXTENDED_CHUNK_MAGIC, Fields, SIMPLE_REPLY_LEN,
+    SIMPLE_REPLY_MAGIC, STRING_MAX_BYTES, chunk, cmd, known_errno,
 };
 
 /// Flag of the types of chunks that tell errors.
@@ -83,8 +84,22 @@ pub enum Event<'a> {
 /// Content of a chunk that is on its way.
 #[derive(Clone, Copy, Debug)]
 enum Content {
-    Data { offset_bytes: u64 },
+    Data {
+        offset_bytes: u64,
+    },
     Extents,
+    /// With numbers of 64 bits.
+    LongExtents,
+}
+
+/// What a chunk begins with.
+struct Chunk {
+    last: bool,
+    kind: u16,
+    cookie: u64,
+    /// Of its content.
+    len: u32,
+    header_len: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +113,7 @@ struct Part {
 /// Cuts the bytes of a connection into events.
 #[derive(Debug)]
 pub struct Replies {
-    structured: bool,
+    headers: Headers,
     context: Option<u32>,
     part: Option<Part>,
     /// A request that is done with the next event.
@@ -109,12 +124,12 @@ type Fed<'a> = Result<(usize, Event<'a>), Violation>;
 
 impl Replies {
     /// A buffer of this many bytes holds whatever one call needs to see at once.
-    pub const BUFFER_BYTES: usize = CHUNK_LEN + ERROR_BYTES_MAX as usize;
+    pub const BUFFER_BYTES: usize = EXTENDED_CHUNK_LEN + ERROR_BYTES_MAX as usize;
 
     /// Before the first reply. `context` is the number of `base:allocation`.
-    pub fn new(structured: bool, context: Option<u32>) -> Replies {
+    pub fn new(headers: Headers, context: Option<u32>) -> Replies {
         Replies {
-            structured,
+            headers,
             context,
             part: None,
             finished: None,
@@ -135,11 +150,14 @@ impl Replies {
             return self.content(part, input);
         }
         let mut fields = Fields(input);
-        match fields.u32() {
-            None => Ok((0, Event::Need)),
-            Some(SIMPLE_REPLY_MAGIC) => self.simple(input, fields, asked),
-            Some(CHUNK_MAGIC) if self.structured => self.chunk(fields, asked),
-            Some(other) => Err(Violation::ReplyMagic(other)),
+        match (fields.u32(), self.headers) {
+            (None, _) => Ok((0, Event::Need)),
+            (Some(SIMPLE_REPLY_MAGIC), Headers::Simple | Headers::Structured) => {
+                self.simple(input, fields, asked)
+            }
+            (Some(CHUNK_MAGIC), Headers::Structured)
+            | (Some(EXTENDED_CHUNK_MAGIC), Headers::Extended) => self.chunk(fields, asked),
+            (Some(other), _) => Err(Violation::ReplyMagic(other)),
         }
     }
 
@@ -158,7 +176,7 @@ impl Replies {
             return Ok((SIMPLE_REPLY_LEN, failed(cookie, error, &[])));
         }
         match asked.kind {
-            cmd::READ if !self.structured => {
+            cmd::READ if self.headers == Headers::Simple => {
                 let part = Part {
                     cookie,
                     content: Content::Data {
@@ -177,17 +195,45 @@ impl Replies {
         }
     }
 
+    /// What a chunk begins with; `None` when not all of it is there.
+    fn chunk_header(&self, fields: &mut Fields<'_>) -> Result<Option<Chunk>, Violation> {
+        let (flags, kind, cookie) = (fields.u16(), fields.u16(), fields.u64());
+        let (len, header_len) = match self.headers {
+            Headers::Extended => {
+                // The offset of the request, which its cookie tells as well.
+                fields.u64();
+                (fields.u64(), EXTENDED_CHUNK_LEN)
+            }
+            _ => (fields.u32().map(u64::from), CHUNK_LEN),
+        };
+        let (Some(flags), Some(kind), Some(cookie), Some(len)) = (flags, kind, cookie, len) else {
+            return Ok(None);
+        };
+        Ok(Some(Chunk {
+            last: flags & chunk::FLAG_DONE != 0,
+            kind,
+            cookie,
+            len: u32::try_from(len).map_err(|_| Violation::ChunkLength(kind, u32::MAX))?,
+            header_len,
+        }))
+    }
+
     fn chunk<'a>(
         &mut self,
         mut fields: Fields<'a>,
         asked: impl FnOnce(u64) -> Option<Asked>,
     ) -> Fed<'a> {
-        let header = (fields.u16(), fields.u16(), fields.u64(), fields.u32());
-        let (Some(flags), Some(kind), Some(cookie), Some(len)) = header else {
+        let Some(header) = self.chunk_header(&mut fields)? else {
             return Ok((0, Event::Need));
         };
+        let Chunk {
+            last,
+            kind,
+            cookie,
+            len,
+            header_len,
+        } = header;
         let asked = asked(cookie).ok_or(Violation::Unasked)?;
-        let last = flags & chunk::FLAG_DONE != 0;
         let (used, event) = match (kind, asked.kind) {
             (chunk::NONE, _) if len == 0 && last => (0, Event::Done { cookie }),
             (chunk::OFFSET_DATA, cmd::READ) if len > 8 => {
@@ -213,28 +259,19 @@ impl Replies {
                 self.finished = last.then_some(cookie);
                 (12, event)
             }
-            (chunk::BLOCK_STATUS, cmd::BLOCK_STATUS)
-                if (12..=STATUS_BYTES_MAX).contains(&len) && (len - 4).is_multiple_of(8) =>
+            (chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT, cmd::BLOCK_STATUS)
+                if is_status_len(kind, len) =>
             {
-                let Some(context) = fields.u32() else {
+                let Some(part) = self.status(&header, &mut fields)? else {
                     return Ok((0, Event::Need));
                 };
-                if Some(context) != self.context {
-                    return Err(Violation::BlockStatus);
-                }
-                let (content, left) = (Content::Extents, u64::from(len) - 4);
-                let part = Part {
-                    cookie,
-                    content,
-                    left,
-                    last,
-                };
+                let before = u64::from(len) - part.left;
                 let (used, event) = self.content(part, fields.0)?;
-                (4 + used, event)
+                (before as usize + used, event)
             }
             (chunk::NONE, _)
             | (chunk::OFFSET_DATA | chunk::OFFSET_HOLE, cmd::READ)
-            | (chunk::BLOCK_STATUS, cmd::BLOCK_STATUS) => {
+            | (chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT, cmd::BLOCK_STATUS) => {
                 return Err(Violation::ChunkLength(kind, len));
             }
             (error, _) if error & ERROR_FLAG != 0 => match error_chunk(kind, len, fields)? {
@@ -246,7 +283,34 @@ impl Replies {
             },
             (kind, asked) => return Err(Violation::ChunkType(kind, asked)),
         };
-        Ok((CHUNK_LEN + used, event))
+        Ok((header_len + used, event))
+    }
+
+    /// The extents of a chunk that tells them, which are of the context that was chosen; `None` when what stands before
+    /// them is not all there.
+    fn status(&self, header: &Chunk, fields: &mut Fields<'_>) -> Result<Option<Part>, Violation> {
+        let len = u64::from(header.len);
+        let (context, count) = match header.kind {
+            chunk::BLOCK_STATUS_EXT => (fields.u32(), fields.u32()),
+            _ => (fields.u32(), Some(0)),
+        };
+        let (Some(context), Some(count)) = (context, count) else {
+            return Ok(None);
+        };
+        let (content, left) = match header.kind {
+            chunk::BLOCK_STATUS_EXT => (Content::LongExtents, len - 8),
+            _ => (Content::Extents, len - 4),
+        };
+        let is_counted = header.kind != chunk::BLOCK_STATUS_EXT || u64::from(count) * 16 == left;
+        if Some(context) != self.context || !is_counted {
+            return Err(Violation::BlockStatus);
+        }
+        Ok(Some(Part {
+            cookie: header.cookie,
+            content,
+            left,
+            last: header.last,
+        }))
     }
 
     /// Goes on with the content of a chunk.
@@ -289,6 +353,24 @@ impl Replies {
                     },
                 )
             }
+            Content::LongExtents => {
+                let mut fields = Fields(input);
+                let (Some(len_bytes), Some(state)) = (fields.u64(), fields.u64()) else {
+                    return Ok((0, Event::Need));
+                };
+                if len_bytes == 0 || len_bytes > i64::MAX as u64 {
+                    return Err(Violation::BlockStatus);
+                }
+                let state = u32::try_from(state).unwrap_or(u32::MAX);
+                (
+                    16,
+                    Event::Extent {
+                        cookie,
+                        len_bytes,
+                        state,
+                    },
+                )
+            }
         };
         part.left -= used as u64;
         let ended = part.left == 0;
@@ -309,6 +391,15 @@ impl Asked {
             false => Err(Violation::DataRange(offset_bytes)),
         }
     }
+}
+
+/// Whether a chunk of this length can tell of extents.
+fn is_status_len(kind: u16, len: u32) -> bool {
+    let (before, one) = match kind {
+        chunk::BLOCK_STATUS_EXT => (8, 16),
+        _ => (4, 8),
+    };
+    (before + one..=STATUS_BYTES_MAX).contains(&len) && (len - before).is_multiple_of(one)
 }
 
 /// A chunk of zeros; `None` when not all of it is there.
@@ -385,7 +476,16 @@ mod tests {
 
     /// All events of some bytes that arrive `step` at a time, as text.
     fn events(bytes: &[u8], step: usize, asked: Asked) -> Result<Vec<String>, Violation> {
-        let mut replies = Replies::new(true, Some(3));
+        events_of(Headers::Structured, bytes, step, asked)
+    }
+
+    fn events_of(
+        headers: Headers,
+        bytes: &[u8],
+        step: usize,
+        asked: Asked,
+    ) -> Result<Vec<String>, Violation> {
+        let mut replies = Replies::new(headers, Some(3));
         let (mut events, mut start, mut end) = (Vec::new(), 0, 0);
         loop {
             let (used, event) =
@@ -423,6 +523,50 @@ mod tests {
             "{whole:?}"
         );
         assert!(events(&reply, 1, READ).unwrap().len() > 20);
+    }
+
+    fn extended(flags: u16, kind: u16, content: &[u8]) -> Vec<u8> {
+        let mut bytes = EXTENDED_CHUNK_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(7_u64.to_be_bytes());
+        bytes.extend(100_u64.to_be_bytes());
+        bytes.extend((content.len() as u64).to_be_bytes());
+        bytes.extend(content);
+        bytes
+    }
+
+    #[test]
+    fn extended_replies_are_the_same_however_they_arrive_and_nothing_else_comes() {
+        let ask = Asked {
+            kind: cmd::BLOCK_STATUS,
+            ..READ
+        };
+        let of = |bytes: &[u8], step, asked| events_of(Headers::Extended, bytes, step, asked);
+        let mut extents = [3_u32.to_be_bytes(), 2_u32.to_be_bytes()].concat();
+        for field in [1_u64 << 40, 3, 1, 1 << 33] {
+            extents.extend(field.to_be_bytes());
+        }
+        let status = extended(1, chunk::BLOCK_STATUS_EXT, &extents);
+        let whole = of(&status, status.len(), ask).unwrap();
+        assert!(whole[0].contains("1099511627776"), "{whole:?}");
+        assert!(whole[1].contains("state: 4294967295"), "{whole:?}");
+        assert_eq!(whole.len(), 3);
+        assert_eq!(of(&status, 1, ask).unwrap(), whole);
+        let content = [&100_u64.to_be_bytes()[..], &[5; 50]].concat();
+        let data = extended(1, chunk::OFFSET_DATA, &content);
+        assert!(of(&data, 99, READ).unwrap()[0].contains("bytes: [5, 5"));
+        assert!(of(&data, 1, READ).unwrap().len() > 50);
+
+        let refused = |bytes: &[u8], asked| of(bytes, bytes.len(), asked).unwrap_err();
+        let short = super::tests::data(100, &[1], 1);
+        assert_eq!(refused(&short, READ), Violation::ReplyMagic(CHUNK_MAGIC));
+        extents[7] = 3;
+        let miscounted = extended(1, chunk::BLOCK_STATUS_EXT, &extents);
+        assert_eq!(refused(&miscounted, ask), Violation::BlockStatus);
+        let mut endless = extended(1, chunk::OFFSET_DATA, &content);
+        endless[24..32].fill(0xff);
+        assert_eq!(refused(&endless, READ), Violation::ChunkLength(1, u32::MAX));
     }
 
     #[test]

@@ -304,6 +304,10 @@ fn liar(socket: &str, greeting: Vec<u8>, then: Then) {
 /// The greeting of a server, and replies: each an option's number, a type, a length that is told, and data.
 fn handshake(replies: &[(u32, u32, u32, &[u8])]) -> Vec<u8> {
     let mut said = b"NBDMAGICIHAVEOPT\0\x03".to_vec();
+    // Extended headers are asked for first, and it has none.
+    if !replies.is_empty() {
+        said.extend(reply((11, 0x8000_0001, 0, &[])));
+    }
     replies.iter().for_each(|one| said.extend(reply(*one)));
     said
 }
@@ -404,6 +408,53 @@ fn hostile_servers_end_in_one_line_of_error_soon() {
         assert_eq!(refusal.stderr.lines().count(), 1, "{name}: {refusal}");
         assert!(refusal.stderr.contains(words), "{name}: {refusal}");
     }
+}
+
+/// Extended headers: one request tells of a hole of terabytes.
+#[test]
+fn a_sparse_disk_of_terabytes_is_mapped_in_few_requests() {
+    let scratch = Scratch::new("nbd-extended");
+    let (image, socket, trace) = (
+        scratch.path("disk.qcow2"),
+        scratch.path("s"),
+        scratch.path("trace"),
+    );
+    qemu_img(&["create", "-q", "-f", "qcow2", &image, "4T"]).ok();
+    let write = [
+        "-f",
+        "qcow2",
+        "-c",
+        "write -P 3 3T 64k",
+        "-c",
+        "write -P 4 5G 1M",
+        &image,
+    ];
+    run("qemu-io", &write).ok();
+    let mut command = Command::new("qemu-nbd");
+    command.args(["-t", "-r", "-e", "9", "-f", "qcow2", "-k", &socket, &image]);
+    command.args([
+        "--trace",
+        &format!("enable=nbd_receive_request,file={trace}"),
+    ]);
+    command.stderr(std::fs::File::create(&trace).expect("scratch is writable"));
+    let server = Server::start(command, &socket);
+    let uri = format!("nbd+unix:///?socket={socket}");
+    let map = ["map", "-f", "raw", "--output=json"];
+    let ours = gaur(&[&map[..], &[&uri]].concat()).json();
+    let theirs = qemu_img(&[&map[..], &[&uri]].concat()).json();
+    assert_eq!(ours, theirs);
+    let read = gaur(&["qemu-io", "-r", "-f", "raw", "-c", "read -P 3 3T 64k", &uri]).ok();
+    assert!(read.stdout.contains("read 65536/65536"), "{read}");
+    server.stop();
+    let traced = std::fs::read_to_string(&trace).expect("the trace");
+    let asked = traced.matches(".type = 0x7").count();
+    assert!(!traced.is_empty() && asked < 40, "{asked} requests");
+
+    // Our own server has them as well.
+    let server = serve_with(&image, &socket, &["-r"]);
+    let again = gaur(&[&map[..], &[&uri]].concat()).json();
+    assert_eq!(again, theirs);
+    server.stop();
 }
 
 /// Neither silence nor a byte now and then is an answer.

@@ -85,7 +85,8 @@ impl Connection {
     }
 
     async fn say_goodbye(&self, stream: &SecureStream) {
-        let goodbye = request(cmd::DISC, 0, 0, 0, 0);
+        let headers = self.slots.hold().headers;
+        let goodbye = request(headers, (cmd::DISC, 0), 0, 0, 0);
         let _ = timeout(GOODBYE, stream.send(&goodbye)).await;
         let _ = stream.socket().shutdown(Shutdown::Write);
     }
@@ -232,6 +233,7 @@ impl Connection {
 
     /// Uses a connection until it is lost; nothing when nobody uses it any more.
     async fn run(&self, stream: &SecureStream, session: &Session) -> Option<Trouble> {
+        self.slots.hold().headers = session.headers;
         let transfers = race(self.receive(stream, session.replies()), self.send(stream));
         match race(transfers, self.watch()).await {
             Either::Left(Either::Left(trouble) | Either::Right(trouble)) => Some(trouble),

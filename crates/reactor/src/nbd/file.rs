@@ -1,8 +1,8 @@
 //! What [`gaur_block::File`] asks for, as requests to a server.
 
 use gaur_block::{Errno, Extent, Source, Target};
-use gaur_nbd::REQUEST_BYTES_MAX;
 use gaur_nbd::wire::{STATE_ZERO, cmd, cmd_flag, export_flag};
+use gaur_nbd::{Headers, REQUEST_BYTES_MAX};
 
 use super::slots::{Ask, Blocks, Outcome, Slots};
 use super::{NbdExport, OwnLink};
@@ -48,7 +48,7 @@ impl Via<'_> {
                 kind: cmd::READ,
                 flags: 0,
                 offset_bytes: at,
-                len_bytes: now.len() as u32,
+                len_bytes: now.len() as u64,
             };
             self.run(async |slots| slots.read(ask, now).await).await?;
             at += now.len() as u64;
@@ -70,7 +70,7 @@ impl Via<'_> {
                 kind: cmd::WRITE,
                 flags: 0,
                 offset_bytes: at,
-                len_bytes: now.len() as u32,
+                len_bytes: now.len() as u64,
             };
             self.run(async |slots| slots.write(ask, now).await).await?;
             at += now.len() as u64;
@@ -166,9 +166,14 @@ impl Via<'_> {
         // A block says the same throughout, and a server is asked about whole ones.
         let block = u64::from(self.export.limits.request_alignment);
         let skip = offset % block;
+        // Changes stay short, so that a server which is silent for long is none that works.
+        let most = match self.export.link.session.headers {
+            Headers::Extended => u64::MAX,
+            _ => REQUEST_BYTES_MAX,
+        };
         let range = Range {
             offset: offset - skip,
-            len: (self.rest(offset)? + skip).min(REQUEST_BYTES_MAX),
+            len: (self.rest(offset)? + skip).min(most),
         };
         // A server that may tell of more looks at all of the range.
         let only = cmd_flag::REQ_ONE;
@@ -207,7 +212,7 @@ impl Via<'_> {
             kind,
             flags,
             offset_bytes: range.offset,
-            len_bytes: range.len as u32,
+            len_bytes: range.len,
         };
         self.run(async |slots| slots.ask(ask).await).await
     }

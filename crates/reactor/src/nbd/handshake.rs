@@ -3,7 +3,7 @@
 use gaur_block::Errno;
 use gaur_nbd::options::{self, Chosen, REPLIES_MAX, REPLY_HEADER_LEN};
 use gaur_nbd::wire::{ALLOCATION_CONTEXT, GREETING_LEN, export_flag, handshake_flag, opt, rep};
-use gaur_nbd::{Remote, Replies, Server, Tls, Violation};
+use gaur_nbd::{Headers, Remote, Replies, Server, Tls, Violation};
 use gaur_tls::ClientCredentials;
 
 use super::Trouble;
@@ -16,7 +16,7 @@ const SECTOR_BYTES: u32 = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Session {
     pub(super) export: Chosen,
-    pub(super) structured: bool,
+    pub(super) headers: Headers,
     /// The number of the context that blocks are asked about, `base:allocation` unless another was named.
     pub(super) context: Option<u32>,
 }
@@ -48,10 +48,11 @@ impl Session {
             && self.alignment() <= before.alignment()
             && new.maximum_payload >= old.maximum_payload
             && (self.context.is_some() || before.context.is_none())
+            && (self.headers == Headers::Extended || before.headers != Headers::Extended)
     }
 
     pub(super) fn replies(&self) -> Replies {
-        Replies::new(self.structured, self.context)
+        Replies::new(self.headers, self.context)
     }
 }
 
@@ -80,10 +81,13 @@ pub(super) async fn shake_hands(
         };
         handshake.start_tls(tls, host, has_options).await?;
     }
-    let structured = has_options && handshake.structured_replies().await?;
-    let context = match structured {
-        true => handshake.context(remote).await?,
-        false => None,
+    let headers = match has_options {
+        true => handshake.headers().await?,
+        false => Headers::Simple,
+    };
+    let context = match headers {
+        Headers::Simple => None,
+        _ => handshake.context(remote).await?,
     };
     let gone = match has_options {
         true => handshake.go(remote).await?,
@@ -99,7 +103,7 @@ pub(super) async fn shake_hands(
     }
     Ok(Session {
         export,
-        structured,
+        headers,
         context,
     })
 }
@@ -154,10 +158,18 @@ impl Handshake<'_> {
         }
     }
 
-    async fn structured_replies(&self) -> Result<bool, Trouble> {
-        self.send(&options::option(opt::STRUCTURED_REPLY, &[]))
-            .await?;
-        Ok(self.reply(opt::STRUCTURED_REPLY).await?.0 == rep::ACK)
+    /// The best headers that the server has.
+    async fn headers(&self) -> Result<Headers, Trouble> {
+        for (option, headers) in [
+            (opt::EXTENDED_HEADERS, Headers::Extended),
+            (opt::STRUCTURED_REPLY, Headers::Structured),
+        ] {
+            self.send(&options::option(option, &[])).await?;
+            if self.reply(option).await?.0 == rep::ACK {
+                return Ok(headers);
+            }
+        }
+        Ok(Headers::Simple)
     }
 
     /// The number of the context that blocks are asked about, if the server has it.

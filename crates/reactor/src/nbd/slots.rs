@@ -13,8 +13,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use gaur_block::{Errno, Segments, SegmentsMut};
-use gaur_nbd::wire::{REQUEST_LEN, cmd};
-use gaur_nbd::{Asked, Event, Violation, request};
+use gaur_nbd::wire::cmd;
+use gaur_nbd::{Asked, Event, Headers, RequestHeader, Violation, request};
 use parking_lot::{Mutex, MutexGuard};
 use slab::Slab;
 
@@ -50,7 +50,7 @@ pub(super) struct Ask {
     pub(super) kind: u16,
     pub(super) flags: u16,
     pub(super) offset_bytes: u64,
-    pub(super) len_bytes: u32,
+    pub(super) len_bytes: u64,
 }
 
 impl Ask {
@@ -123,6 +123,8 @@ pub(super) struct State {
     woken: Vec<Waker>,
     driver: Option<Waker>,
     pub(super) phase: Phase,
+    /// How requests begin on this connection.
+    pub(super) headers: Headers,
     /// A request came while the connection was down.
     pub(super) wanted: bool,
     /// How many have the export open.
@@ -171,7 +173,7 @@ impl Drop for Held<'_> {
 pub(super) struct Outgoing {
     key: usize,
     cookie: u64,
-    pub(super) header: [u8; REQUEST_LEN],
+    pub(super) header: RequestHeader,
     pub(super) bytes: Vec<u8>,
 }
 
@@ -194,6 +196,7 @@ impl Slots {
             woken: Vec::new(),
             driver: None,
             phase: Phase::Open,
+            headers: Headers::default(),
             wanted: false,
             users: 1,
             left: None,
@@ -389,7 +392,13 @@ impl State {
             batch.push(Outgoing {
                 key,
                 cookie: slot.cookie,
-                header: request(kind, flags, slot.cookie, offset_bytes, len_bytes),
+                header: request(
+                    self.headers,
+                    (kind, flags),
+                    slot.cookie,
+                    offset_bytes,
+                    len_bytes,
+                ),
                 bytes: std::mem::take(&mut slot.bytes),
             });
         }
@@ -437,7 +446,7 @@ impl State {
         Some(Asked {
             kind: ask.kind,
             offset_bytes: ask.offset_bytes,
-            len_bytes: u64::from(ask.len_bytes),
+            len_bytes: ask.len_bytes,
         })
     }
 
@@ -604,7 +613,7 @@ impl Slot {
         if let Some(errno) = self.failed {
             return Ok(Err(errno));
         }
-        let asked = u64::from(self.ask.len_bytes);
+        let asked = self.ask.len_bytes;
         let incomplete = Violation::Incomplete(self.ask.kind);
         match self.ask.kind {
             cmd::READ => {
