@@ -10,8 +10,8 @@ use gaur_server::tls_objects;
 use crate::failure::Failure;
 use crate::{
     amend, bench, bitmap, check, commit, compare, completions, convert, create, dd, export, info,
-    man, map, measure, notice, qemu_io, qemu_nbd, rebase, resize, serve, snapshot, stream, ublk,
-    usage,
+    man, map, measure, notice, publish, pull, qemu_io, qemu_nbd, rebase, resize, serve, snapshot,
+    stream, ublk, usage,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -42,6 +42,8 @@ enum Verb {
     Convert(convert::Args),
     Compare(compare::Args),
     Dd(dd::Args),
+    Publish(publish::Args),
+    Pull(pull::Args),
     Commit(commit::Args),
     Rebase(rebase::Args),
     Stream(stream::Args),
@@ -70,6 +72,8 @@ impl Verb {
             Verb::Convert(args) => convert::run(args, out),
             Verb::Dd(args) => dd::run(args, out),
             Verb::Compare(args) => compare::run(args, out),
+            Verb::Publish(args) => publish::run(args, out),
+            Verb::Pull(args) => pull::run(args, out),
             Verb::Commit(args) => commit::run(args, out),
             Verb::Rebase(args) => rebase::run(args),
             Verb::Stream(args) => stream::run(args, out),

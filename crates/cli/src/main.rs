@@ -40,6 +40,8 @@ mod open;
 mod option_help;
 mod pin_args;
 mod progress;
+mod publish;
+mod pull;
 mod qemu_io;
 mod qemu_nbd;
 mod rate;
@@ -56,6 +58,7 @@ mod stream;
 mod table;
 mod ublk;
 mod usage;
+mod workers;
 
 use std::process::ExitCode;
 

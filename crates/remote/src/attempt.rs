@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::store::{Facts, Fault, Source};
 
 /// Longest wait for one answer.
-const ANSWER: Duration = Duration::from_secs(30);
+pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 /// Between two attempts: at first, and at most.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -62,7 +62,8 @@ pub(crate) async fn look(source: &Source, patience: Duration) -> Result<Facts, F
     repeat(|| within(ANSWER, source.look()), patience, |_| {}).await
 }
 
-async fn repeat<T, F: Future<Output = Result<T, Fault>>>(
+/// Asks until it works, the fault is one that stays, or time is up. `tell` hears of each fault.
+pub(crate) async fn repeat<T, F: Future<Output = Result<T, Fault>>>(
     ask: impl Fn() -> F,
     patience: Duration,
     tell: impl Fn(&Fault),
@@ -85,7 +86,8 @@ async fn repeat<T, F: Future<Output = Result<T, Fault>>>(
     }
 }
 
-async fn within<T>(
+/// An answer that is there in time.
+pub(crate) async fn within<T>(
     time: Duration,
     answer: impl Future<Output = Result<T, Fault>>,
 ) -> Result<T, Fault> {

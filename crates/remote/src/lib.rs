@@ -11,6 +11,7 @@
 //! attempt.rs   one request, tried until it works or time is up
 //! cache.rs     the folder; cache/entry.rs one object in it; cache/evict.rs what makes room
 //! layer.rs     the file: who asks for a chunk, and who waits for it
+//! published/   images as objects of their own: a manifest, and chunks by content
 //! ahead.rs     which chunks will be wanted next
 //! ```
 //!
@@ -25,6 +26,7 @@ mod cache;
 mod layer;
 mod name;
 mod opener;
+pub mod published;
 mod runtime;
 mod settings;
 mod store;

@@ -251,7 +251,7 @@ fn no_retries() -> RetryConfig {
 }
 
 /// What a store's error means.
-fn fault(error: &object_store::Error) -> Fault {
+pub(crate) fn fault(error: &object_store::Error) -> Fault {
     let text = one_line(&innermost(error));
     let fault = |status: u16| Fault::of_status(status, reason(&text));
     match error {

@@ -1,0 +1,187 @@
+//! A published image, for reading: its manifest, and those of the images below it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::CHUNK_BYTES;
+use super::chunk::{self, Digest, Stored};
+use super::manifest::Manifest;
+use super::place::{Place, whole};
+use crate::attempt;
+use crate::name::Name;
+use crate::runtime;
+use crate::settings::Settings;
+use crate::store::Fault;
+
+/// Most manifests below each other.
+const DEPTH_MAX: usize = 32;
+/// How often a chunk is fetched whose bytes are wrong, before that is an error.
+const WRONG_MAX: u32 = 3;
+
+/// A published image.
+#[derive(Clone)]
+pub struct PublishedImage(Arc<Layers>);
+
+struct Layers {
+    name: String,
+    /// The top first.
+    layers: Vec<(Place, Manifest)>,
+    patience: Duration,
+    cancel: watch::Sender<bool>,
+}
+
+impl PublishedImage {
+    /// Opens one by its name, with the credentials and the patience of the environment.
+    ///
+    /// # Errors
+    /// In words, without the name.
+    pub fn open(name: &str) -> Result<PublishedImage, String> {
+        let patience = Settings::from_environment()?.patience;
+        let place = Place::new(Name::parse(name)?, true).map_err(|fault| fault.text)?;
+        let opened = runtime::run(async move { PublishedImage::read(place, patience).await })?;
+        opened.map_err(|fault| fault.text)
+    }
+
+    pub(crate) async fn read(place: Place, patience: Duration) -> Result<PublishedImage, Fault> {
+        let name = place.name().to_string();
+        let mut layers: Vec<(Place, Manifest)> = Vec::new();
+        let mut next = Some((place, None));
+        while let Some((place, wanted)) = next {
+            let shown = place.file_name().to_owned();
+            let about = |fault: Fault| match layers.is_empty() {
+                true => fault,
+                false => Fault {
+                    text: format!("the image below, {shown}: {}", fault.text),
+                    ..fault
+                },
+            };
+            let manifest = place.read_manifest(patience).await.map_err(about)?;
+            if let Some(wanted) = wanted.filter(|wanted| *wanted != manifest.digest()) {
+                let found = manifest.digest();
+                let text = format!(
+                    "the image below, {shown}, is another: blake3:{found}, and not blake3:{wanted}"
+                );
+                return Err(Fault::last(&text));
+            }
+            next = match manifest.parent() {
+                Some(_) if layers.len() + 1 >= DEPTH_MAX => {
+                    return Err(Fault::last("it stands on too many images"));
+                }
+                Some(parent) => Some((place.beside(&parent.name)?, Some(parent.digest))),
+                None => None,
+            };
+            layers.push((place, manifest));
+        }
+        Ok(PublishedImage(Arc::new(Layers {
+            name,
+            layers,
+            patience,
+            cancel: watch::Sender::new(false),
+        })))
+    }
+
+    /// The manifest of the top.
+    pub fn manifest(&self) -> &Manifest {
+        &self.0.layers[0].1
+    }
+
+    /// The chunks of the disk.
+    pub fn chunks(&self) -> u64 {
+        self.manifest().size_bytes().div_ceil(CHUNK_BYTES)
+    }
+
+    /// Where a chunk is, and in which form.
+    fn find(&self, chunk: u64) -> (&Place, Stored) {
+        let mut layers = self.0.layers.iter();
+        let found = layers.find_map(|(place, manifest)| Some((place, manifest.find(chunk)?)));
+        found.unwrap_or((&self.0.layers[0].0, Stored::Zero))
+    }
+
+    /// Whether a chunk is known to be zeros.
+    pub fn is_zero(&self, chunk: u64) -> bool {
+        self.find(chunk).1 == Stored::Zero
+    }
+
+    /// The bytes of a chunk, up to the end of the disk; all of them right. Waits for them.
+    ///
+    /// # Errors
+    /// In words, with the object, without the image's name.
+    pub fn fetch(&self, chunk: u64) -> Result<Bytes, String> {
+        let image = self.clone();
+        let mut cancel = self.0.cancel.subscribe();
+        let fetched = runtime::run(async move {
+            tokio::select! {
+                fetched = image.chunk(chunk, image.0.patience, |_| {}) => fetched,
+                _ = cancel.wait_for(|cancelled| *cancelled) => Err(Fault::last("cancelled")),
+            }
+        })?;
+        fetched.map_err(|fault| fault.text)
+    }
+
+    /// Ends what is under way: [`PublishedImage::fetch`] returns with an error.
+    pub fn cancel(&self) {
+        self.0.cancel.send_replace(true);
+    }
+
+    /// The same, tried for so long. `tell` hears of each fault.
+    pub(crate) async fn chunk(
+        &self,
+        chunk: u64,
+        patience: Duration,
+        tell: impl Fn(&Fault),
+    ) -> Result<Bytes, Fault> {
+        let start = chunk * CHUNK_BYTES;
+        let len = self
+            .manifest()
+            .size_bytes()
+            .saturating_sub(start)
+            .min(CHUNK_BYTES) as usize;
+        let (place, digest, packed) = match self.find(chunk) {
+            (_, Stored::Zero) => return Ok(vec![0; len].into()),
+            (place, Stored::Plain(digest)) => (place, digest, false),
+            (place, Stored::Zstd(digest)) => (place, digest, true),
+        };
+        let source = place.chunk(&digest, packed)?;
+        let object = chunk::object(&digest, packed);
+        let about = |fault: Fault| Fault {
+            text: format!("{object}: {}", fault.text),
+            ..fault
+        };
+        let wrong = AtomicU32::new(0);
+        let (source, wrong, about) = (&source, &wrong, &about);
+        let ask = || async move {
+            let bytes = whole(source, CHUNK_BYTES).await.map_err(about)?;
+            let found = unpack(bytes, digest, packed).await;
+            found.map_err(|text| {
+                let last = wrong.fetch_add(1, Ordering::Relaxed) + 1 >= WRONG_MAX;
+                about(match last {
+                    true => Fault::last(text),
+                    false => Fault::passing(text),
+                })
+            })
+        };
+        let plain = attempt::repeat(ask, patience, tell).await?;
+        Ok(plain.slice(..len))
+    }
+}
+
+/// Hashing takes a while: it is done where other requests do not wait for it.
+async fn unpack(bytes: Bytes, digest: Digest, packed: bool) -> Result<Bytes, &'static str> {
+    let work = move || match packed {
+        false if bytes.len() as u64 == CHUNK_BYTES && Digest::of(&bytes) == digest => Ok(bytes),
+        packed => chunk::unpack(&bytes, &digest, packed).map(Bytes::from),
+    };
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or(Err("cannot be unpacked"))
+}
+
+impl fmt::Debug for PublishedImage {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "PublishedImage({})", self.0.name)
+    }
+}

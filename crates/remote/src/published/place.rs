@@ -1,0 +1,148 @@
+//! Where the objects of a published image are: its manifest, and a folder of chunks beside it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use gaur_block::Errno;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+
+use super::chunk::{self, Digest};
+use super::manifest::{LEN_MAX, Manifest, Parser};
+use crate::attempt::{self, ANSWER, Pace};
+use crate::name::Name;
+use crate::store::{Fault, Source, fault};
+
+/// What names of manifests end in: an object of another name is never taken for one, whatever its bytes are.
+pub const SUFFIX: &str = ".gaur";
+/// Most bytes of a manifest that are fetched at once.
+const PIECE_BYTES: u64 = 8 << 20;
+const NAME_MAX: usize = 255;
+
+/// Whether a manifest may have this name in its folder.
+pub(super) fn is_image_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_graphic() && !b"/\\?#%\"".contains(&byte);
+    name.len() <= NAME_MAX
+        && name.len() > SUFFIX.len()
+        && name.ends_with(SUFFIX)
+        && !name.starts_with('.')
+        && name.bytes().all(plain)
+}
+
+/// Where an image is.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    name: Name,
+    credentials: bool,
+}
+
+impl Place {
+    pub(crate) fn new(name: Name, credentials: bool) -> Result<Place, Fault> {
+        let last = name.url().path().rsplit('/').next();
+        if !last.is_some_and(is_image_name) || name.url().query().is_some() {
+            let what = format!("the name of a published image is plain and ends in {SUFFIX}");
+            return Err(Fault {
+                errno: Errno::EINVAL,
+                ..Fault::last(&what)
+            });
+        }
+        Ok(Place { name, credentials })
+    }
+
+    pub(crate) fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// The name of the manifest in its folder.
+    pub(super) fn file_name(&self) -> &str {
+        self.name
+            .url()
+            .path()
+            .rsplit('/')
+            .next()
+            .unwrap_or_default()
+    }
+
+    pub(super) fn manifest(&self) -> Result<Source, Fault> {
+        Source::of(&self.name, self.credentials)
+    }
+
+    /// Another manifest beside this one.
+    pub(super) fn beside(&self, file_name: &str) -> Result<Place, Fault> {
+        Place::new(self.relative(file_name)?, self.credentials)
+    }
+
+    pub(super) fn chunk(&self, digest: &Digest, packed: bool) -> Result<Source, Fault> {
+        let name = self.relative(&chunk::object(digest, packed))?;
+        Source::of(&name, self.credentials)
+    }
+
+    fn relative(&self, path: &str) -> Result<Name, Fault> {
+        let url = self.name.url().join(path);
+        let url = url.map_err(|_| Fault::last("the name is none"))?;
+        Name::parse(url.as_str()).map_err(|text| Fault::last(&text))
+    }
+
+    /// The store, and the key of the folder with a slash at its end, or empty. Web servers are only read.
+    pub(super) fn store(&self) -> Result<(Arc<dyn ObjectStore>, String), Fault> {
+        match self.manifest()? {
+            Source::Store(store, path) => {
+                let folder = path.as_ref().rsplit_once('/');
+                let folder = folder.map_or_else(String::new, |(folder, _)| format!("{folder}/"));
+                Ok((store, folder))
+            }
+            Source::Web(_) => Err(Fault::last("what is on a web server is only read")),
+        }
+    }
+
+    /// Fetches the manifest.
+    pub(super) async fn read_manifest(&self, patience: Duration) -> Result<Manifest, Fault> {
+        let source = self.manifest()?;
+        let facts = attempt::look(&source, patience).await?;
+        if facts.len_bytes > LEN_MAX {
+            return Err(Fault::last("it is too long for a manifest"));
+        }
+        let (mut parser, pace) = (Parser::default(), Pace::default());
+        let mut at = 0;
+        while at < facts.len_bytes {
+            let end = facts.len_bytes.min(at + PIECE_BYTES);
+            let piece = attempt::range(&source, &facts, at..end, &pace, patience, |_| {});
+            let piece = piece.await?;
+            let fed = tokio::task::block_in_place(|| parser.feed(&piece));
+            fed.map_err(|text| Fault::last(&text))?;
+            at = end;
+        }
+        parser.finish().map_err(|text| Fault::last(&text))
+    }
+}
+
+/// A whole object that is not longer than so many bytes, asked for once.
+pub(super) async fn whole(source: &Source, len_max: u64) -> Result<Bytes, Fault> {
+    let too_long = || Fault::last("it is longer than a chunk");
+    let ask = async {
+        match source {
+            Source::Store(store, path) => {
+                let answer = store.get(path).await.map_err(|error| fault(&error))?;
+                if answer.meta.size > len_max {
+                    return Err(too_long());
+                }
+                answer.bytes().await.map_err(|error| fault(&error))
+            }
+            Source::Web(page) => {
+                let facts = page.look().await?;
+                match facts.len_bytes {
+                    0 => Ok(Bytes::new()),
+                    len if len > len_max => Err(too_long()),
+                    len => page.range(0..len, &facts).await,
+                }
+            }
+        }
+    };
+    attempt::within(ANSWER, ask).await
+}
+
+/// The path of an object; what it is made of are names that were checked.
+pub(super) fn path(key: &str) -> Result<Path, Fault> {
+    Path::parse(key).map_err(|_| Fault::last("the key is none"))
+}
