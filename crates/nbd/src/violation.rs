@@ -7,7 +7,7 @@ pub enum Violation {
     #[error("this is no NBD server: it greets with {0:#018x}")]
     Greeting(u64),
     /// A server of the time before options.
-    #[error("the server speaks the oldstyle protocol, which has no export names")]
+    #[error("the server speaks the oldstyle protocol, which has no export names, contexts or TLS")]
     Oldstyle,
     /// A reply to an option does not start with its magic number.
     #[error("bad magic {0:#018x} of a reply to an option")]

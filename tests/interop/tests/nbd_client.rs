@@ -356,8 +356,13 @@ fn hostile_servers_end_in_one_line_of_error_soon() {
         ),
         (
             "oldstyle",
-            b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53\0\0".to_vec(),
-            "oldstyle",
+            [
+                &b"NBDMAGIC\0\0\x42\x02\x81\x86\x12\x53"[..],
+                &[0xff; 8],
+                &[0; 128],
+            ]
+            .concat(),
+            "18446744073709551615",
         ),
         (
             "magic",
@@ -408,6 +413,24 @@ fn hostile_servers_end_in_one_line_of_error_soon() {
         assert_eq!(refusal.stderr.lines().count(), 1, "{name}: {refusal}");
         assert!(refusal.stderr.contains(words), "{name}: {refusal}");
     }
+}
+
+/// Servers of the time before options have one export, and say what it is.
+#[test]
+fn servers_of_the_oldstyle_protocol_have_one_export() {
+    let scratch = Scratch::new("nbd-oldstyle");
+    let (disk, socket) = (disk(&scratch, "disk", 8), scratch.path("s"));
+    let server = nbdkit(&socket, &["--oldstyle", "file", &disk]);
+    let (uri, copy) = (
+        format!("nbd+unix:///?socket={socket}"),
+        scratch.path("copy"),
+    );
+    gaur(&["convert", "-f", "raw", "-O", "raw", &uri, &copy]).ok();
+    assert_same_bytes(&disk, &copy);
+    let named = format!("nbd+unix:///name?socket={socket}");
+    let refusal = gaur(&["map", "-f", "raw", &named]).refused();
+    assert!(refusal.stderr.contains("oldstyle"), "{refusal}");
+    server.stop();
 }
 
 /// Extended headers: one request tells of a hole of terabytes.

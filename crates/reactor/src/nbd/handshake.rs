@@ -2,7 +2,9 @@
 
 use gaur_block::Errno;
 use gaur_nbd::options::{self, Chosen, REPLIES_MAX, REPLY_HEADER_LEN};
-use gaur_nbd::wire::{ALLOCATION_CONTEXT, GREETING_LEN, export_flag, handshake_flag, opt, rep};
+use gaur_nbd::wire::{
+    ALLOCATION_CONTEXT, Fields, GREETING_LEN, export_flag, handshake_flag, opt, rep,
+};
 use gaur_nbd::{Headers, Remote, Replies, Server, Tls, Violation};
 use gaur_tls::ClientCredentials;
 
@@ -68,7 +70,13 @@ pub(super) async fn shake_hands(
 ) -> Result<Session, Trouble> {
     let handshake = Handshake { stream };
     let greeting = handshake.receive::<GREETING_LEN>().await?;
-    let offered = options::greeting(&greeting)?;
+    let is_plain = remote.export.is_empty() && remote.tls.is_none() && remote.context.is_none();
+    let offered = match options::greeting(&greeting) {
+        Err(Violation::Oldstyle) if is_plain => {
+            return handshake.oldstyle(&greeting).await;
+        }
+        greeted => greeted?,
+    };
     let flags = offered & (handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES);
     handshake.send(&flags.to_be_bytes()).await?;
     let no_zeroes = flags & handshake_flag::NO_ZEROES != 0;
@@ -212,6 +220,20 @@ impl Handshake<'_> {
             }
         }
         Err(Violation::OptionReplies(opt::GO).into())
+    }
+
+    /// The rest of what a server says that has one export and no options. Its size begins in the greeting.
+    async fn oldstyle(&self, greeting: &[u8; GREETING_LEN]) -> Result<Session, Trouble> {
+        let rest = self.receive::<{ 6 + 4 + 124 }>().await?;
+        let told = [&greeting[16..], &rest[..10]].concat();
+        let mut told = Fields(&told);
+        let size_bytes = told.u64().unwrap_or_default();
+        let flags = told.u32().unwrap_or_default() as u16;
+        Ok(Session {
+            export: Chosen::new(size_bytes, flags).check()?,
+            headers: Headers::Simple,
+            context: None,
+        })
     }
 
     /// The way of servers that know no other. They close the connection when they have no such export.
