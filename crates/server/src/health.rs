@@ -242,7 +242,9 @@ impl Drop for Health {
     fn drop(&mut self) {
         let copies = self.image.copies();
         if copies.failed > 1 {
-            let what = format_args!("{} reads could not be kept in the image", copies.failed);
+            let count = copies.failed;
+            let what =
+                format_args!("what was read could not be kept in the image; {count} times in all");
             self.tell("INFO", what);
         }
         let troubles = std::mem::take(&mut *self.troubles.lock());
