@@ -124,7 +124,9 @@ impl ComparedImage {
         });
         mapped.map_err(|errno| {
             let what = format!("cannot read the allocation at offset {offset}");
-            Failure::request(self.guest.image(), &self.name, &what, errno).code(EXIT_STATUS)
+            self.guest
+                .failed(&self.name, &what, errno)
+                .code(EXIT_STATUS)
         })
     }
 
@@ -139,7 +141,7 @@ impl ComparedImage {
         }
         self.guest.read(offset, &mut self.buffer).map_err(|errno| {
             let what = format!("cannot read offset {offset}");
-            Failure::request(self.guest.image(), &self.name, &what, errno).code(EXIT_READ)
+            self.guest.failed(&self.name, &what, errno).code(EXIT_READ)
         })
     }
 }

@@ -228,18 +228,19 @@ pub fn run(args: &Args, out: &mut dyn Write) -> Result<u8, Failure> {
             .min(image.size_bytes()),
         None => image.size_bytes(),
     };
-    let failed = |offset: u64, errno: Errno| {
-        let what = format!("cannot map offset {offset}");
-        Failure::request(&image, spec.path(), &what, errno)
-    };
     // Below another format the offsets of the file are not the guest's.
     let is_raw = layers.top().format() == Format::Raw;
     let raw = opened.files.own.first().filter(|_| is_raw).cloned();
     let window = raw.as_ref().and_then(|file| file.open_file().window());
     let window = window.map_or(0, |window| window.offset_bytes);
     let bitmap = raw.filter(BlockingFile::has_nbd_context);
-    let mut holes = FileHoles::new(&opened.files).map_err(|errno| failed(0, errno))?;
+    let holes = FileHoles::new(&opened.files);
     let guest = Guest::new(image.queue(opened.files));
+    let failed = |offset: u64, errno: Errno| {
+        let what = format!("cannot map offset {offset}");
+        guest.failed(spec.path(), &what, errno)
+    };
+    let mut holes = holes.map_err(|errno| failed(0, errno))?;
     let mut printer = Printer {
         out,
         output: args.output,

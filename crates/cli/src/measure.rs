@@ -182,12 +182,13 @@ fn examine(
     let opened = spec.open(&base)?;
     let image = opened.image;
     let size_bytes = image.size_bytes();
+    let holes = FileHoles::new(&opened.files);
+    let guest = Guest::new(image.queue(opened.files));
     let failed = |offset: u64, errno| {
         let what = format!("cannot map offset {offset}");
-        Failure::request(&image, spec.path(), &what, errno)
+        guest.failed(spec.path(), &what, errno)
     };
-    let mut holes = FileHoles::new(&opened.files).map_err(|errno| failed(0, errno))?;
-    let guest = Guest::new(image.queue(opened.files));
+    let mut holes = holes.map_err(|errno| failed(0, errno))?;
     let (mut at, mut data_clusters) = (0, 0);
     while at < size_bytes {
         interrupt::check(job)?;

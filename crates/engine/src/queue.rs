@@ -82,6 +82,11 @@ impl<F: File> Queue<F> {
         }
     }
 
+    /// Its files, those of the top layer first.
+    pub fn files(&self) -> impl Iterator<Item = &F> {
+        self.files.iter()
+    }
+
     /// A function that gives the memory back for which no request had a use since it was called last,
     /// to be called on this thread; `false` when the queue is gone.
     pub fn trimmer(&self) -> impl Fn() -> bool + 'static

@@ -173,7 +173,7 @@ impl Exporter {
         let image = acquired.inspect_err(|_| device_state::forget(&new))?;
         let shared = image.shared();
         let served = Arc::new(Served {
-            health: Arc::new(Health::new(&new.name, shared.name(), shared.image())),
+            health: Arc::new(Health::new(&new.name, shared)),
             image: Arc::clone(&image),
             policy: new.image.policy(&new.spec),
             read_only: new.image.refuses_writes(&new.spec),

@@ -2,7 +2,9 @@
 
 use gaur_block::{Device, Errno, Payload, Request, Source, Target};
 use gaur_engine::{CompressedCluster, Image, ImageError, Job, MapExtent, Queue};
-use gaur_reactor::{BlockingFile, block_on};
+use gaur_reactor::{BlockingFile, OpenFile, block_on};
+
+use crate::failure::Failure;
 
 /// An open image for one thread.
 pub struct Guest(Queue<BlockingFile>);
@@ -16,6 +18,13 @@ impl Guest {
     /// The image.
     pub fn image(&self) -> &Image {
         self.0.image()
+    }
+
+    /// The failure to do `what` with the image called `name`, with what went wrong where its bytes are.
+    pub fn failed(&self, name: &str, what: &str, errno: Errno) -> Failure {
+        let files = self.0.files().map(BlockingFile::open_file);
+        let trouble = { files }.find_map(OpenFile::trouble);
+        Failure::request(self.image(), name, what, errno).because(trouble)
     }
 
     /// Fills `buffer` from guest offset `offset_bytes`.

@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 
 use gaur_block::{Errno, Request};
 use gaur_engine::Image;
+use gaur_reactor::OpenFile;
 use jiff::Zoned;
 use parking_lot::Mutex;
 
 use crate::notice::{one_line, say};
+use crate::shared_image::SharedImage;
 
 /// Requests of a kind succeed again when one has and none failed for so long: on a full disk those that
 /// need no space succeed among the others.
@@ -108,14 +110,17 @@ pub struct Health {
     /// Said already: that what is read does not stay in it, as it should.
     copies: AtomicBool,
     troubles: Mutex<[Option<Trouble>; KINDS.len()]>,
+    /// Files that can say more than an error number.
+    remote: Vec<OpenFile>,
 }
 
 impl Health {
     /// Of an image about which nothing is known yet.
-    pub fn new(export: &str, file: &str, image: &Arc<Image>) -> Health {
+    pub fn new(export: &str, shared: &SharedImage) -> Health {
         Health {
-            subject: format!("export {export:?} ({})", one_line(file)),
-            image: Arc::clone(image),
+            subject: format!("export {export:?} ({})", one_line(shared.name())),
+            image: Arc::clone(shared.image()),
+            remote: shared.remote_files(),
             failing: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
             refuses: AtomicBool::new(false),
@@ -176,7 +181,9 @@ impl Health {
         }
         if self.count(asked, errno) {
             self.failing.store(true, Ordering::Relaxed);
-            let what = format_args!("{asked} failed: {errno} (further ones are counted)");
+            let trouble = self.remote.iter().find_map(OpenFile::trouble);
+            let why = trouble.map_or_else(|| errno.to_string(), |why| one_line(&why));
+            let what = format_args!("{asked} failed: {why} (further ones are counted)");
             self.tell("WARN", what);
         }
         let corruption = self.image.corruption();

@@ -218,7 +218,13 @@ impl SharedImage {
         }
     }
 
-    /// Whether some of its bytes are on an NBD server.
+    /// Its files whose bytes are elsewhere.
+    pub(crate) fn remote_files(&self) -> Vec<OpenFile> {
+        let remote = self.open_files().filter(|file| file.is_remote());
+        remote.cloned().collect()
+    }
+
+    /// Whether some of its bytes are on another machine.
     pub fn is_remote(&self) -> bool {
         self.open_files().any(OpenFile::is_remote)
     }
