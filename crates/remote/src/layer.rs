@@ -95,7 +95,7 @@ impl Layer {
         cache: Arc<Cache>,
         patience: Duration,
     ) -> io::Result<Arc<Layer>> {
-        let entry = cache.entry(&name, &source.endpoint(), &facts)?;
+        let entry = cache.entry(&source.identity(&name), &source.endpoint(), &facts)?;
         Ok(Arc::new_cyclic(|me| Layer {
             name,
             source,

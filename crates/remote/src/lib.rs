@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! name.rs      names: what is one, what lies below another
-//! store.rs     what answers them: object_store, or a web server (web.rs)
+//! store.rs     what answers them: object_store, a web server (web.rs), a registry of containers (oci.rs)
 //! attempt.rs   one request, tried until it works or time is up
 //! cache.rs     the folder; cache/entry.rs one object in it; cache/evict.rs what makes room
 //! layer.rs     the file: who asks for a chunk, and who waits for it
@@ -25,6 +25,7 @@ mod attempt;
 mod cache;
 mod layer;
 mod name;
+mod oci;
 mod opener;
 pub mod published;
 mod runtime;

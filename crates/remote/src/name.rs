@@ -22,6 +22,8 @@ pub(crate) enum Protocol {
     Azure,
     /// A web server.
     Web,
+    /// A registry of container images.
+    Registry,
 }
 
 impl Name {
@@ -52,6 +54,7 @@ impl Name {
             "gs" => Ok(Protocol::Google),
             "az" | "azure" => Ok(Protocol::Azure),
             "http" | "https" => Ok(Protocol::Web),
+            "oci" => Ok(Protocol::Registry),
             other => Err(format!("{other}: is not supported")),
         }
     }
@@ -59,6 +62,18 @@ impl Name {
     /// Bucket, container or host.
     pub(crate) fn host(&self) -> &str {
         self.url.host_str().unwrap_or_default()
+    }
+
+    /// The host with its port, if it has one.
+    pub(crate) fn authority(&self) -> String {
+        let port = self.url.port().map(|port| format!(":{port}"));
+        format!("{}{}", self.host(), port.unwrap_or_default())
+    }
+
+    /// Whether it is on this machine.
+    pub(crate) fn is_loopback(&self) -> bool {
+        let ip = self.host().trim_matches(['[', ']']).parse();
+        self.host() == "localhost" || ip.is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
     }
 
     pub(crate) fn url(&self) -> &Url {
@@ -94,7 +109,9 @@ impl Name {
         match self.url.host() {
             Some(Host::Ipv4(ip)) => is_link_local(ip.into()),
             Some(Host::Ipv6(ip)) => is_link_local(ip.into()),
-            _ => false,
+            // The host of a protocol that `Url` does not know is no more than text.
+            Some(Host::Domain(host)) => host.parse().is_ok_and(is_link_local),
+            None => false,
         }
     }
 }

@@ -15,6 +15,7 @@ use object_store::{GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, RetryCon
 use parking_lot::Mutex;
 
 use crate::name::{Name, Protocol};
+use crate::oci::Disk;
 use crate::web::Page;
 
 /// What is known of an object.
@@ -43,6 +44,8 @@ pub(crate) struct Fault {
     pub(crate) passes: bool,
     /// How long the store wants to be left alone.
     pub(crate) after: Option<Duration>,
+    /// What a server wants to hear first (`WWW-Authenticate`).
+    pub(crate) challenge: Option<String>,
 }
 
 impl Fault {
@@ -52,6 +55,7 @@ impl Fault {
             text: text.to_owned(),
             passes: false,
             after: None,
+            challenge: None,
         }
     }
 
@@ -105,6 +109,7 @@ const ESTALE: i32 = 116;
 pub(crate) enum Source {
     Store(Arc<dyn ObjectStore>, Path),
     Web(Page),
+    Registry(Disk),
 }
 
 impl Source {
@@ -116,6 +121,7 @@ impl Source {
         };
         match name.protocol().map_err(bad)? {
             Protocol::Web => Page::new(name.url().clone()).map(Source::Web),
+            Protocol::Registry => Ok(Source::Registry(Disk::new(name, credentials))),
             protocol => {
                 let key = name.key().map_err(bad)?;
                 let path = Path::parse(&key).map_err(|_| bad("the key is none".to_owned()))?;
@@ -137,7 +143,15 @@ impl Source {
                 let chosen = chosen.iter().filter_map(|name| std::env::var(name).ok());
                 chosen.fold(store.to_string(), |all, one| format!("{all} {one}"))
             }
-            Source::Web(_) => String::new(),
+            Source::Web(_) | Source::Registry(_) => String::new(),
+        }
+    }
+
+    /// What the cache calls the object of a name.
+    pub(crate) fn identity(&self, name: &str) -> String {
+        match self {
+            Source::Registry(disk) => disk.identity(),
+            _ => name.to_owned(),
         }
     }
 
@@ -145,6 +159,7 @@ impl Source {
     pub(crate) async fn look(&self) -> Result<Facts, Fault> {
         match self {
             Source::Web(page) => page.look().await,
+            Source::Registry(disk) => disk.look().await,
             Source::Store(store, path) => match store.head(path).await {
                 Ok(found) => Ok(facts(&found)),
                 Err(error) => Err(fault(&error)),
@@ -156,6 +171,7 @@ impl Source {
     pub(crate) async fn range(&self, range: Range<u64>, told: &Facts) -> Result<Bytes, Fault> {
         let (store, path) = match self {
             Source::Web(page) => return page.range(range, told).await,
+            Source::Registry(disk) => return disk.range(range).await,
             Source::Store(store, path) => (store, path),
         };
         let options = GetOptions {
@@ -215,7 +231,7 @@ fn client(
             .with_retry(no_retries())
             .build()
             .map(|store| Arc::new(store) as Arc<dyn ObjectStore>),
-        Protocol::Azure | Protocol::Web => MicrosoftAzureBuilder::from_env()
+        Protocol::Azure | Protocol::Web | Protocol::Registry => MicrosoftAzureBuilder::from_env()
             .with_container_name(bucket)
             .with_skip_signature(!credentials)
             .with_retry(no_retries())

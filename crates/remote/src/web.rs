@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use reqwest::dns::{Addrs, Name as HostName, Resolve, Resolving};
 use reqwest::header::{
-    ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderMap, IF_MATCH, LAST_MODIFIED,
-    RANGE, RETRY_AFTER,
+    ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_ENCODING, CONTENT_RANGE, ETAG, HeaderMap,
+    IF_MATCH, LAST_MODIFIED, RANGE, RETRY_AFTER, WWW_AUTHENTICATE,
 };
 use reqwest::redirect::{Attempt, Policy};
 use reqwest::{Client, Response, StatusCode, Url};
@@ -36,7 +36,7 @@ impl Page {
     }
 
     pub(crate) async fn look(&self) -> Result<Facts, Fault> {
-        let answer = self.ask(0..1, None).await?;
+        let answer = self.ask(0..1, None, None).await?;
         let facts = facts(answer.headers())?;
         drop(answer);
         Ok(facts)
@@ -44,31 +44,59 @@ impl Page {
 
     /// The bytes of a range, as many as it has.
     pub(crate) async fn range(&self, range: Range<u64>, told: &Facts) -> Result<Bytes, Fault> {
-        let mut answer = self.ask(range.clone(), told.etag()).await?;
+        let answer = self.ask(range.clone(), told.etag(), None).await?;
         let found = facts(answer.headers())?;
         if found != *told {
             return Err(Fault::changed());
         }
-        if started_at(answer.headers()) != Some(range.start) {
-            return Err(Fault::last(
-                "the server sent another range than it was asked for",
-            ));
-        }
-        let len = (range.end - range.start) as usize;
-        let mut body = BytesMut::with_capacity(len);
-        while let Some(part) = answer.chunk().await.map_err(|error| broken(&error))? {
-            if body.len() + part.len() > len {
-                return Err(Fault::last("the server sent more than it was asked for"));
-            }
-            body.extend_from_slice(&part);
-        }
-        match body.len() == len {
-            true => Ok(body.freeze()),
-            false => Err(Fault::passing("the answer ended too early")),
+        body(answer, range).await
+    }
+
+    /// A range of an object that never changes and is this long, with the right to it.
+    pub(crate) async fn part(
+        &self,
+        range: Range<u64>,
+        whole_bytes: u64,
+        authorization: Option<String>,
+    ) -> Result<Bytes, Fault> {
+        let answer = self.ask(range.clone(), None, authorization).await?;
+        match facts(answer.headers())?.len_bytes == whole_bytes {
+            true => body(answer, range).await,
+            false => Err(Fault::last("it has another length than was said")),
         }
     }
 
-    async fn ask(&self, range: Range<u64>, etag: Option<&str>) -> Result<Response, Fault> {
+    /// A whole small answer.
+    pub(crate) async fn small(
+        &self,
+        accept: &str,
+        authorization: Option<String>,
+        bytes_max: usize,
+    ) -> Result<Vec<u8>, Fault> {
+        let mut request = self.client.get(self.url.clone()).header(ACCEPT, accept);
+        if let Some(authorization) = authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        let mut answer = request.send().await.map_err(|error| broken(&error))?;
+        if answer.status() != StatusCode::OK {
+            return Err(refused(&answer));
+        }
+        let mut body = Vec::new();
+        while let Some(part) = answer.chunk().await.map_err(|error| broken(&error))? {
+            if body.len() + part.len() > bytes_max {
+                return Err(Fault::last("the answer is too long"));
+            }
+            body.extend_from_slice(&part);
+        }
+        Ok(body)
+    }
+
+    async fn ask(
+        &self,
+        range: Range<u64>,
+        etag: Option<&str>,
+        authorization: Option<String>,
+    ) -> Result<Response, Fault> {
         let bytes = format!("bytes={}-{}", range.start, range.end - 1);
         let mut request = self.client.get(self.url.clone());
         request = request
@@ -76,6 +104,9 @@ impl Page {
             .header(ACCEPT_ENCODING, "identity");
         if let Some(etag) = etag {
             request = request.header(IF_MATCH, etag);
+        }
+        if let Some(authorization) = authorization {
+            request = request.header(AUTHORIZATION, authorization);
         }
         let answer = request.send().await.map_err(|error| broken(&error))?;
         let status = answer.status();
@@ -89,9 +120,41 @@ impl Page {
                 Err(Fault::last("it is empty, or shorter than it was"))
             }
             StatusCode::PRECONDITION_FAILED => Err(Fault::changed()),
-            status => Err(Fault::of_status(status.as_u16(), String::new())
-                .after(retry_after(answer.headers()))),
+            _ => Err(refused(&answer)),
         }
+    }
+}
+
+/// The bytes of an answer with a range.
+async fn body(mut answer: Response, range: Range<u64>) -> Result<Bytes, Fault> {
+    if started_at(answer.headers()) != Some(range.start) {
+        return Err(Fault::last(
+            "the server sent another range than it was asked for",
+        ));
+    }
+    let len = (range.end - range.start) as usize;
+    let mut body = BytesMut::with_capacity(len);
+    while let Some(part) = answer.chunk().await.map_err(|error| broken(&error))? {
+        if body.len() + part.len() > len {
+            return Err(Fault::last("the server sent more than it was asked for"));
+        }
+        body.extend_from_slice(&part);
+    }
+    match body.len() == len {
+        true => Ok(body.freeze()),
+        false => Err(Fault::passing("the answer ended too early")),
+    }
+}
+
+/// An answer that is an error.
+fn refused(answer: &Response) -> Fault {
+    let headers = answer.headers();
+    let challenge = text(headers, WWW_AUTHENTICATE).map(str::to_owned);
+    let is_asked = answer.status() == StatusCode::UNAUTHORIZED;
+    let fault = Fault::of_status(answer.status().as_u16(), String::new());
+    Fault {
+        challenge: challenge.filter(|_| is_asked),
+        ..fault.after(retry_after(headers))
     }
 }
 

@@ -125,7 +125,7 @@ impl Health {
             corrupt: AtomicBool::new(false),
             refuses: AtomicBool::new(false),
             // Nothing to say about others.
-            copies: AtomicBool::new(!image.copies_on_read()),
+            copies: AtomicBool::new(!shared.image().copies_on_read()),
             troubles: Mutex::default(),
         }
     }

@@ -92,7 +92,9 @@ impl Place {
                 let folder = folder.map_or_else(String::new, |(folder, _)| format!("{folder}/"));
                 Ok((store, folder))
             }
-            Source::Web(_) => Err(Fault::last("what is on a web server is only read")),
+            Source::Web(_) | Source::Registry(_) => Err(Fault::last(
+                "what is on a web server or in a registry is only read",
+            )),
         }
     }
 
@@ -129,6 +131,7 @@ pub(super) async fn whole(source: &Source, len_max: u64) -> Result<Bytes, Fault>
                 }
                 answer.bytes().await.map_err(|error| fault(&error))
             }
+            Source::Registry(_) => Err(Fault::last("a registry has no chunks")),
             Source::Web(page) => {
                 let facts = page.look().await?;
                 match facts.len_bytes {
