@@ -61,6 +61,8 @@ struct Shared {
     /// read rightly.
     known_data: Mutex<Range<u64>>,
     skips_flushes: AtomicBool,
+    /// What is written is dropped, and all of it reads as zeros.
+    is_null: bool,
     /// Of a file that holds what was fetched: where the rest is.
     remote: Option<Arc<dyn RemoteFile>>,
 }
@@ -188,6 +190,7 @@ impl OpenFile {
             at: Place::Nbd(export),
             known_data: Mutex::default(),
             skips_flushes: AtomicBool::new(false),
+            is_null: false,
             remote: None,
         };
         Ok(OpenFile::of(shared))
@@ -220,14 +223,11 @@ impl OpenFile {
         }
     }
 
-    /// So many zeros, which take no space and can only be read.
+    /// So many zeros, which take no space. What is written to them is dropped.
     ///
     /// # Errors
-    /// When they are to be written; what `memfd_create(2)` says.
+    /// What `memfd_create(2)` says.
     pub fn zeros(len_bytes: u64, access: Access) -> Result<OpenFile, OpenError> {
-        if access.write {
-            return Err(refused(Errno::EROFS, "zeros of no file can only be read"));
-        }
         let failed = |errno: rustix::io::Errno| {
             let errno = Errno::from_raw(errno.raw_os_error());
             refused(errno, format!("cannot make zeros: {errno}"))
@@ -240,7 +240,17 @@ impl OpenFile {
             lock: false,
             ..access
         };
-        OpenFile::from_fd(fd, access)
+        let mut file = OpenFile::from_fd(fd, access)?;
+        if let Some(shared) = Arc::get_mut(&mut file.shared) {
+            shared.is_null = true;
+            shared.limits.resizable = false;
+        }
+        Ok(file)
+    }
+
+    /// Whether it drops what is written to it.
+    pub(crate) fn is_null(&self) -> bool {
+        self.shared.is_null
     }
 
     fn open_with(path: &CStr, mode: OFlags, access: Access) -> Result<OpenFile, OpenError> {
@@ -531,6 +541,7 @@ impl Shared {
             sector_bytes,
             known_data: Mutex::default(),
             skips_flushes: AtomicBool::new(false),
+            is_null: false,
             remote: None,
         })
     }

@@ -245,6 +245,9 @@ pub(crate) async fn write_at<R: Raw>(
     source: Source<'_>,
 ) -> Result<(), Errno> {
     check_change(raw, offset_bytes, source.len() as u64)?;
+    if raw.file().is_null() {
+        return Ok(());
+    }
     match source {
         Source::Memory(memory) => write_memory(raw, offset_bytes, memory).await,
         Source::Registered(from) => {
@@ -287,6 +290,9 @@ pub(crate) async fn write_zeroes_at<R: Raw>(
     may_unmap: bool,
 ) -> Result<(), Errno> {
     check_change(raw, offset_bytes, len_bytes)?;
+    if raw.file().is_null() {
+        return Ok(());
+    }
     let pieces = Pieces::of(offset_bytes, len_bytes, raw.file().sector_bytes());
     // The middle first: when the device cannot do it, nothing has been done at all.
     if pieces.middle.len > 0 {
@@ -302,6 +308,9 @@ pub(crate) async fn write_zeroes_at<R: Raw>(
 
 pub(crate) async fn discard_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Result<(), Errno> {
     check_change(raw, offset, len)?;
+    if raw.file().is_null() {
+        return Ok(());
+    }
     // The file system zeroes the edges of a hole in a regular file; on a block device a discard
     // promises nothing about the contents, and its edges are left alone.
     let middle = Pieces::of(offset, len, raw.file().sector_bytes()).middle;
@@ -319,7 +328,7 @@ pub(crate) async fn discard_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Result
 pub(crate) async fn allocate_at<R: Raw>(raw: &R, offset: u64, len: u64) -> Result<(), Errno> {
     check_change(raw, offset, len)?;
     // A block device has its space, and what `fallocate` does there is to write zeros.
-    if len == 0 || raw.file().is_block_device() {
+    if len == 0 || raw.file().is_block_device() || raw.file().is_null() {
         return Ok(());
     }
     fallocate(raw, ALLOCATE, Range { offset, len }).await

@@ -163,7 +163,7 @@ impl ImageSpec {
             path,
             format,
             switch: None,
-            place: None,
+            place: zeros::place_of(given),
             protocol: false,
             changes: Overrides::default(),
         }
@@ -443,7 +443,9 @@ impl OptionReader {
     fn read(mut self, given: &OsStr, format: Option<Format>) -> Result<ImageSpec, Failure> {
         let filter = self.copy_on_read()?;
         let told = self.keys.take_text("driver")?;
-        if told.as_deref() == Some("null-co") && format.is_none_or(|format| format == Format::Raw) {
+        if matches!(told.as_deref(), Some("null-co" | "null-aio"))
+            && format.is_none_or(|format| format == Format::Raw)
+        {
             return self.zeros(given);
         }
         let driver = format.map(Format::name).or(told.as_deref());

@@ -1,4 +1,4 @@
-//! QEMU's driver `null-co`: zeros that are in no file. Here they can only be read.
+//! QEMU's drivers `null-co` and `null-aio`: zeros that are in no file. What is written to them is dropped.
 
 use std::ffi::OsStr;
 
@@ -9,12 +9,18 @@ use crate::failure::Failure;
 use crate::open::Place;
 use crate::size::SIZE_MAX;
 
-/// What the image is called in messages.
+/// What the image is called in messages, and by names.
 const NAME: &str = "null-co://";
+const OTHER_NAME: &str = "null-aio://";
 /// Its size unless one is given, as in QEMU.
 const SIZE_BYTES: u64 = 1 << 30;
 /// The longest disk, in whole sectors.
 const SIZE_BYTES_MAX: u64 = SIZE_MAX & !511;
+
+/// The place that a name stands for, if it is one of these.
+pub(super) fn place_of(name: &OsStr) -> Option<Place> {
+    (name == NAME || name == OTHER_NAME).then_some(Place::Zeros(SIZE_BYTES))
+}
 
 impl OptionReader {
     pub(super) fn zeros(mut self, given: &OsStr) -> Result<ImageSpec, Failure> {
