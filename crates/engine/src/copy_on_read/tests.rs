@@ -1,11 +1,13 @@
 //! What reads and streams leave in the top image, and what they leave alone.
 
 use std::cell::Cell;
+use std::pin::Pin;
 
 use gaur_block::{Device, Errno, FileLimits, Payload, Request, Source, Target};
 use gaur_format::geometry::Version;
 use gaur_format::plan::CreateOptions;
 
+use super::COPYING_BYTES_MAX;
 use crate::chain::open;
 use crate::create::create;
 use crate::error::ErrorKind;
@@ -264,6 +266,49 @@ fn a_copy_that_fails_does_not_fail_the_read() {
         mapped(&queue),
         [(0, CLUSTER, false), (5 * CLUSTER, CLUSTER, false)]
     );
+    close(&overlay, queue);
+}
+
+/// Copies under way are bounded: reads beyond that are served and leave nothing.
+#[test]
+fn a_deep_queue_of_reads_is_not_held_up_by_copies() {
+    let clusters = 2 * COPYING_BYTES_MAX / CLUSTER;
+    let base = TestFile::new(vec![7; (clusters * CLUSTER) as usize], cached_limits());
+    let options = CreateOptions {
+        size_bytes: clusters * CLUSTER,
+        backing_file: Some(b"base".to_vec()),
+        backing_format: Some("raw".to_owned()),
+        ..CreateOptions::default()
+    };
+    let top = TestFile::new(Vec::new(), cached_limits()).with_jitter(5, 50);
+    block_on(create(&top, &options, &Job::default())).unwrap();
+    let mut host = TestHost::default();
+    host.add("top", top.clone());
+    host.add("base", base.clone().with_jitter(6, 50));
+    let overlay = Overlay { host, base, top };
+    let queue = overlay.open(|_| ());
+    let (queue_ref, done) = (&queue, &Cell::new(0));
+    let reader = |cluster: u64| async move {
+        let mut memory = vec![0; 512];
+        let payload = Payload::Read(Target::memory(&mut memory));
+        let offset_bytes = cluster * CLUSTER + 1024;
+        let request = Request::Read { offset_bytes };
+        queue_ref.submit(request, payload).await.unwrap();
+        assert_eq!(memory, [7; 512]);
+        done.set(done.get() + 1);
+    };
+    let readers = (0..clusters)
+        .map(|cluster| -> Pin<Box<dyn Future<Output = ()>>> { Box::pin(reader(cluster)) });
+    run_shuffled(Random::new(1), readers.collect());
+    let copies = queue.image().copies();
+    assert_eq!(done.get(), clusters);
+    assert!(copies.left_out > 0 && copies.bytes > 0, "{copies:?}");
+    let left = (copies.left_out * CLUSTER) + copies.bytes;
+    assert!(
+        left <= clusters * CLUSTER && copies.failed == 0,
+        "{copies:?}"
+    );
+    assert_eq!(queue.copying_bytes.get(), 0);
     close(&overlay, queue);
 }
 
