@@ -61,6 +61,11 @@ pub trait File {
     /// Which file this is; `None` when the host cannot say.
     fn id(&self) -> Option<FileId>;
 
+    /// Whether its bytes are known to be a guest's disk: then it is raw, whatever they look like.
+    fn is_disk(&self) -> bool {
+        false
+    }
+
     /// Memory of `len_bytes` zeros, aligned to [`FileLimits::memory_alignment`]. It may allocate:
     /// take buffers at start and keep them.
     fn buffer(&self, len_bytes: usize) -> Self::Buffer;

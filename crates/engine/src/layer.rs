@@ -206,6 +206,9 @@ impl<'a, F: File> LayerReader<'a, F> {
     }
 
     async fn probe(&self) -> Result<ImageFormat, ImageError> {
+        if self.file.is_disk() {
+            return Ok(ImageFormat::Raw);
+        }
         let len_bytes = probe::END_BYTES.min(self.len_bytes);
         let head = self.bytes("first sector", 0, len_bytes).await?;
         if let Some(format) = probe::by_head(&head) {

@@ -318,6 +318,11 @@ impl OpenFile {
         self.is_nbd() || self.shared.remote.is_some()
     }
 
+    /// Whether its bytes are a guest's disk, and no image whatever they look like.
+    pub fn is_disk(&self) -> bool {
+        self.far_side().is_some_and(RemoteFile::is_disk)
+    }
+
     /// What went wrong last between here and where the bytes are, if they are elsewhere, in words.
     pub fn trouble(&self) -> Option<String> {
         match self.far_side() {
@@ -445,11 +450,12 @@ impl OpenFile {
         let len_bytes = self.whole_len()?;
         let rest = len_bytes.checked_sub(offset_bytes).filter(|rest| *rest > 0);
         let rest = rest.ok_or(Errno::EINVAL)?;
-        if self.far_side().is_some() {
-            return Ok(Extent {
+        if let Some(remote) = self.far_side() {
+            let known = remote.extent_at(offset_bytes);
+            return Ok(known.unwrap_or(Extent {
                 len: rest,
                 data: true,
-            });
+            }));
         }
         let known = self.shared.known_data.lock().clone();
         if known.contains(&offset_bytes) && known.end <= len_bytes {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::OnceLock;
 
-use gaur_block::{Access, Errno, OpenError, SegmentsMut, Target};
+use gaur_block::{Access, Errno, Extent, OpenError, SegmentsMut, Target};
 
 use crate::open::{OpenFile, refused};
 use crate::whole::{self, Raw};
@@ -26,6 +26,16 @@ pub trait RemoteFile: Debug + Send + Sync {
 
     /// Reads bytes, all of them below the file's length, wherever they are.
     fn fetch<'a>(&'a self, offset_bytes: u64, into: SegmentsMut<'a>) -> Fetch<'a>;
+
+    /// Whether its bytes are a guest's disk, and no image whatever they look like.
+    fn is_disk(&self) -> bool {
+        false
+    }
+
+    /// The run of data or zeros at an offset below the file's length, where that is known.
+    fn extent_at(&self, _offset_bytes: u64) -> Option<Extent> {
+        None
+    }
 
     /// What went wrong last, in words.
     fn trouble(&self) -> Option<String>;

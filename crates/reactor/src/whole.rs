@@ -56,6 +56,10 @@ macro_rules! file_by_raw {
                 Some(self.open_file().id())
             }
 
+            fn is_disk(&self) -> bool {
+                self.open_file().is_disk()
+            }
+
             fn buffer(&self, $len: usize) -> Self::Buffer {
                 let $file = self;
                 $buffer

@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use gaur_block::{Errno, SegmentsMut};
+use gaur_block::{Errno, Extent, SegmentsMut};
 use gaur_reactor::remote::{Fetch, RemoteFile};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -122,6 +122,11 @@ impl Layer {
         let mut own: Vec<Flight> = Vec::new();
         let mut flights = self.flights.lock();
         for chunk in chunks {
+            if self.source.is_zero(chunk) {
+                let zeros = Bytes::from_static(&[0; CHUNK_BYTES as usize]);
+                waits.push((chunk, watch::channel(Some(Ok(zeros))).1));
+                continue;
+            }
             let known = flights.get(&chunk).cloned();
             let arrival = known.unwrap_or_else(|| {
                 let (tell, arrival) = watch::channel(None);
@@ -137,6 +142,11 @@ impl Layer {
         Ok(waits)
     }
 
+    /// Whether a chunk can be read from the entry: it was kept, or is a hole there for good.
+    fn is_here(&self, chunk: u64) -> bool {
+        self.entry.is_ready(chunk) || self.source.is_zero(chunk)
+    }
+
     /// Asks for chunks that nobody waits for, as far as there is room for that.
     fn ask_ahead(&self, chunks: Range<u64>) {
         let Some(me) = self.me.upgrade() else {
@@ -145,7 +155,7 @@ impl Layer {
         let mut own: Vec<Flight> = Vec::new();
         let mut flights = self.flights.lock();
         for chunk in chunks {
-            if flights.contains_key(&chunk) || self.entry.is_ready(chunk) {
+            if flights.contains_key(&chunk) || self.is_here(chunk) {
                 continue;
             }
             let (tell, arrival) = watch::channel(None);
@@ -290,10 +300,16 @@ fn start(layer: &Arc<Layer>, own: Vec<Flight>, gate: &Arc<Semaphore>) -> Result<
 /// Cuts flights, which are in order, into runs of one request each.
 fn runs(flights: Vec<Flight>) -> Vec<Vec<Flight>> {
     let mut runs: Vec<Vec<Flight>> = Vec::new();
+    // Chunks of a published image are objects of their own.
+    let published = |flight: &Flight| matches!(flight.layer.source, Source::Published(_));
+    let most = match flights.first().is_some_and(published) {
+        true => 1,
+        false => RUN_CHUNKS,
+    };
     for flight in flights {
         let fits = |run: &&mut Vec<Flight>| {
             let next = run.last().map(|last| last.chunk + 1);
-            next == Some(flight.chunk) && (run.len() as u64) < RUN_CHUNKS
+            next == Some(flight.chunk) && (run.len() as u64) < most
         };
         match runs.last_mut().filter(fits) {
             Some(run) => run.push(flight),
@@ -311,7 +327,7 @@ impl RemoteFile for Layer {
         if len_bytes == 0 {
             return Some(mark);
         }
-        if !chunks.clone().all(|chunk| self.entry.is_ready(chunk)) {
+        if !chunks.clone().all(|chunk| self.is_here(chunk)) {
             return None;
         }
         if let Some(marked) = chunks.find(|chunk| self.ahead.is_mark(*chunk)) {
@@ -327,6 +343,22 @@ impl RemoteFile for Layer {
 
     fn fetch<'a>(&'a self, offset_bytes: u64, into: SegmentsMut<'a>) -> Fetch<'a> {
         Box::pin(self.read(offset_bytes, into))
+    }
+
+    fn is_disk(&self) -> bool {
+        matches!(self.source, Source::Published(_))
+    }
+
+    fn extent_at(&self, offset_bytes: u64) -> Option<Extent> {
+        let Source::Published(image) = &self.source else {
+            return None;
+        };
+        let (zero, end) = image.run(offset_bytes / CHUNK_BYTES);
+        let end = self.facts.len_bytes.min(end * CHUNK_BYTES);
+        Some(Extent {
+            len: end.checked_sub(offset_bytes)?.max(1),
+            data: !zero,
+        })
     }
 
     fn trouble(&self) -> Option<String> {

@@ -14,9 +14,10 @@ use crate::attempt;
 use crate::cache::Cache;
 use crate::layer::Layer;
 use crate::name::Name;
+use crate::published::{Place, PublishedImage};
 use crate::runtime;
 use crate::settings::Settings;
-use crate::store::{Fault, Source};
+use crate::store::{Facts, Fault, Source};
 
 /// How long opening is tried: somebody waits for an answer, and a name may be wrong.
 const OPEN_PATIENCE: Duration = Duration::from_secs(10);
@@ -75,11 +76,10 @@ impl Opener {
         let failed = |fault: Fault| refused(fault.errno, &fault.text);
         let started = runtime::get();
         started.map_err(|text| refused(Errno::EIO, &text))?;
-        let source = Source::of(&key.0, credentials).map_err(failed)?;
         let patience = base.patience.min(OPEN_PATIENCE);
-        let asked = source.clone();
-        let facts = runtime::run(async move { attempt::look(&asked, patience).await });
-        let facts = facts
+        let name = key.0.clone();
+        let found = runtime::run(async move { find(name, credentials, patience).await });
+        let (source, facts) = found
             .map_err(|text| refused(Errno::EIO, &text))?
             .map_err(failed)?;
         let shown = key.0.to_string();
@@ -94,6 +94,19 @@ impl Opener {
         open.insert(key, Arc::downgrade(&layer));
         Ok(layer)
     }
+}
+
+/// Finds what answers a name, and what it is.
+async fn find(name: Name, credentials: bool, patience: Duration) -> Result<(Source, Facts), Fault> {
+    let source = match Place::is_one(&name) {
+        true => {
+            let place = Place::new(name, credentials)?;
+            Source::Published(PublishedImage::read(place, patience).await?)
+        }
+        false => Source::of(&name, credentials)?,
+    };
+    let facts = attempt::look(&source, patience).await?;
+    Ok((source, facts))
 }
 
 /// Whether a file may be asked for, and with the credentials of the environment. Those go only to what the user has

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 
 use crate::name::{Name, Protocol};
 use crate::oci::Disk;
+use crate::published::PublishedImage;
 use crate::web::Page;
 
 /// What is known of an object.
@@ -110,6 +111,7 @@ pub(crate) enum Source {
     Store(Arc<dyn ObjectStore>, Path),
     Web(Page),
     Registry(Disk),
+    Published(PublishedImage),
 }
 
 impl Source {
@@ -143,7 +145,7 @@ impl Source {
                 let chosen = chosen.iter().filter_map(|name| std::env::var(name).ok());
                 chosen.fold(store.to_string(), |all, one| format!("{all} {one}"))
             }
-            Source::Web(_) | Source::Registry(_) => String::new(),
+            Source::Web(_) | Source::Registry(_) | Source::Published(_) => String::new(),
         }
     }
 
@@ -151,8 +153,14 @@ impl Source {
     pub(crate) fn identity(&self, name: &str) -> String {
         match self {
             Source::Registry(disk) => disk.identity(),
+            Source::Published(image) => image.identity(),
             _ => name.to_owned(),
         }
+    }
+
+    /// Whether a chunk is known to be zeros.
+    pub(crate) fn is_zero(&self, chunk: u64) -> bool {
+        matches!(self, Source::Published(image) if image.is_zero(chunk))
     }
 
     /// Asks what the object is.
@@ -160,6 +168,7 @@ impl Source {
         match self {
             Source::Web(page) => page.look().await,
             Source::Registry(disk) => disk.look().await,
+            Source::Published(image) => Ok(image.facts()),
             Source::Store(store, path) => match store.head(path).await {
                 Ok(found) => Ok(facts(&found)),
                 Err(error) => Err(fault(&error)),
@@ -172,6 +181,7 @@ impl Source {
         let (store, path) = match self {
             Source::Web(page) => return page.range(range, told).await,
             Source::Registry(disk) => return disk.range(range).await,
+            Source::Published(image) => return image.range(range).await,
             Source::Store(store, path) => (store, path),
         };
         let options = GetOptions {

@@ -6,6 +6,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use gaur_interop::gaur::binary;
+use gaur_interop::nbd::Server;
 use gaur_interop::random::Random;
 use gaur_interop::scratch::Scratch;
 use gaur_interop::store::{Object, Weed};
@@ -326,6 +327,133 @@ fn wrong_bytes_in_the_store_are_noticed() {
             .gaur(&["publish", "-f", "raw", &shelf.path("raw"), name])
             .refused();
     }
+}
+
+#[test]
+fn a_published_image_is_a_layer() {
+    let shelf = Shelf::new();
+    let raw = shelf.path("raw");
+    // A disk that begins like an image: what the guest wrote is no image.
+    let inner = shelf.path("inner");
+    qemu_img(&["create", "-q", "-f", "qcow2", &inner, "1G"]).ok();
+    run(
+        "dd",
+        &[
+            &format!("if={inner}"),
+            &format!("of={raw}"),
+            "bs=64k",
+            "count=4",
+            "conv=notrunc",
+        ],
+    )
+    .ok();
+    shelf.publish(&["-f", "raw"], "raw", "base");
+    let (base, plain) = (url("base"), shelf.path("plain"));
+    let info = shelf.gaur(&["info", "--output", "json", &base]).ok().json();
+    assert_eq!(
+        (&info["format"], &info["virtual-size"]),
+        (&"raw".into(), &DISK_BYTES.into())
+    );
+    let compare = ["compare", "-F", "raw", &base, &raw];
+    shelf.gaur(&compare).ok();
+    shelf.gaur(&["convert", "-O", "raw", &base, &plain]).ok();
+    run("cmp", &[&plain, &raw]).ok();
+    // The same disk under another name is the same entry of the cache.
+    let entries = || {
+        let found = std::fs::read_dir(shelf.path("cache/objects"));
+        found.unwrap().count()
+    };
+    assert_eq!(entries(), 1);
+    shelf.publish(&["-f", "raw"], "raw", "again");
+    shelf
+        .gaur(&["compare", "-F", "raw", &url("again"), &raw])
+        .ok();
+    assert_eq!(entries(), 1);
+}
+
+#[test]
+fn an_overlay_over_a_published_image_is_served_and_published() {
+    let shelf = Shelf::new();
+    let raw = shelf.path("raw");
+    shelf.publish(&["-f", "raw"], "raw", "base");
+    let base = url("base");
+    let overlay = shelf.path("overlay");
+    shelf
+        .gaur(&[
+            "create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", &overlay,
+        ])
+        .ok();
+    let refused = shelf.gaur(&["compare", &overlay, &raw]).code(2);
+    assert!(refused.stderr.contains("not allowed"), "{refused}");
+    let twin = shelf.path("twin");
+    run("cp", &["--sparse=always", &raw, &twin]).ok();
+    run(
+        "qemu-io",
+        &["-f", "raw", "-c", "write -P 5 1000k 20k", &twin],
+    )
+    .ok();
+    let socket = shelf.path("socket");
+    let mut variables = Vec::new();
+    let serve = [
+        "serve",
+        "--persistent",
+        "--socket",
+        &socket,
+        "--allow",
+        "s3://bases/dir/",
+        &overlay,
+    ];
+    let line: Vec<String> = shelf
+        .line(&mut variables, &serve)
+        .into_iter()
+        .map(str::to_owned)
+        .collect();
+    let mut command = Command::new("env");
+    command.args(line);
+    let server = Server::start(command, &socket);
+    let write = "write -P 5 1000k 20k";
+    run("qemu-io", &["-f", "raw", "-c", write, &server.uri()]).ok();
+    qemu_img(&["compare", "-f", "raw", "-F", "raw", &server.uri(), &twin]).ok();
+    server.stop();
+    // The top layer of what stands on a published image.
+    let (mut publish, top) = (
+        vec!["publish", "-q", "--allow", "s3://bases/dir/"],
+        url("top"),
+    );
+    publish.extend(["--top", &base, &overlay, &top]);
+    shelf.gaur(&publish).ok();
+    shelf.gaur(&["compare", "-F", "raw", &top, &twin]).ok();
+}
+
+#[test]
+fn a_wrong_chunk_is_never_served() {
+    let shelf = Shelf::new();
+    shelf.publish(&["-f", "raw"], "raw", "image");
+    let object = shelf
+        .chunks()
+        .into_iter()
+        .find(|object| object.len_bytes == CHUNK);
+    let key = object.unwrap().key;
+    let (right, wrong) = (shelf.path("right"), shelf.path("changed"));
+    shelf.weed.get(BUCKET, &key, &right);
+    let mut bytes = std::fs::read(&right).unwrap();
+    bytes[77] ^= 1;
+    std::fs::write(&wrong, &bytes).unwrap();
+    shelf.weed.put(&wrong, BUCKET, &key);
+    let (image, raw) = (url("image"), shelf.path("raw"));
+    let compare = ["compare", "-F", "raw", &image, &raw];
+    shelf.gaur(&compare).code(4);
+    let copy = shelf.path("copy");
+    let failed = shelf
+        .gaur(&["convert", "-O", "raw", &image, &copy])
+        .refused();
+    let what = "holds other bytes than its digest says";
+    assert!(
+        failed.stderr.contains(what) && failed.stderr.contains("chunks/"),
+        "{failed}"
+    );
+    shelf.weed.put(&right, BUCKET, &key);
+    shelf.gaur(&compare).ok();
 }
 
 /// As the page on the format says.

@@ -1,8 +1,8 @@
 //! A published image, for reading: its manifest, and those of the images below it.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,14 +12,16 @@ use super::CHUNK_BYTES;
 use super::chunk::{self, Digest, Stored};
 use super::manifest::Manifest;
 use super::place::{Place, whole};
-use crate::attempt;
+use crate::attempt::{self, ANSWER};
 use crate::name::Name;
 use crate::runtime;
 use crate::settings::Settings;
-use crate::store::Fault;
+use crate::store::{Facts, Fault};
 
 /// Most manifests below each other.
 const DEPTH_MAX: usize = 32;
+/// Most chunks that are looked at for a run.
+const RUN_MAX: u64 = 1 << 14;
 /// How often a chunk is fetched whose bytes are wrong, before that is an error.
 const WRONG_MAX: u32 = 3;
 
@@ -116,11 +118,41 @@ impl PublishedImage {
         let mut cancel = self.0.cancel.subscribe();
         let fetched = runtime::run(async move {
             tokio::select! {
-                fetched = image.chunk(chunk, image.0.patience, |_| {}) => fetched,
+                fetched = attempt::repeat(|| image.ask(chunk), image.0.patience, |_| {}) => fetched,
                 _ = cancel.wait_for(|cancelled| *cancelled) => Err(Fault::last("cancelled")),
             }
         })?;
         fetched.map_err(|fault| fault.text)
+    }
+
+    /// What it is as an object: its digest is what tells it apart.
+    pub(crate) fn facts(&self) -> Facts {
+        Facts {
+            len_bytes: self.manifest().size_bytes(),
+            tag: Some(self.identity()),
+        }
+    }
+
+    /// What it is called wherever it is.
+    pub(crate) fn identity(&self) -> String {
+        format!("blake3:{}", self.manifest().digest())
+    }
+
+    /// The bytes of a range, which is one chunk.
+    pub(crate) async fn range(&self, range: Range<u64>) -> Result<Bytes, Fault> {
+        let bytes = self.ask(range.start / CHUNK_BYTES).await?;
+        match bytes.len() as u64 == range.end - range.start {
+            true => Ok(bytes),
+            false => Err(Fault::last("a chunk was wanted in part")),
+        }
+    }
+
+    /// The chunks from one on that are alike known to be zeros, or not: whether, and where they end.
+    pub(crate) fn run(&self, chunk: u64) -> (bool, u64) {
+        let zero = self.is_zero(chunk);
+        let most = self.chunks().min(chunk + RUN_MAX);
+        let end = (chunk + 1..most).find(|next| self.is_zero(*next) != zero);
+        (zero, end.unwrap_or(most))
     }
 
     /// Ends what is under way: [`PublishedImage::fetch`] returns with an error.
@@ -128,13 +160,8 @@ impl PublishedImage {
         self.0.cancel.send_replace(true);
     }
 
-    /// The same, tried for so long. `tell` hears of each fault.
-    pub(crate) async fn chunk(
-        &self,
-        chunk: u64,
-        patience: Duration,
-        tell: impl Fn(&Fault),
-    ) -> Result<Bytes, Fault> {
+    /// The same, asked for once, or more often when its bytes are wrong.
+    pub(crate) async fn ask(&self, chunk: u64) -> Result<Bytes, Fault> {
         let start = chunk * CHUNK_BYTES;
         let len = self
             .manifest()
@@ -152,21 +179,15 @@ impl PublishedImage {
             text: format!("{object}: {}", fault.text),
             ..fault
         };
-        let wrong = AtomicU32::new(0);
-        let (source, wrong, about) = (&source, &wrong, &about);
-        let ask = || async move {
-            let bytes = whole(source, CHUNK_BYTES).await.map_err(about)?;
-            let found = unpack(bytes, digest, packed).await;
-            found.map_err(|text| {
-                let last = wrong.fetch_add(1, Ordering::Relaxed) + 1 >= WRONG_MAX;
-                about(match last {
-                    true => Fault::last(text),
-                    false => Fault::passing(text),
-                })
-            })
-        };
-        let plain = attempt::repeat(ask, patience, tell).await?;
-        Ok(plain.slice(..len))
+        let mut wrong = 0;
+        loop {
+            let bytes = attempt::within(ANSWER, whole(&source, CHUNK_BYTES)).await;
+            match unpack(bytes.map_err(about)?, digest, packed).await {
+                Ok(plain) => return Ok(plain.slice(..len)),
+                Err(text) if wrong + 1 == WRONG_MAX => return Err(about(Fault::last(text))),
+                Err(_) => wrong += 1,
+            }
+        }
     }
 }
 

@@ -20,6 +20,7 @@ mod publisher;
 pub use chunk::{Digest, Stored};
 pub use image::PublishedImage;
 pub use manifest::{Builder, Manifest, Parent};
+pub(crate) use place::Place;
 pub use place::SUFFIX;
 pub use publisher::{Counts, Outcome, Publisher};
 

@@ -10,8 +10,8 @@ use object_store::{ObjectStore, ObjectStoreExt};
 
 use super::chunk::{self, Digest};
 use super::manifest::{LEN_MAX, Manifest, Parser};
-use crate::attempt::{self, ANSWER, Pace};
-use crate::name::Name;
+use crate::attempt::{self, Pace};
+use crate::name::{Name, Protocol};
 use crate::store::{Fault, Source, fault};
 
 /// What names of manifests end in: an object of another name is never taken for one, whatever its bytes are.
@@ -38,6 +38,11 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// Whether a name is of a published image.
+    pub(crate) fn is_one(name: &Name) -> bool {
+        name.url().path().ends_with(SUFFIX) && name.protocol() != Ok(Protocol::Registry)
+    }
+
     pub(crate) fn new(name: Name, credentials: bool) -> Result<Place, Fault> {
         let last = name.url().path().rsplit('/').next();
         if !last.is_some_and(is_image_name) || name.url().query().is_some() {
@@ -92,7 +97,7 @@ impl Place {
                 let folder = folder.map_or_else(String::new, |(folder, _)| format!("{folder}/"));
                 Ok((store, folder))
             }
-            Source::Web(_) | Source::Registry(_) => Err(Fault::last(
+            Source::Web(_) | Source::Registry(_) | Source::Published(_) => Err(Fault::last(
                 "what is on a web server or in a registry is only read",
             )),
         }
@@ -122,27 +127,24 @@ impl Place {
 /// A whole object that is not longer than so many bytes, asked for once.
 pub(super) async fn whole(source: &Source, len_max: u64) -> Result<Bytes, Fault> {
     let too_long = || Fault::last("it is longer than a chunk");
-    let ask = async {
-        match source {
-            Source::Store(store, path) => {
-                let answer = store.get(path).await.map_err(|error| fault(&error))?;
-                if answer.meta.size > len_max {
-                    return Err(too_long());
-                }
-                answer.bytes().await.map_err(|error| fault(&error))
+    match source {
+        Source::Store(store, path) => {
+            let answer = store.get(path).await.map_err(|error| fault(&error))?;
+            if answer.meta.size > len_max {
+                return Err(too_long());
             }
-            Source::Registry(_) => Err(Fault::last("a registry has no chunks")),
-            Source::Web(page) => {
-                let facts = page.look().await?;
-                match facts.len_bytes {
-                    0 => Ok(Bytes::new()),
-                    len if len > len_max => Err(too_long()),
-                    len => page.range(0..len, &facts).await,
-                }
+            answer.bytes().await.map_err(|error| fault(&error))
+        }
+        Source::Web(page) => {
+            let facts = page.look().await?;
+            match facts.len_bytes {
+                0 => Ok(Bytes::new()),
+                len if len > len_max => Err(too_long()),
+                len => page.range(0..len, &facts).await,
             }
         }
-    };
-    attempt::within(ANSWER, ask).await
+        Source::Registry(_) | Source::Published(_) => Err(Fault::last("it is no object")),
+    }
 }
 
 /// The path of an object; what it is made of are names that were checked.
