@@ -11,14 +11,18 @@ use std::sync::OnceLock;
 use gaur_block::{Access, Errno, Extent, OpenError, SegmentsMut, Target};
 
 use crate::open::{OpenFile, refused};
-use crate::whole::{self, Raw};
+use crate::whole::Raw;
 
 /// A read that waits for bytes from elsewhere.
 pub type Fetch<'a> = Pin<Box<dyn Future<Output = Result<(), Errno>> + 'a>>;
 
-/// The far side of a file. Its length never changes.
+/// The far side of a file.
 pub trait RemoteFile: Debug + Send + Sync {
-    /// Whether all bytes of a range are in the file that holds them: then a mark, for [`RemoteFile::still_holds`].
+    /// The file's length in bytes, which never changes.
+    fn len_bytes(&self) -> u64;
+
+    /// Whether all bytes of a range are in the file that holds them, as far as it reaches: then a mark, for
+    /// [`RemoteFile::still_holds`].
     fn holds(&self, offset_bytes: u64, len_bytes: u64) -> Option<u64>;
 
     /// Whether nothing was given up since the mark: what was read since is right.
@@ -94,32 +98,20 @@ fn open_remote(name: &Path, asker: Asker<'_>, access: Access) -> Result<OpenFile
     opener.open(name, asker)
 }
 
-/// How often a read is tried again because what it read was given up meanwhile.
-const ATTEMPTS: usize = 2;
-
-pub(crate) async fn read_at<R: Raw>(
+/// Reads what was not here, or was given up while it was read.
+pub(crate) async fn fetch<R: Raw>(
     raw: &R,
     remote: &dyn RemoteFile,
     offset_bytes: u64,
     target: Target<'_>,
 ) -> Result<(), Errno> {
-    let there = raw.file().len()?.saturating_sub(offset_bytes);
-    let len_bytes = there.min(target.len() as u64);
-    for _ in 0..ATTEMPTS {
-        let Some(mark) = remote.holds(offset_bytes, len_bytes) else {
-            break;
-        };
-        whole::read_at(raw, offset_bytes, target).await?;
-        if remote.still_holds(mark) {
-            return Ok(());
-        }
-    }
     // Memory registered with a ring is none that a thread can fill.
     let Target::Memory(memory) = target else {
         return Err(Errno::EOPNOTSUPP);
     };
-    let len = usize::try_from(len_bytes).map_err(|_| Errno::EINVAL)?;
-    let (memory, beyond) = memory.split_at(len);
+    let there = remote.len_bytes().saturating_sub(offset_bytes);
+    let there = usize::try_from(there).map_or(memory.len(), |there| there.min(memory.len()));
+    let (memory, beyond) = memory.split_at(there);
     beyond.fill_zeros();
     raw.wait(remote.fetch(offset_bytes, memory)).await
 }

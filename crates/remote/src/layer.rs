@@ -320,13 +320,19 @@ fn runs(flights: Vec<Flight>) -> Vec<Vec<Flight>> {
 }
 
 impl RemoteFile for Layer {
+    fn len_bytes(&self) -> u64 {
+        self.facts.len_bytes
+    }
+
     fn holds(&self, offset_bytes: u64, len_bytes: u64) -> Option<u64> {
         let mark = self.entry.epoch();
-        let end = (offset_bytes + len_bytes).div_ceil(CHUNK_BYTES);
-        let mut chunks = offset_bytes / CHUNK_BYTES..end;
-        if len_bytes == 0 {
+        let end = offset_bytes
+            .saturating_add(len_bytes)
+            .min(self.facts.len_bytes);
+        if offset_bytes >= end {
             return Some(mark);
         }
+        let mut chunks = offset_bytes / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES);
         if !chunks.clone().all(|chunk| self.is_here(chunk)) {
             return None;
         }

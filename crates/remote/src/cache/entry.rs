@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
 use gaur_reactor::SharedWords;
@@ -259,8 +259,8 @@ fn hash(bytes: &[u8]) -> [u64; 2] {
 
 /// Seconds, as much of them as it takes to tell which chunk was used last.
 fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs()) & u64::from(u32::MAX)
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    now.tv_sec as u64 & u64::from(u32::MAX)
 }
 
 #[cfg(test)]
