@@ -94,6 +94,7 @@ pub struct Handshake {
     contexts_for: Option<(usize, Contexts)>,
     options: u32,
     tls: Tls,
+    has_refused: bool,
 }
 
 impl Default for Handshake {
@@ -116,6 +117,7 @@ impl Handshake {
             contexts_for: None,
             options: 0,
             tls: Tls::Off,
+            has_refused: false,
         }
     }
 
@@ -125,6 +127,11 @@ impl Handshake {
             tls: Tls::Required,
             ..Handshake::new()
         }
+    }
+
+    /// Whether an option of the client was refused.
+    pub fn has_refused(&self) -> bool {
+        self.has_refused
     }
 
     /// What the server says first.
@@ -211,6 +218,7 @@ impl Handshake {
             return (OPTION_HEADER_LEN, Step::Violation(violation));
         }
         if len_bytes > OPTION_MAX_BYTES {
+            self.has_refused = true;
             refuse(out, option, (rep::ERR_TOO_BIG, "option is too long".into()));
             self.state = State::Skip {
                 left: len_bytes as usize,
@@ -234,6 +242,7 @@ impl Handshake {
                 return Step::Violation(Violation::NoTls);
             }
             let reason = "this server talks about nothing before TLS";
+            self.has_refused = true;
             refuse(out, option, (rep::ERR_TLS_REQD, reason.into()));
             return Step::Again;
         }
@@ -253,6 +262,7 @@ impl Handshake {
             _ => Err((rep::ERR_UNSUP, "unknown option".into())),
         };
         handled.unwrap_or_else(|refused| {
+            self.has_refused = true;
             refuse(out, option, refused);
             Step::Again
         })

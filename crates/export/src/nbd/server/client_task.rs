@@ -118,15 +118,16 @@ async fn handshake<D: Device + 'static>(
             let sent = stream.send(&out).await;
             // A client that leaves need not wait for the answer.
             if step != Step::Abort {
-                sent.map_err(End::Failed)?;
+                sent.map_err(|errno| lost(errno, &handshake))?;
             }
             out.clear();
         }
         match step {
             Step::Again => {}
             Step::Need => {
-                if !received.fill(stream).await.map_err(End::Failed)? {
-                    return Err(End::PeerClosed);
+                let filled = received.fill(stream).await;
+                if !filled.map_err(|errno| lost(errno, &handshake))? {
+                    return Err(lost(Errno::ECONNRESET, &handshake));
                 }
             }
             Step::StartTls => start_tls(thread.options.tls.as_ref(), client, received).await?,
@@ -134,6 +135,16 @@ async fn handshake<D: Device + 'static>(
             Step::Abort => return Err(End::Goodbye),
             Step::Violation(violation) => return Err(End::Violation(violation)),
         }
+    }
+}
+
+/// How a handshake ends with the connection. A client that was refused nothing and leaves has no use for the connection any
+/// more, and nothing went wrong.
+fn lost(errno: Errno, handshake: &Handshake) -> End {
+    match (errno, handshake.has_refused()) {
+        (Errno::ECONNRESET | Errno::EPIPE, false) => End::Silent,
+        (Errno::ECONNRESET | Errno::EPIPE, true) => End::PeerClosed,
+        (errno, _) => End::Failed(errno),
     }
 }
 
@@ -230,7 +241,8 @@ impl<D: Device + 'static> Reader<'_, D> {
                 Event::Violation(violation) => Err(End::Violation(violation)),
                 Event::Need => match self.received.fill(&self.client.stream).await {
                     Ok(true) => Ok(()),
-                    Ok(false) => Err(End::PeerClosed),
+                    // Closed with replies on their way that it did not wait for.
+                    Ok(false) | Err(Errno::ECONNRESET) => Err(End::PeerClosed),
                     Err(errno) => Err(End::Failed(errno)),
                 },
             };
