@@ -9,9 +9,9 @@ use gaur_server::tls_objects;
 
 use crate::failure::Failure;
 use crate::{
-    amend, bench, bitmap, check, commit, compare, completions, convert, create, dd, export, info,
-    man, map, measure, notice, publish, pull, qemu_io, qemu_nbd, rebase, resize, serve, snapshot,
-    stream, ublk, usage,
+    amend, bench, bitmap, check, commit, compare, completions, convert, create, dd, export, gc,
+    info, man, map, measure, notice, publish, pull, qemu_io, qemu_nbd, rebase, resize, serve,
+    snapshot, stream, ublk, usage,
 };
 
 /// Work with qcow2 and raw disk images, and serve them as block devices
@@ -44,6 +44,7 @@ enum Verb {
     Dd(dd::Args),
     Publish(publish::Args),
     Pull(pull::Args),
+    Gc(gc::Args),
     Commit(commit::Args),
     Rebase(rebase::Args),
     Stream(stream::Args),
@@ -74,6 +75,7 @@ impl Verb {
             Verb::Compare(args) => compare::run(args, out),
             Verb::Publish(args) => publish::run(args, out),
             Verb::Pull(args) => pull::run(args, out),
+            Verb::Gc(args) => gc::run(args, out),
             Verb::Commit(args) => commit::run(args, out),
             Verb::Rebase(args) => rebase::run(args),
             Verb::Stream(args) => stream::run(args, out),

@@ -26,6 +26,7 @@ mod drive;
 mod export;
 mod file_holes;
 mod front_args;
+mod gc;
 mod info;
 mod info_report;
 mod interrupt;

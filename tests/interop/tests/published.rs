@@ -97,7 +97,8 @@ impl Shelf {
 
     fn chunks(&self) -> Vec<Object> {
         let mut objects = self.weed.list(BUCKET);
-        objects.retain(|object| object.key.contains("/chunks/"));
+        // Not what tells that a publish is under way.
+        objects.retain(|object| object.key.matches('/').count() == 3);
         objects
     }
 }
@@ -454,6 +455,77 @@ fn a_wrong_chunk_is_never_served() {
     );
     shelf.weed.put(&right, BUCKET, &key);
     shelf.gaur(&compare).ok();
+}
+
+#[test]
+fn gc_removes_what_no_image_names() {
+    let shelf = Shelf::new();
+    let folder = format!("s3://{BUCKET}/dir");
+    let gc = |more: &[&str]| {
+        let line = [&["gc", "--output", "json"], more, &[&folder]].concat();
+        shelf.gaur(&line).ok().json()
+    };
+    let keys = |told: &serde_json::Value| {
+        let objects = told["objects"].as_array().unwrap().iter();
+        let mut keys: Vec<String> = objects
+            .map(|object| object["key"].as_str().unwrap().to_owned())
+            .collect();
+        keys.sort();
+        keys
+    };
+    assert_eq!(gc(&["--remove"])["images"], 0);
+    shelf.publish(&["-f", "raw"], "raw", "first");
+    let first = shelf.chunks();
+    let copy = shelf.path("raw2");
+    run("cp", &["--sparse=always", &shelf.path("raw"), &copy]).ok();
+    shelf.write("raw2", "write -P 1 1M 3M");
+    shelf.publish(&["-f", "raw"], "raw2", "second");
+    let both = shelf.chunks();
+    assert!(both.len() > first.len());
+    // What both or one of them name is in use.
+    let told = gc(&["--remove", "--grace", "0s"]);
+    assert_eq!((&told["images"], keys(&told).len()), (&2.into(), 0));
+    assert_eq!(shelf.chunks(), both);
+    shelf.weed.delete(BUCKET, "dir/second.gaur");
+    let told = gc(&["--remove"]);
+    assert_eq!(number(&told, "younger"), (both.len() - first.len()) as u64);
+    assert_eq!(shelf.chunks(), both);
+    let listed = gc(&["--grace", "0s"]);
+    assert_eq!(
+        (&listed["removed"], shelf.chunks()),
+        (&false.into(), both.clone())
+    );
+    // Nothing is removed while an image may be on its way, or cannot be read.
+    let mark = shelf.scratch.file("mark", b"x");
+    shelf.weed.put(&mark, BUCKET, "dir/chunks/publishing-1");
+    let line = ["gc", "--remove", "--grace", "1h", &folder];
+    let refused = shelf.gaur(&line).refused();
+    assert!(
+        refused.stderr.contains("is being published there"),
+        "{refused}"
+    );
+    shelf.weed.delete(BUCKET, "dir/chunks/publishing-1");
+    shelf.weed.put(&mark, BUCKET, "dir/broken.gaur");
+    let refused = shelf
+        .gaur(&["gc", "--remove", "--grace", "0s", &folder])
+        .refused();
+    assert!(refused.stderr.contains("broken.gaur"), "{refused}");
+    shelf.weed.delete(BUCKET, "dir/broken.gaur");
+    assert_eq!(shelf.chunks(), both);
+    // And nothing is published while chunks are removed.
+    shelf.weed.put(&mark, BUCKET, "dir/chunks/collecting");
+    let refused = shelf
+        .gaur(&["publish", "-f", "raw", &copy, &url("second")])
+        .refused();
+    assert!(
+        refused.stderr.contains("gaur gc removes chunks"),
+        "{refused}"
+    );
+    shelf.weed.delete(BUCKET, "dir/chunks/collecting");
+    let removed = gc(&["--remove", "--grace", "0s"]);
+    assert_eq!(keys(&removed), keys(&listed));
+    assert_eq!(shelf.chunks(), first);
+    shelf.check_pull("first", "raw");
 }
 
 /// As the page on the format says.

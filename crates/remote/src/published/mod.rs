@@ -9,15 +9,18 @@
 //! place.rs     where the objects of an image are
 //! image.rs     a published image, for reading
 //! publisher.rs what puts one there
+//! collector.rs what removes chunks that no image names
 //! ```
 
 mod chunk;
+mod collector;
 mod image;
 mod manifest;
 mod place;
 mod publisher;
 
 pub use chunk::{Digest, Stored};
+pub use collector::{Garbage, collect};
 pub use image::PublishedImage;
 pub use manifest::{Builder, Manifest, Parent};
 pub(crate) use place::Place;

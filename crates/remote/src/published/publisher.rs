@@ -18,6 +18,7 @@ use tokio::sync::{OnceCell, watch};
 
 use super::CHUNK_BYTES;
 use super::chunk::{self, Digest, Stored};
+use super::collector::Folder;
 use super::manifest::{Builder, Parent};
 use super::place::{Place, path};
 use crate::attempt::{self, ANSWER};
@@ -32,6 +33,9 @@ const SHELVES: usize = 256;
 const LIST_MAX: usize = 8192;
 /// Slowest that a manifest may be put, in bytes a second.
 const MANIFEST_PACE: u64 = 256 << 10;
+
+/// How long the end of a publish waits for its mark to go.
+const LEAVE: Duration = Duration::from_secs(5);
 
 /// What was found and put.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,8 +55,12 @@ pub enum Outcome {
     Unchanged,
 }
 
-/// Publishes an image.
-pub struct Publisher(Arc<Inner>);
+/// Publishes an image. While it is there, no chunks are collected in its folder.
+pub struct Publisher {
+    inner: Arc<Inner>,
+    /// Says so in the store.
+    mark: Option<Path>,
+}
 
 struct Inner {
     place: Place,
@@ -84,7 +92,7 @@ impl Publisher {
         // The store's client wants its threads.
         runtime::get()?;
         let (store, folder) = place.store().map_err(|fault| fault.text)?;
-        Ok(Publisher(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             place,
             store,
             folder,
@@ -93,7 +101,11 @@ impl Publisher {
             cancel: watch::Sender::new(false),
             put_chunks: AtomicU64::new(0),
             put_bytes: AtomicU64::new(0),
-        })))
+        });
+        let mut publisher = Publisher { inner, mark: None };
+        let folder = publisher.inner.as_folder();
+        publisher.mark = Some(publisher.wait(async move { folder.announce().await })?);
+        Ok(publisher)
     }
 
     /// The published image that a top layer is to stand on, by the name of its manifest, which lies beside this one.
@@ -102,15 +114,15 @@ impl Publisher {
     /// In words, without the name, when there is none or it lies elsewhere.
     pub fn parent(&self, name: &str) -> Result<Parent, String> {
         let parent = Place::new(Name::parse(name)?, true).map_err(|fault| fault.text)?;
-        let beside = self.0.place.beside(parent.file_name());
+        let beside = self.inner.place.beside(parent.file_name());
         if beside.is_ok_and(|beside| beside.name() != parent.name()) {
             return Err("a parent lies in the folder of what stands on it".to_owned());
         }
-        if parent.name() == self.0.place.name() {
+        if parent.name() == self.inner.place.name() {
             return Err("an image cannot stand on itself".to_owned());
         }
         let name = parent.file_name().to_owned();
-        let patience = self.0.patience;
+        let patience = self.inner.patience;
         let manifest = self.wait(async move { parent.read_manifest(patience).await })?;
         let digest = manifest.digest();
         Ok(Parent { name, digest })
@@ -118,14 +130,14 @@ impl Publisher {
 
     /// Ends what is under way: calls return with an error.
     pub fn cancel(&self) {
-        self.0.cancel.send_replace(true);
+        self.inner.cancel.send_replace(true);
     }
 
     /// What was put so far.
     pub fn counts(&self) -> Counts {
         Counts {
-            put_chunks: self.0.put_chunks.load(Ordering::Relaxed),
-            put_bytes: self.0.put_bytes.load(Ordering::Relaxed),
+            put_chunks: self.inner.put_chunks.load(Ordering::Relaxed),
+            put_bytes: self.inner.put_bytes.load(Ordering::Relaxed),
         }
     }
 
@@ -136,7 +148,7 @@ impl Publisher {
     pub fn keep(&self, plain: &[u8]) -> Result<Stored, String> {
         debug_assert_eq!(plain.len() as u64, CHUNK_BYTES);
         let digest = Digest::of(plain);
-        let inner = self.0.clone();
+        let inner = self.inner.clone();
         if let Some(stored) = self.wait(async move { inner.find(digest).await })? {
             return Ok(stored);
         }
@@ -144,7 +156,7 @@ impl Publisher {
             Some(bytes) => (true, Bytes::from(bytes)),
             None => (false, Bytes::copy_from_slice(plain)),
         };
-        let inner = self.0.clone();
+        let inner = self.inner.clone();
         self.wait(async move { inner.put(digest, packed, bytes).await })?;
         Ok(stored(digest, packed))
     }
@@ -156,7 +168,7 @@ impl Publisher {
     /// In words, without the name.
     pub fn finish(&self, manifest: Builder, force: bool) -> Result<(Digest, Outcome), String> {
         let (bytes, digest) = manifest.finish();
-        let inner = self.0.clone();
+        let inner = self.inner.clone();
         let done = self.wait(async move { inner.put_manifest(bytes, digest, force).await })?;
         Ok((digest, done))
     }
@@ -165,7 +177,7 @@ impl Publisher {
         &self,
         work: impl Future<Output = Result<T, Fault>> + Send + 'static,
     ) -> Result<T, String> {
-        let mut cancel = self.0.cancel.subscribe();
+        let mut cancel = self.inner.cancel.subscribe();
         let done = runtime::run(async move {
             tokio::select! {
                 done = work => done,
@@ -173,6 +185,17 @@ impl Publisher {
             }
         })?;
         done.map_err(|fault| fault.text)
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        if let Some(mark) = self.mark.take() {
+            let folder = self.inner.as_folder();
+            // What stays there counts for the grace time, and is removed by a collection.
+            let removal = async move { attempt::within(LEAVE, folder.remove(&mark)).await };
+            let _ = runtime::run(removal);
+        }
     }
 }
 
@@ -184,6 +207,14 @@ fn stored(digest: Digest, packed: bool) -> Stored {
 }
 
 impl Inner {
+    fn as_folder(&self) -> Folder {
+        Folder {
+            store: self.store.clone(),
+            key: self.folder.clone(),
+            patience: self.patience,
+        }
+    }
+
     async fn repeat<T, F: Future<Output = Result<T, Fault>>>(
         &self,
         ask: impl Fn() -> F,
