@@ -27,6 +27,7 @@ mod layer;
 mod name;
 mod oci;
 mod opener;
+mod profile;
 pub mod published;
 mod runtime;
 mod settings;

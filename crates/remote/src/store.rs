@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 
 use crate::name::{Name, Protocol};
 use crate::oci::Disk;
+use crate::profile;
 use crate::published::PublishedImage;
 use crate::web::Page;
 
@@ -257,9 +258,10 @@ fn client(
 }
 
 fn s3(bucket: &str, credentials: bool) -> object_store::Result<Arc<dyn ObjectStore>> {
-    let mut builder = AmazonS3Builder::from_env()
+    let builder = AmazonS3Builder::from_env()
         .with_bucket_name(bucket)
         .with_retry(no_retries());
+    let mut builder = profile::complete(builder);
     if !credentials {
         builder = builder.with_skip_signature(true);
     }

@@ -132,6 +132,20 @@ fn every_verb_reads_what_is_in_a_store() {
         let refused = shelf.gaur(&["convert", "-O", "raw", &raw, &url]).refused();
         assert!(refused.stderr.contains("is only read"), "{refused}");
     }
+    // The key as Amazon's tools keep it.
+    let key = shelf.weed.credentials();
+    let profile = format!(
+        "[default]\naws_access_key_id = no\naws_secret_access_key = no\n[tests]\n\
+         aws_access_key_id = {}\naws_secret_access_key = {}\n",
+        key.access_key, key.secret_key
+    );
+    let file = shelf.scratch.file("credentials", profile.as_bytes());
+    let file = format!("AWS_SHARED_CREDENTIALS_FILE={file}");
+    let mut known = vec!["AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY=", &file];
+    let refused = shelf.gaur_with(&known, &["info", &url("raw")]).refused();
+    assert!(refused.stderr.contains("HTTP 403"), "{refused}");
+    known.push("AWS_PROFILE=tests");
+    shelf.gaur_with(&known, &["info", &url("raw")]).ok();
     let missing = shelf.gaur(&["info", &url("none")]).refused();
     let line = format!(
         "gaur: {}: there is no such object (HTTP 404)\n",
