@@ -63,7 +63,9 @@ impl Cache {
             }
         };
         let length = facts.len_bytes;
-        let about = format!("{name}\n{length} bytes\ntag {}\n", tag.unwrap_or("(none)"));
+        // What is behind a question mark may be a signature.
+        let shown = name.split('?').next().unwrap_or_default();
+        let about = format!("{shown}\n{length} bytes\ntag {}\n", tag.unwrap_or("(none)"));
         Entry::open(&self.objects().join(key), length, &about)
     }
 
@@ -109,4 +111,32 @@ fn make_private(folder: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(0o700).create(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_tells_objects_apart_and_is_not_written_down() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path(), 1 << 20).unwrap();
+        let facts = Facts {
+            len_bytes: 1000,
+            tag: Some("\"1\"".to_owned()),
+        };
+        for query in ["?part=1", "?part=2"] {
+            let name = format!("https://h/x{query}");
+            let entry = cache.entry(&name, "", &facts).unwrap();
+            assert_eq!(entry.verify(0), None);
+            entry.keep(0, &[query.as_bytes()[6]; 1000]).unwrap();
+        }
+        let mut count = 0;
+        for found in fs::read_dir(cache.objects()).unwrap() {
+            let about = fs::read_to_string(found.unwrap().path().join("about")).unwrap();
+            assert!(about.starts_with("https://h/x\n"), "{about}");
+            count += 1;
+        }
+        assert_eq!(count, 2);
+    }
 }

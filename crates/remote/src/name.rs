@@ -106,13 +106,36 @@ impl Name {
 
     /// Whether it leads to where machines of a cloud ask about themselves.
     pub(crate) fn is_link_local(&self) -> bool {
-        match self.url.host() {
-            Some(Host::Ipv4(ip)) => is_link_local(ip.into()),
-            Some(Host::Ipv6(ip)) => is_link_local(ip.into()),
-            // The host of a protocol that `Url` does not know is no more than text.
-            Some(Host::Domain(host)) => host.parse().is_ok_and(is_link_local),
-            None => false,
+        leads_to_link_local(&self.url)
+    }
+}
+
+/// Whether the host of a URL is such an address itself.
+pub(crate) fn leads_to_link_local(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Ipv4(ip)) => is_link_local(ip.into()),
+        Some(Host::Ipv6(ip)) => is_link_local(ip.into()),
+        // The host of a protocol that `Url` does not know is no more than text.
+        Some(Host::Domain(host)) => host.parse().is_ok_and(is_link_local),
+        None => false,
+    }
+}
+
+/// Whether the host of a URL is this machine, in any spelling that needs no look-up.
+pub(crate) fn leads_to_loopback(url: &Url) -> bool {
+    let own = |ip: std::net::IpAddr| {
+        let ip = ip.to_canonical();
+        ip.is_loopback() || ip.is_unspecified()
+    };
+    match url.host() {
+        Some(Host::Ipv4(ip)) => own(ip.into()),
+        Some(Host::Ipv6(ip)) => own(ip.into()),
+        Some(Host::Domain(host)) => {
+            let host = host.trim_end_matches('.');
+            host.eq_ignore_ascii_case("localhost")
+                || host.to_ascii_lowercase().ends_with(".localhost")
         }
+        None => false,
     }
 }
 

@@ -115,7 +115,7 @@ impl Disk {
             false => "https",
         };
         let base = format!("{scheme}://{host}/v2/{}", reference.repository);
-        let auth = Auth::new(&host, &reference.repository, self.credentials);
+        let auth = Auth::new(&self.name, &reference.repository, self.credentials);
         let layers = manifest::layers(&base, &reference.version, &auth).await?;
         let mut compressed = false;
         for layer in layers.iter().rev() {
@@ -152,11 +152,11 @@ impl Found {
         let authorization = self.auth.header().await;
         let asked = self
             .blob
-            .part(range.clone(), self.blob_bytes, authorization);
+            .part(range.clone(), self.blob_bytes, authorization.clone());
         match asked.await {
             // The token's time is over.
             Err(fault) if fault.challenge.is_some() => {
-                self.auth.answer(&fault).await?;
+                self.auth.answer(&fault, authorization.as_deref()).await?;
                 let authorization = self.auth.header().await;
                 self.blob.part(range, self.blob_bytes, authorization).await
             }

@@ -39,7 +39,28 @@ const KEYS: [(&str, &[&str], AmazonS3ConfigKey); 5] = [
 
 /// Adds what the profile of `AWS_PROFILE` (`default`) says and the environment does not.
 pub(crate) fn complete(mut builder: AmazonS3Builder) -> AmazonS3Builder {
-    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let mut found = entries();
+    for (key, variables, option) in KEYS {
+        if variables.iter().all(|name| variable(name).is_none())
+            && let Some(value) = found.remove(key)
+        {
+            builder = builder.with_config(option, value);
+        }
+    }
+    builder
+}
+
+/// The store that the profile names.
+pub(crate) fn endpoint() -> Option<String> {
+    entries().remove("endpoint_url")
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// What the profile says.
+fn entries() -> HashMap<String, String> {
     let name = variable("AWS_PROFILE").unwrap_or_else(|| "default".to_owned());
     let file = |variable_name: &str, own: &str| {
         let home = || Some(PathBuf::from(variable("HOME")?).join(".aws").join(own));
@@ -62,14 +83,7 @@ pub(crate) fn complete(mut builder: AmazonS3Builder) -> AmazonS3Builder {
             .and_then(|path| std::fs::read_to_string(path).ok());
         found.extend(section_of(&text.unwrap_or_default(), &[&section, &name]));
     }
-    for (key, variables, option) in KEYS {
-        if variables.iter().all(|name| variable(name).is_none())
-            && let Some(value) = found.remove(key)
-        {
-            builder = builder.with_config(option, value);
-        }
-    }
-    builder
+    found
 }
 
 /// The entries of the sections of these names.

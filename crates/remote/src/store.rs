@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use gaur_block::Errno;
-use object_store::aws::AmazonS3Builder;
-use object_store::azure::MicrosoftAzureBuilder;
-use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, RetryConfig};
+use object_store::{
+    ClientConfigKey, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, RetryConfig,
+};
 use parking_lot::Mutex;
 
 use crate::name::{Name, Protocol};
@@ -106,6 +108,17 @@ impl Fault {
 
 const ESTALE: i32 = 116;
 
+/// Variables of the environment that say which store a name is in.
+const ENDPOINTS: [&str; 7] = [
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ENDPOINT",
+    "AZURE_ENDPOINT",
+    "GOOGLE_BASE_URL",
+];
+
 /// An object, wherever it is.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
@@ -138,12 +151,9 @@ impl Source {
     pub(crate) fn endpoint(&self) -> String {
         match self {
             Source::Store(store, _) => {
-                let chosen = [
-                    "AWS_ENDPOINT_URL",
-                    "AWS_ENDPOINT",
-                    "AZURE_STORAGE_ACCOUNT_NAME",
-                ];
-                let chosen = chosen.iter().filter_map(|name| std::env::var(name).ok());
+                let chosen = ENDPOINTS.iter();
+                let chosen = chosen.filter_map(|name| std::env::var(name).ok());
+                let chosen = chosen.chain(profile::endpoint());
                 chosen.fold(store.to_string(), |all, one| format!("{all} {one}"))
             }
             Source::Web(_) | Source::Registry(_) | Source::Published(_) => String::new(),
@@ -155,7 +165,9 @@ impl Source {
         match self {
             Source::Registry(disk) => disk.identity(),
             Source::Published(image) => image.identity(),
-            _ => name.to_owned(),
+            // With the query, which may choose among objects.
+            Source::Web(page) => page.url().to_string(),
+            Source::Store(..) => name.to_owned(),
         }
     }
 
@@ -237,12 +249,14 @@ fn client(
     let made = match protocol {
         Protocol::S3 => s3(bucket, credentials),
         Protocol::Google => GoogleCloudStorageBuilder::from_env()
+            .with_config(GoogleConfigKey::Client(TIMEOUT), TIMEOUT_NONE)
             .with_bucket_name(bucket)
             .with_skip_signature(!credentials)
             .with_retry(no_retries())
             .build()
             .map(|store| Arc::new(store) as Arc<dyn ObjectStore>),
         Protocol::Azure | Protocol::Web | Protocol::Registry => MicrosoftAzureBuilder::from_env()
+            .with_config(AzureConfigKey::Client(TIMEOUT), TIMEOUT_NONE)
             .with_container_name(bucket)
             .with_skip_signature(!credentials)
             .with_retry(no_retries())
@@ -259,6 +273,7 @@ fn client(
 
 fn s3(bucket: &str, credentials: bool) -> object_store::Result<Arc<dyn ObjectStore>> {
     let builder = AmazonS3Builder::from_env()
+        .with_config(AmazonS3ConfigKey::Client(TIMEOUT), TIMEOUT_NONE)
         .with_bucket_name(bucket)
         .with_retry(no_retries());
     let mut builder = profile::complete(builder);
@@ -269,6 +284,11 @@ fn s3(bucket: &str, credentials: bool) -> object_store::Result<Arc<dyn ObjectSto
         .build()
         .map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
 }
+
+/// How long a request may take is said in one place, too, and a manifest may take long. As an option it leaves the others
+/// of the environment as they are.
+const TIMEOUT: ClientConfigKey = ClientConfigKey::Timeout;
+const TIMEOUT_NONE: &str = "1 day";
 
 /// Attempts are counted in one place: `attempt.rs`.
 fn no_retries() -> RetryConfig {
@@ -323,4 +343,23 @@ const LINE_MAX: usize = 200;
 fn one_line(text: &str) -> String {
     let line = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     line.take(LINE_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_have_no_time_of_the_client_and_its_other_options_stay() {
+        let builder = AmazonS3Builder::new()
+            .with_allow_http(true)
+            .with_config(AmazonS3ConfigKey::Client(TIMEOUT), TIMEOUT_NONE);
+        let value = |key| builder.get_config_value(&AmazonS3ConfigKey::Client(key));
+        assert_eq!(value(ClientConfigKey::AllowHttp).as_deref(), Some("true"));
+        assert_ne!(value(TIMEOUT).as_deref(), Some("30 seconds"));
+        let bucket = builder.with_bucket_name("b").with_region("r");
+        // It is read as a time.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        assert!(bucket.build().is_ok());
+    }
 }

@@ -14,7 +14,7 @@ use reqwest::header::{
 use reqwest::redirect::{Attempt, Policy};
 use reqwest::{Client, Response, StatusCode, Url};
 
-use crate::name::is_link_local;
+use crate::name::{is_link_local, leads_to_link_local};
 use crate::store::{Facts, Fault};
 
 const CONNECT: Duration = Duration::from_secs(10);
@@ -33,6 +33,10 @@ impl Page {
         let client = CLIENT.get_or_init(|| client().ok()).clone();
         let client = client.ok_or_else(|| Fault::last("cannot start a web client"))?;
         Ok(Page { url, client })
+    }
+
+    pub(crate) fn url(&self) -> &Url {
+        &self.url
     }
 
     pub(crate) async fn look(&self) -> Result<Facts, Fault> {
@@ -162,6 +166,8 @@ fn client() -> reqwest::Result<Client> {
     Client::builder()
         .user_agent(concat!("gaur/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(CONNECT)
+        // A URL may hold a signature.
+        .referer(false)
         .redirect(Policy::custom(follow))
         .dns_resolver(std::sync::Arc::new(Elsewhere))
         .http1_only()
@@ -173,6 +179,9 @@ fn client() -> reqwest::Result<Client> {
 fn follow(attempt: Attempt<'_>) -> reqwest::redirect::Action {
     if attempt.previous().len() > REDIRECTS_MAX {
         return attempt.error("too many redirects");
+    }
+    if leads_to_link_local(attempt.url()) {
+        return attempt.error("a redirect to what machines are told about themselves");
     }
     let allowed = attempt.previous().first().is_some_and(|first| {
         let to = attempt.url();

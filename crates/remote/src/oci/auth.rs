@@ -9,6 +9,7 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 use url::Url;
 
+use crate::name::{Name, leads_to_link_local, leads_to_loopback};
 use crate::store::Fault;
 use crate::web::Page;
 
@@ -19,6 +20,8 @@ const TOKEN_BYTES: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub(super) struct Auth {
     host: String,
+    /// Whether the registry is on this machine.
+    loopback: bool,
     repository: String,
     /// `user:password` in base64.
     user: Option<String>,
@@ -27,11 +30,13 @@ pub(super) struct Auth {
 }
 
 impl Auth {
-    pub(super) fn new(host: &str, repository: &str, credentials: bool) -> Auth {
+    pub(super) fn new(name: &Name, repository: &str, credentials: bool) -> Auth {
+        let host = name.authority();
         Auth {
-            host: host.to_owned(),
+            loopback: name.is_loopback(),
             repository: repository.to_owned(),
-            user: credentials.then(|| user_of(host)).flatten(),
+            user: credentials.then(|| user_of(&host)).flatten(),
+            host,
             header: Arc::default(),
         }
     }
@@ -40,8 +45,13 @@ impl Auth {
         self.header.lock().await.clone()
     }
 
-    /// Does what the registry asks for.
-    pub(super) async fn answer(&self, refused: &Fault) -> Result<(), Fault> {
+    /// Does what the registry asks for, which refused a request with this header.
+    pub(super) async fn answer(&self, refused: &Fault, sent: Option<&str>) -> Result<(), Fault> {
+        // Who else was refused waits here, and then has the new header.
+        let mut known = self.header.lock().await;
+        if known.as_deref() != sent {
+            return Ok(());
+        }
         let challenge = refused.challenge.as_deref().unwrap_or_default();
         let (scheme, rest) = challenge.split_once(' ').unwrap_or((challenge, ""));
         let header = match scheme.to_ascii_lowercase().as_str() {
@@ -49,7 +59,6 @@ impl Auth {
             "basic" => self.user.as_ref().map(|user| format!("Basic {user}")),
             _ => None,
         };
-        let mut known = self.header.lock().await;
         // The same again would be refused again; a new token is another.
         if header.is_none() || *known == header {
             let host = &self.host;
@@ -70,11 +79,7 @@ impl Auth {
         let bad = || Fault::last("the registry asks for a token in words that are not understood");
         let realm = parameter(challenge, "realm").ok_or_else(bad)?;
         let mut url = Url::parse(&realm).map_err(|_| bad())?;
-        let local = self.host.starts_with("127.") || self.host.starts_with("localhost");
-        // A password goes nowhere in the clear.
-        if url.scheme() != "https" && !local {
-            return Err(Fault::last("the registry has tokens fetched without TLS"));
-        }
+        may_fetch(&url, self.loopback)?;
         let scope = format!("repository:{}:pull", self.repository);
         url.query_pairs_mut().append_pair("scope", &scope);
         if let Some(service) = parameter(challenge, "service") {
@@ -86,6 +91,19 @@ impl Auth {
         let token = answer.get("token").or_else(|| answer.get("access_token"));
         let token = token.and_then(Value::as_str).ok_or_else(bad)?;
         Ok(token.to_owned())
+    }
+}
+
+/// Whether a registry may have tokens fetched there.
+fn may_fetch(realm: &Url, registry_is_loopback: bool) -> Result<(), Fault> {
+    if leads_to_link_local(realm) || (leads_to_loopback(realm) && !registry_is_loopback) {
+        let what = "the registry has tokens fetched from where it may lead nobody";
+        return Err(Fault::last(what));
+    }
+    // A password goes nowhere in the clear.
+    match realm.scheme() == "https" || registry_is_loopback {
+        true => Ok(()),
+        false => Err(Fault::last("the registry has tokens fetched without TLS")),
     }
 }
 
@@ -134,6 +152,34 @@ fn user_of(host: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_registry_leads_to_no_address_of_this_machine_or_link() {
+        let allowed = |realm: &str, registry_is_loopback| {
+            may_fetch(&Url::parse(realm).unwrap(), registry_is_loopback).is_ok()
+        };
+        assert!(allowed("https://auth.example/token", false));
+        for realm in [
+            "http://auth.example/token",
+            "https://127.0.0.1/token",
+            "https://[::1]/token",
+            "https://[::ffff:127.0.0.1]/token",
+            "https://localhost./token",
+            "https://a.localhost/token",
+            "https://0/token",
+        ] {
+            assert!(!allowed(realm, false), "{realm}");
+            assert!(allowed(realm, true), "{realm}");
+        }
+        assert!(!allowed("https://169.254.169.254/token", true));
+        assert!(!allowed("https://[fe80::1]/token", false));
+        let is_loopback = |host: &str| {
+            let name = Name::parse(&format!("oci://{host}/a:1")).unwrap();
+            Auth::new(&name, "a", false).loopback
+        };
+        assert!(is_loopback("127.0.0.1:5000") && is_loopback("localhost:5000"));
+        assert!(!is_loopback("127.example") && !is_loopback("localhost.example"));
+    }
 
     #[test]
     fn a_challenge_is_read() {

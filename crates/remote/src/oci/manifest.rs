@@ -67,6 +67,7 @@ pub(super) async fn layers(base: &str, version: &str, auth: &Auth) -> Result<Vec
                 _ => None,
             });
             let chosen = chosen.ok_or_else(|| Fault::last("it has no image for this machine"))?;
+            check_digest(&chosen.digest)?;
             fetch(base, &chosen.digest, auth).await?
         }
     };
@@ -108,13 +109,12 @@ fn check_digest(digest: &str) -> Result<(), Fault> {
 async fn fetch(base: &str, version: &str, auth: &Auth) -> Result<Manifest, Fault> {
     let page = auth::page(&format!("{base}/manifests/{version}"))?;
     let accept = [INDEXES, MANIFESTS].concat().join(", ");
-    let mut asked = page
-        .small(&accept, auth.header().await, MANIFEST_BYTES)
-        .await;
+    let sent = auth.header().await;
+    let mut asked = page.small(&accept, sent.clone(), MANIFEST_BYTES).await;
     if let Err(fault) = &asked
         && fault.challenge.is_some()
     {
-        auth.answer(fault).await?;
+        auth.answer(fault, sent.as_deref()).await?;
         asked = page
             .small(&accept, auth.header().await, MANIFEST_BYTES)
             .await;

@@ -54,6 +54,7 @@ pub(super) async fn find_disk(layer: &Found, layer_bytes: u64) -> Result<Option<
             let text = text.ok_or_else(broken)?;
             match header.kind {
                 b'L' => long_name = Some(until_zero(&text)),
+                _ if is_sparse(&text) => return Err(sparse()),
                 _ => (long_name, long_len) = extended(&text),
             }
             at = content + header.len_bytes.next_multiple_of(BLOCK);
@@ -67,6 +68,9 @@ pub(super) async fn find_disk(layer: &Found, layer_bytes: u64) -> Result<Option<
         let end = end.ok_or_else(broken)?;
         let is_file = matches!(header.kind, b'0' | 0);
         let inside = name.trim_start_matches("./").trim_start_matches('/');
+        if header.kind == b'S' {
+            return Err(sparse());
+        }
         if is_file && len_bytes > 0 && inside.starts_with("disk/") {
             let bytes = content..end;
             return Ok(Some(File { name, bytes }));
@@ -78,6 +82,19 @@ pub(super) async fn find_disk(layer: &Found, layer_bytes: u64) -> Result<Option<
 
 fn broken() -> Fault {
     Fault::last("its layer is no tar file that is understood")
+}
+
+/// The bytes of such a file lie there without its holes.
+fn sparse() -> Fault {
+    Fault::last(
+        "its layer has sparse files, which cannot be read by ranges: pack it without --sparse",
+    )
+}
+
+/// Whether an extended header is of a sparse file.
+fn is_sparse(text: &[u8]) -> bool {
+    let key = b"GNU.sparse.";
+    text.windows(key.len()).any(|part| part == key)
 }
 
 struct Window<'a> {
@@ -215,5 +232,6 @@ mod tests {
         let expected = (Some("disk/long".to_owned()), Some(8_589_934_592));
         assert_eq!(extended(text), expected);
         assert_eq!(extended(b"\xff\xfe no lines"), (None, None));
+        assert!(!is_sparse(text) && is_sparse(b"22 GNU.sparse.major=1\n"));
     }
 }
