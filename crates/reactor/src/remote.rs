@@ -113,5 +113,8 @@ pub(crate) async fn fetch<R: Raw>(
     let there = usize::try_from(there).map_or(memory.len(), |there| there.min(memory.len()));
     let (memory, beyond) = memory.split_at(there);
     beyond.fill_zeros();
+    if there == 0 {
+        return Ok(());
+    }
     raw.wait(remote.fetch(offset_bytes, memory)).await
 }

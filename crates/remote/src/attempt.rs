@@ -77,7 +77,8 @@ pub(crate) async fn repeat<T, F: Future<Output = Result<T, Fault>>>(
             Err(fault) => fault,
         };
         tell(&fault);
-        let wait = fault.after.unwrap_or_default().max(pause);
+        // A store may ask for any time; longer than the patience is as good as never.
+        let wait = fault.after.unwrap_or_default().min(patience).max(pause);
         if !fault.passes || Instant::now() + wait >= deadline {
             return Err(fault);
         }

@@ -16,6 +16,8 @@ pub struct Settings {
 
 const CACHE_BYTES: u64 = 16 << 30;
 const PATIENCE: Duration = Duration::from_secs(60);
+/// A year.
+const PATIENCE_MAX_SECONDS: u64 = 365 * 24 * 3600;
 
 impl Settings {
     /// Those of the environment: `GAUR_REMOTE_CACHE` is the folder (else `/var/cache/gaur` for root, and `gaur/remote` in the
@@ -32,9 +34,14 @@ impl Settings {
         Ok(Settings {
             cache,
             cache_bytes: number("GAUR_REMOTE_CACHE_BYTES")?.unwrap_or(CACHE_BYTES),
-            patience: number("GAUR_REMOTE_TIMEOUT")?.map_or(PATIENCE, Duration::from_secs),
+            patience: number("GAUR_REMOTE_TIMEOUT")?.map_or(PATIENCE, seconds),
         })
     }
+}
+
+/// So many that they can be added to any time.
+fn seconds(number: u64) -> Duration {
+    Duration::from_secs(number.min(PATIENCE_MAX_SECONDS))
 }
 
 fn named(name: &str) -> Option<std::ffi::OsString> {

@@ -84,7 +84,7 @@ impl Place {
     }
 
     fn relative(&self, path: &str) -> Result<Name, Fault> {
-        let url = self.name.url().join(path);
+        let url = self.name.url().join(&format!("./{path}"));
         let url = url.map_err(|_| Fault::last("the name is none"))?;
         Name::parse(url.as_str()).map_err(|text| Fault::last(&text))
     }

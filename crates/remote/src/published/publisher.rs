@@ -115,7 +115,7 @@ impl Publisher {
     pub fn parent(&self, name: &str) -> Result<Parent, String> {
         let parent = Place::new(Name::parse(name)?, true).map_err(|fault| fault.text)?;
         let beside = self.inner.place.beside(parent.file_name());
-        if beside.is_ok_and(|beside| beside.name() != parent.name()) {
+        if beside.map_err(|fault| fault.text)?.name() != parent.name() {
             return Err("a parent lies in the folder of what stands on it".to_owned());
         }
         if parent.name() == self.inner.place.name() {
