@@ -49,8 +49,8 @@ impl LayerCipher {
     pub(crate) fn of_run(&self, host: u64, guest: u64) -> RunCipher<'_> {
         RunCipher {
             sectors: &self.sectors,
-            shift: match self.along_disk {
-                true => guest.wrapping_sub(host),
+            shift_sectors: match self.along_disk {
+                true => sector_of(guest).wrapping_sub(sector_of(host)),
                 false => 0,
             },
         }
@@ -71,8 +71,9 @@ impl LayerCipher {
 #[derive(Clone, Copy)]
 pub(crate) struct RunCipher<'a> {
     sectors: &'a SectorCipher,
-    /// With it an offset in the file becomes the one by which sectors are counted. Whole sectors.
-    shift: u64,
+    /// With it the number of a sector in the file becomes the one by which it is encrypted. It wraps: a block of the
+    /// file may begin before the disk does.
+    shift_sectors: u64,
 }
 
 impl RunCipher<'_> {
@@ -87,8 +88,12 @@ impl RunCipher<'_> {
     }
 
     fn number(self, host: u64) -> u64 {
-        host.wrapping_add(self.shift) / SECTOR_BYTES as u64
+        sector_of(host).wrapping_add(self.shift_sectors)
     }
+}
+
+fn sector_of(offset: u64) -> u64 {
+    offset / SECTOR_BYTES as u64
 }
 
 impl<F: File> LayerReader<'_, F> {
@@ -244,5 +249,28 @@ impl<F: File> Active<'_, F> {
                 Box::pin(written).await
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A container whose disk begins at 505 blocks of 4096 bytes, on a file that takes blocks of 8192: the block around
+    /// the first sector of the disk begins before it.
+    #[test]
+    fn sectors_are_numbered_alike_in_blocks_that_begin_before_the_disk() {
+        let passphrase = Passphrase::new(b"correct horse".to_vec());
+        let cipher = LayerCipher::along_disk(SectorCipher::legacy(&passphrase));
+        let payload = 505 * 4096;
+        let run = cipher.of_run(payload + 512, 512);
+        let mut block = [7; 8192];
+        run.encrypt(payload - 4096, &mut block);
+        let mut disk = [7; 4096];
+        cipher.sectors.encrypt(0, &mut disk);
+        assert_eq!(block[4096..], disk);
+        run.decrypt(payload, &mut block[4096..]);
+        run.decrypt(payload - 4096, &mut block[..4096]);
+        assert_eq!(block, [7; 8192]);
     }
 }
