@@ -179,10 +179,12 @@ fn copy(
     job: &Job,
 ) -> Result<(), Failure> {
     let (from, to) = (input.guest(), output.guest());
-    // A device holds what it held before.
+    // A device holds what it held before, and what nobody wrote to a container decrypts to noise.
     let is_device = output
         .top_file()
         .is_some_and(|file| !file.limits().resizable);
+    let is_container = output.image().layers().top().format() == Format::Luks;
+    let writes_all = is_device || is_container;
     let mut buffer = vec![0; CHUNK_BYTES as usize];
     let mut at = start;
     while at < end {
@@ -192,7 +194,7 @@ fn copy(
         let zero = extent.zero || !extent.present;
         let mut len = extent.len_bytes.min(end - at);
         let target = at - start;
-        if zero && !is_device {
+        if zero && !writes_all {
             at += len;
             continue;
         }
@@ -200,11 +202,17 @@ fn copy(
         let bytes = buffer.get_mut(..len as usize).unwrap_or_default();
         let read = from.read(at, bytes);
         read.map_err(|errno| input.failed("read", at, errno))?;
-        if is_device || !is_zero(bytes) {
+        if writes_all || !is_zero(bytes) {
             let written = to.write(target, bytes);
             written.map_err(|errno| output.failed("write", target, errno))?;
         }
         at += len;
+    }
+    let copied = end - start;
+    let rest = copied.next_multiple_of(SECTOR_BYTES) - copied;
+    if is_container && rest > 0 {
+        let written = to.write(copied, &[0; SECTOR_BYTES as usize][..rest as usize]);
+        written.map_err(|errno| output.failed("write", copied, errno))?;
     }
     drop(to);
     output.close()
