@@ -49,6 +49,8 @@ pub(crate) struct Piece {
 pub struct Shares {
     next: AtomicU64,
     least_bytes: u64,
+    /// Length of the base before it grew; `u64::MAX` until a queue has looked.
+    base_end: AtomicU64,
 }
 
 impl Default for Shares {
@@ -63,7 +65,17 @@ impl Shares {
         Shares {
             next: AtomicU64::new(0),
             least_bytes,
+            base_end: AtomicU64::new(u64::MAX),
         }
+    }
+
+    /// How long the base was before any queue made it grow. Each asks before it does, with the length that it sees.
+    fn base_end(&self, size_bytes: u64) -> u64 {
+        let (unset, order) = (u64::MAX, Ordering::Relaxed);
+        let first = self
+            .base_end
+            .compare_exchange(unset, size_bytes, order, order);
+        first.map_or_else(|found| found, |_| size_bytes)
     }
 
     /// The next part of a disk of so many bytes. The first tells `job` how much there is to do.
@@ -100,6 +112,12 @@ impl<F: File> Queue<F> {
         job: &Job,
     ) -> Result<(), ImageError> {
         let size = self.size_bytes();
+        let base_end = shares.base_end(base.size_bytes());
+        // What a container gains is noise until it is written, and the layers show zeros there.
+        let noise_from = match base.image.top.container.is_some() {
+            true => base_end,
+            false => u64::MAX,
+        };
         if base.size_bytes() < size {
             // A raw disk may end inside a sector, an image may not.
             base.resize(size, false, job).await?;
@@ -109,10 +127,13 @@ impl<F: File> Queue<F> {
             shares,
             job,
             (PIECE_BYTES, ZEROES_BYTES),
-            async |extent: &MapExtent, _| {
+            async |extent: &MapExtent, at| {
                 // A layer in between that ends before hides what the base has there: zeros.
                 let hidden = extent.depth < lowest;
-                Ok((extent.present || hidden, extent.len_bytes))
+                if extent.present || hidden || at >= noise_from {
+                    return Ok((true, extent.len_bytes));
+                }
+                Ok((false, extent.len_bytes.min(noise_from - at)))
             },
         );
         let copied = pieces
