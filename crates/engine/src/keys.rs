@@ -59,6 +59,16 @@ impl Keys {
         }
     }
 
+    /// The keys of a chain that has this one below `more` new layers.
+    pub fn above(&self, more: usize) -> Keys {
+        let above = |(at, name): (&usize, &String)| Some((at.checked_add(more)?, name.clone()));
+        Keys {
+            named: self.named.clone(),
+            layers: self.layers.iter().filter_map(above).collect(),
+            others: self.others.clone(),
+        }
+    }
+
     /// Whether the layers below the top are opened with the same passphrases.
     pub(crate) fn same_below_top(&self, other: &Keys) -> bool {
         let same = |one: Option<&Passphrase>, other: Option<&Passphrase>| {
@@ -94,6 +104,11 @@ mod tests {
         assert_eq!(found(0), Some(b"hidden".to_vec()));
         assert_eq!(found(1), None);
         assert_eq!(found(2), Some(b"rest".to_vec()));
+        let above = below.above(1);
+        let found = |depth| above.of_layer(depth).map(|key| key.as_bytes().to_vec());
+        assert_eq!(found(0), Some(b"rest".to_vec()));
+        assert_eq!(found(1), Some(b"hidden".to_vec()));
+        assert_eq!(found(2), None);
         assert!(!format!("{keys:?}").contains("hidden"));
     }
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use gaur_engine::{Format, OpenOptions};
+use gaur_engine::{BackingFile, Format, OpenOptions};
 use gaur_format::plan::CreateOptions;
 use gaur_reactor::{BlockingFile, CreateFile, OpenFile, block_on};
 
@@ -47,8 +47,15 @@ pub fn open(spec: &ImageSpec, base: &OpenOptions, bases: &Bases) -> Result<Share
     })?;
     let overlay = directory.path().join("temporary.qcow2");
     make(&overlay, &plan)?;
+    // What is told of the layers is told of them one below.
+    let mut backing_files = options.backing_files.clone();
+    if !backing_files.is_empty() {
+        backing_files.insert(0, BackingFile::default());
+    }
     let options = OpenOptions {
         format: Some(Format::Qcow2),
+        keys: options.keys.above(1),
+        backing_files,
         read_only: false,
         copy_on_read: base.copy_on_read,
         direct: false,
