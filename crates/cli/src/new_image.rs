@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use gaur_block::{Access, Errno, File, FileId};
 use gaur_engine::ErrorKind::{Cancelled, ForeignFormat, KeyMissing, NotFound};
 use gaur_engine::{BadName, Compressor, Format, Job, Keys, OpenOptions, References};
+use gaur_format::feature::Incompatible;
 use gaur_format::header::CompressionType;
 use gaur_format::plan::{CreateOptions, LuksArea, Preallocation};
 use gaur_format::{AllocationPolicy, ErrorKind, ImageFormat, Version};
@@ -279,7 +280,7 @@ impl NewImage {
         let opened = match open::open(&path, &options) {
             // An overlay needs no key of what is below.
             Err(failure) if failure.kind == Some(KeyMissing) => {
-                return self.locked_size(&path, format);
+                return self.locked_size(&path, format, &failure);
             }
             opened => opened,
         };
@@ -304,14 +305,34 @@ impl NewImage {
         Ok(Some(opened.image.size_bytes()))
     }
 
-    /// The size of a backing file for which there is no key.
-    fn locked_size(&self, path: &Path, format: Option<Format>) -> Result<Option<u64>, Failure> {
+    /// The size of a backing file that did not open for want of a key.
+    fn locked_size(
+        &self,
+        path: &Path,
+        format: Option<Format>,
+        locked: &Failure,
+    ) -> Result<Option<u64>, Failure> {
         let look = open::reading(format, false, References::Nothing);
         let file = ImageFile::open(path, &look)?;
-        let size = match format {
-            Some(Format::Luks) => luks::disk_of(&file)?.map(|(_, size)| size),
-            _ => Some(file.header()?.size_bytes),
+        let (size, is_alone) = match format {
+            Some(Format::Luks) => (luks::disk_of(&file)?.map(|(_, size)| size), true),
+            _ => {
+                let header = file.header()?;
+                let is_alone = header.backing_file().is_none()
+                    && !header.incompatible.has(Incompatible::DATA_FILE);
+                (Some(header.size_bytes), is_alone)
+            }
         };
+        let data = self.data_path().as_deref().and_then(file_id);
+        if data == Some(file.open_file().id()) {
+            let message = "its data file is its backing file, and would be overwritten";
+            return Err(Failure::about(&self.name, message));
+        }
+        // What lies below was not looked at, and may be what would be overwritten.
+        if !is_alone && (data.is_some() || file_id(&self.path).is_some()) {
+            let hint = format!("or remove {} first", self.name);
+            return Err(self.backing_failed(locked).hint(hint));
+        }
         match size {
             Some(size) => Ok(Some(size)),
             None => Err(Failure::about(path, "there is no luks header of version 1")),
