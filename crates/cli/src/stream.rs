@@ -92,6 +92,13 @@ fn stream(args: &Args, spec: &ImageSpec) -> Result<u64, Failure> {
     };
     let image = SharedImage::open(spec, &options)?;
     let header = image.image().layers().top().header();
+    let lowest = image.image().layers().iter().last();
+    let lowest = lowest.and_then(|layer| layer.header());
+    if args.unlink && lowest.is_some_and(|header| header.backing_file().is_some()) {
+        let message = "the options leave a backing file out, whose data would be lost";
+        let failure = Failure::about(spec.path(), message);
+        return Err(failure.hint("leave backing=null or --unlink out"));
+    }
     if args.unlink && header.is_some_and(|header| header.nb_snapshots > 0) {
         let message = "its internal snapshots show what its backing file holds";
         let failure = Failure::about(spec.path(), message);

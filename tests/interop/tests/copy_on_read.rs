@@ -330,3 +330,16 @@ fn a_snapshot_keeps_its_backing_file() {
     qemu_img(&["convert", "-l", "one", "-O", "raw", &image, &before]).ok();
     assert_same_view(("qcow2", &image), ("raw", &before));
 }
+
+/// What the options leave out is not copied, so its name stays.
+#[test]
+fn unlink_needs_the_whole_chain() {
+    let scratch = Scratch::new("stream");
+    let layout = Layout::v3(65536);
+    let (_, image) = overlay(&scratch, &layout, &layout);
+    let alone = format!("driver=qcow2,file.filename={image},backing=null");
+    let refused = gaur(&["stream", "--unlink", "--image-opts", &alone]).refused();
+    assert!(refused.stderr.contains("backing file"), "{refused}");
+    let info = qemu_img(&["info", "--output=json", &image]).ok().json();
+    assert!(info.get("backing-filename").is_some(), "{info}");
+}
