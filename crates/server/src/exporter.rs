@@ -363,9 +363,8 @@ impl Exporter {
         }
         let old = export.served.shared().size_bytes();
         let new = size::checked(file, old, size, shrink)?;
-        let raw = export.served.is_raw();
-        if raw && new < old {
-            let failure = Failure::about(file, "a raw image does not shrink while it is served");
+        if new < old && export.served.is_flat() {
+            let failure = Failure::about(file, export.served.refuses_to_shrink());
             return Err(failure.kind(ErrorKind::Unsupported));
         }
         let resized = used.shared().guest().resize(new, shrink, job);

@@ -52,6 +52,17 @@ impl Served {
         self.shared().image().layers().top().format() == Format::Raw
     }
 
+    /// Whether the image may not shrink while it is served: only a qcow2 image waits for requests beyond its new end.
+    pub fn is_flat(&self) -> bool {
+        self.shared().image().layers().top().header().is_none()
+    }
+
+    /// Why it may not.
+    pub fn refuses_to_shrink(&self) -> String {
+        let format = self.shared().image().layers().top().format();
+        format!("a {format} image does not shrink while it is served")
+    }
+
     /// A queue of the image for the calling thread, which runs a reactor.
     pub fn device(&self) -> Disk {
         let queue = self.shared().queue::<ReactorFile>();

@@ -47,8 +47,8 @@ fn resize(image: &Served, size_bytes: u64) -> Result<(), String> {
             .ok_or("it is too large")?,
     };
     let shrinks = size_bytes < image.size_bytes();
-    if shrinks && image.is_raw() {
-        return Err("a raw image does not shrink while it is served".to_owned());
+    if shrinks && image.is_flat() {
+        return Err(image.refuses_to_shrink());
     }
     let guest = image.shared().guest();
     let resized = guest.resize(size_bytes, shrinks, &image.resizing);
