@@ -1,7 +1,7 @@
 //! LUKS containers as images, both ways with QEMU and with cryptsetup.
 
 use gaur_interop::compare::assert_same_bytes;
-use gaur_interop::gaur::{gaur, serve_with};
+use gaur_interop::gaur::{first_export, gaur, serve_with};
 use gaur_interop::scratch::Scratch;
 use gaur_interop::tool::{Run, qemu_img, qemu_io_with_key, run};
 
@@ -354,6 +354,128 @@ fn an_overlay_over_a_container_reads_it_with_its_key() {
     );
     let read = gaur(&["qemu-io", "--image-opts", &chain, "-c", "read -P 0 3M 1M"]).ok();
     assert!(read.stdout.contains("read 1048576"), "{read}");
+}
+
+/// What nobody writes to a container decrypts to noise.
+#[test]
+fn dd_writes_the_zeros_of_a_container() {
+    let folder = Folder::new();
+    let (path, cut) = (folder.path("a.luks"), folder.path("cut.raw"));
+    let dd = |options: &[&str], input: &str| {
+        let (input, output) = (format!("if={input}"), format!("of={path}"));
+        let line = [&["dd", "-f", "raw", "-O", "luks", "-o", NEW], options];
+        folder
+            .gaur(&[&line.concat()[..], &[&input, &output]].concat())
+            .ok();
+    };
+    dd(&["bs=64k"], &folder.raw);
+    folder.assert_holds_the_disk("a.luks");
+    std::fs::write(&cut, [7; 700]).expect("scratch is writable");
+    dd(&["bs=1", "count=700"], &cut);
+    let read = ["read -P 7 0 700", "read -P 0 700 324"];
+    qemu_io_with_key(&folder.object, &folder.image("a.luks"), &read);
+}
+
+/// A container that a commit makes longer shows zeros where the overlay did.
+#[test]
+fn commit_into_a_shorter_container_writes_the_zeros_behind_it() {
+    let folder = Folder::new();
+    let (base, overlay) = (folder.path("a.luks"), folder.path("o.qcow2"));
+    folder
+        .gaur(&["create", "-q", "-f", "luks", "-o", NEW, &base, "1M"])
+        .ok();
+    let image = folder.image("a.luks");
+    qemu_io_with_key(&folder.object, &image, &["write -P 5 0 1M"]);
+    let create = ["create", "-q", "-f", "qcow2", "-b", &base, "-F", "luks"];
+    folder.qemu(&[&create[..], &[&overlay, "5M"]].concat()).ok();
+    let chain = format!(
+        "driver=qcow2,file.filename={overlay},backing.driver=luks,backing.key-secret=sec,backing.file.filename={base}"
+    );
+    let write = ["write -P 9 2M 64k", "write -z 3M 64k"];
+    qemu_io_with_key(&folder.object, &chain, &write);
+    folder.gaur(&["commit", "-q", "--image-opts", &chain]).ok();
+    let read = [
+        "read -P 5 0 1M",
+        "read -P 0 1M 1M",
+        "read -P 9 2M 64k",
+        "read -P 0 2112k 3008k",
+    ];
+    qemu_io_with_key(&folder.object, &image, &read);
+}
+
+/// Without its key a chain is not opened, and what lies below is not overwritten unseen.
+#[test]
+fn an_image_below_a_locked_one_is_not_overwritten() {
+    let folder = Folder::new();
+    let (base, middle) = (folder.path("base.qcow2"), folder.path("middle.qcow2"));
+    gaur(&["create", "-q", &base, "5M"]).ok();
+    let encrypted = "encrypt.format=luks,encrypt.key-secret=sec,encrypt.iter-time=10";
+    let create = ["create", "-q", "-f", "qcow2", "-F", "qcow2"];
+    let create_over = [&create[..], &["-b", &middle]].concat();
+    let below = ["-b", &base, "-o", encrypted, &middle];
+    folder.gaur(&[&create[..], &below].concat()).ok();
+    let before = std::fs::read(&base).expect("made");
+    let refused = gaur(&[&create_over[..], &[&base]].concat()).refused();
+    assert!(refused.stderr.contains("no key"), "{refused}");
+    assert_eq!(std::fs::read(&base).expect("made"), before);
+    let with_key = [&create_over[..], &["--key-file", &folder.key, &base]].concat();
+    let refused = gaur(&with_key).refused();
+    assert!(refused.stderr.contains("below its own"), "{refused}");
+    gaur(&[&create_over[..], &[&folder.path("top.qcow2")]].concat()).ok();
+}
+
+#[test]
+fn a_served_container_grows_and_does_not_shrink() {
+    let folder = Folder::new();
+    let (path, control) = (folder.path("a.luks"), folder.path("control"));
+    folder
+        .gaur(&["create", "-q", "-f", "luks", "-o", NEW, &path, "5M"])
+        .ok();
+    let key = ["-f", "luks", "--key-file", &folder.key];
+    let options = [&key[..], &["--control", &control]].concat();
+    let server = serve_with(&path, &folder.path("socket"), &options);
+    let name = first_export(&control);
+    let resize = |size: &str| {
+        let line = ["export", "resize", "--control", &control, "--shrink"];
+        gaur(&[&line[..], &[&name, size]].concat())
+    };
+    resize("6M").ok();
+    let refused = resize("4M").refused();
+    assert!(refused.stderr.contains("does not shrink"), "{refused}");
+    server.stop();
+    let theirs = qemu_img(&["info", "--output=json", &path]).json();
+    assert_eq!(theirs["virtual-size"], 6 << 20);
+}
+
+/// A temporary overlay is one more layer: keys and backing files of the options are those of the layers below it.
+#[test]
+fn options_of_the_chain_hold_below_a_temporary_overlay() {
+    let folder = Folder::new();
+    let (top, other) = (folder.path("top.qcow2"), folder.path("other.luks"));
+    folder
+        .gaur(&["create", "-q", "-f", "luks", "-o", NEW, &other, "5M"])
+        .ok();
+    let image = folder.image("other.luks");
+    qemu_io_with_key(&folder.object, &image, &["write -P 5 0 1M"]);
+    let encrypted = "encrypt.format=luks,encrypt.key-secret=sec,encrypt.iter-time=10";
+    let create = ["create", "-q", "-f", "qcow2", "-o", encrypted];
+    let below = ["-b", &folder.raw, "-F", "raw", &top];
+    folder.gaur(&[&create[..], &below].concat()).ok();
+    let chain = format!(
+        "driver=qcow2,file.filename={top},encrypt.key-secret=sec,\
+         backing.driver=luks,backing.key-secret=sec,backing.file.filename={other}"
+    );
+    qemu_io_with_key(&folder.object, &chain, &["write -P 6 64k 64k"]);
+    let io = ["qemu-io", "-s", "--image-opts", &chain];
+    let commands = ["read -P 5 0 64k", "read -P 6 64k 64k", "write -P 8 0 1k"];
+    let commands: Vec<_> = commands.iter().flat_map(|one| ["-c", one]).collect();
+    let commands = [&io[..], &commands].concat();
+    let ours = folder.gaur(&commands).ok();
+    assert!(!ours.stdout.contains("failed"), "{ours}");
+    let mut theirs = vec!["--object", &folder.object];
+    theirs.extend(&commands[1..]);
+    let theirs = run("qemu-io", &theirs).ok();
+    assert!(!theirs.stdout.contains("failed"), "{theirs}");
 }
 
 #[test]
