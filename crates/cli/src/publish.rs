@@ -238,12 +238,17 @@ impl Publish {
             *next += count;
             match kind {
                 Kind::Data => return Ok(Some(chunk)),
-                Kind::Zero => hold(&self.builder).add(chunk, count, Stored::Zero),
+                Kind::Zero => self.note(chunk, count, Stored::Zero)?,
                 Kind::Below => {}
             }
             shared.add(count * CHUNK_BYTES);
         }
         Ok(None)
+    }
+
+    fn note(&self, chunk: u64, count: u64, stored: Stored) -> Result<(), Failure> {
+        let noted = hold(&self.builder).add(chunk, count, stored);
+        noted.map_err(Failure::new)
     }
 
     /// Puts chunks until there are no more.
@@ -268,7 +273,7 @@ impl Publish {
                     kept.map_err(|text| Failure::about(&args.name, text))?
                 }
             };
-            hold(&self.builder).add(chunk, 1, stored);
+            self.note(chunk, 1, stored)?;
             shared.add(CHUNK_BYTES);
         }
         Ok(())

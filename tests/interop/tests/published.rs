@@ -242,6 +242,18 @@ fn a_top_layer_is_published_alone() {
     assert!(number(&told, "chunks") <= 4, "{told}");
     qemu_img(&["convert", "-O", "raw", &overlay, &shelf.path("raw-overlay")]).ok();
     shelf.check_pull("top", "raw-overlay");
+    // Neither does a collection go on without the parent that is named.
+    let gc = ["gc", &format!("s3://{BUCKET}/dir")];
+    shelf.gaur(&gc).ok();
+    let manifest = shelf.path("base.gaur");
+    shelf.weed.get(BUCKET, "dir/base.gaur", &manifest);
+    shelf.weed.delete(BUCKET, "dir/base.gaur");
+    let refused = shelf.gaur(&gc).refused();
+    assert!(
+        refused.stderr.contains("base.gaur, which is not there"),
+        "{refused}"
+    );
+    shelf.weed.put(&manifest, BUCKET, "dir/base.gaur");
     // Another image in the parent's place is noticed.
     run(
         "cp",
@@ -513,7 +525,7 @@ fn gc_removes_what_no_image_names() {
     shelf.weed.delete(BUCKET, "dir/broken.gaur");
     assert_eq!(shelf.chunks(), both);
     // And nothing is published while chunks are removed.
-    shelf.weed.put(&mark, BUCKET, "dir/chunks/collecting");
+    shelf.weed.put(&mark, BUCKET, "dir/chunks/collecting-1");
     let refused = shelf
         .gaur(&["publish", "-f", "raw", &copy, &url("second")])
         .refused();
@@ -521,7 +533,7 @@ fn gc_removes_what_no_image_names() {
         refused.stderr.contains("gaur gc removes chunks"),
         "{refused}"
     );
-    shelf.weed.delete(BUCKET, "dir/chunks/collecting");
+    shelf.weed.delete(BUCKET, "dir/chunks/collecting-1");
     let removed = gc(&["--remove", "--grace", "0s"]);
     assert_eq!(keys(&removed), keys(&listed));
     assert_eq!(shelf.chunks(), first);

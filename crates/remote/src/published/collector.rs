@@ -4,7 +4,7 @@
 //! once sees the other. A mark that was left by a process that was killed counts for a time. Without that, a publish could
 //! find a chunk that is about to be removed.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,14 +16,15 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 
 use super::chunk::{self, Digest};
-use super::place::{Place, SUFFIX, path};
+use super::manifest::Parent;
+use super::place::{Place, Reading, SUFFIX, path};
 use crate::attempt::{self, ANSWER};
 use crate::name::Name;
 use crate::runtime;
 use crate::settings::Settings;
 use crate::store::{Fault, fault};
 
-/// The mark of a collector, and what those of publishers begin with, in the folder of chunks.
+/// What the marks of collectors and of publishers begin with, in the folder of chunks.
 const COLLECTING: &str = "collecting";
 const PUBLISHING: &str = "publishing-";
 /// How long a collector may work, and how long its mark counts.
@@ -70,6 +71,30 @@ impl Folder {
         path(&format!("{}{}/{name}", self.key, chunk::FOLDER))
     }
 
+    /// A mark that no other process has.
+    fn own_mark(&self, kind: &str) -> Result<Path, Fault> {
+        let number = RandomState::new().hash_one(SystemTime::now());
+        let kind = kind.trim_end_matches('-');
+        self.mark(&format!("{kind}-{number:016x}"))
+    }
+
+    /// The marks of a kind, with the times when they were put.
+    async fn marks(&self, kind: &str) -> Result<Vec<(Path, i64)>, Fault> {
+        let folder = path(&format!("{}{}", self.key, chunk::FOLDER))?;
+        let list = || async {
+            let listed = self.store.list_with_delimiter(Some(&folder)).await;
+            listed.map_err(|error| fault(&error))
+        };
+        let found = self.repeat(LIST_TIME, list).await?.objects.into_iter();
+        let found = found.filter(|found| {
+            let name = found.location.filename().unwrap_or_default();
+            name.starts_with(kind)
+        });
+        Ok(found
+            .map(|found| (found.location, found.last_modified.timestamp()))
+            .collect())
+    }
+
     /// Puts a mark; returns when that was, by the store's clock.
     async fn put_mark(&self, mark: &Path) -> Result<i64, Fault> {
         self.repeat(ANSWER, || async {
@@ -97,45 +122,56 @@ impl Folder {
 
     /// Announces a publish; the mark is to be removed after it.
     pub(super) async fn announce(&self) -> Result<Path, Fault> {
-        let number = RandomState::new().hash_one(SystemTime::now());
-        let mark = self.mark(&format!("{PUBLISHING}{number:016x}"))?;
-        let now = self.put_mark(&mark).await?;
-        let collecting = self.mark(COLLECTING)?;
+        let mark = self.own_mark(PUBLISHING)?;
+        let announced = async {
+            let now = self.put_mark(&mark).await?;
+            let marks = self.marks(COLLECTING).await?;
+            match marks.iter().any(|(_, put)| now - put < MARK_SECONDS) {
+                true => Err(Fault::last(
+                    "gaur gc removes chunks there just now; try again later",
+                )),
+                false => Ok(()),
+            }
+        };
+        if let Err(fault) = announced.await {
+            // What stays counts for the grace time.
+            let _ = self.remove(&mark).await;
+            return Err(fault);
+        }
+        Ok(mark)
+    }
+
+    /// An error when the mark of a publish is gone: it took longer than the grace time of a collector, which may have removed
+    /// what was found.
+    pub(super) async fn check_mark(&self, mark: &Path) -> Result<(), Fault> {
         let look = || async {
-            let found = self.store.head(&collecting).await;
-            found.map_err(|error| fault(&error))
+            let found = self.store.head(mark).await;
+            found.map(drop).map_err(|error| fault(&error))
         };
         match self.repeat(ANSWER, look).await {
-            Ok(found) if now - found.last_modified.timestamp() < MARK_SECONDS => {
-                self.remove(&mark).await?;
-                let what = "gaur gc removes chunks there just now; try again later";
-                Err(Fault::last(what))
-            }
-            Err(fault) if fault.errno != Errno::ENOENT => Err(fault),
-            Ok(_) | Err(_) => Ok(mark),
+            Err(fault) if fault.errno == Errno::ENOENT => Err(Fault::last(
+                "gaur gc has taken this publish for a dead one, and may have removed its chunks; publish again",
+            )),
+            looked => looked,
         }
     }
 
-    /// Removes the marks of publishers that are older than the grace time; an error while one is younger.
+    /// Removes the marks that count no more: of publishers that are older than the grace time, and of collectors. An error
+    /// while a publisher's is younger.
     async fn check_publishers(&self, now: i64, grace: i64) -> Result<(), Fault> {
-        let folder = path(&format!("{}{}", self.key, chunk::FOLDER))?;
-        let list = || async {
-            let listed = self.store.list_with_delimiter(Some(&folder)).await;
-            listed.map_err(|error| fault(&error))
-        };
-        for found in self.repeat(LIST_TIME, list).await?.objects {
-            let name = found.location.filename().unwrap_or_default();
-            if !name.starts_with(PUBLISHING) {
-                continue;
-            }
-            if now - found.last_modified.timestamp() < grace {
-                let mark = &found.location;
+        for (mark, put) in self.marks(PUBLISHING).await? {
+            if now - put < grace {
                 let text = format!(
                     "an image is being published there, or a publish was killed: {mark} says so"
                 );
                 return Err(Fault::last(&text));
             }
-            self.remove(&found.location).await?;
+            self.remove(&mark).await?;
+        }
+        for (mark, put) in self.marks(COLLECTING).await? {
+            if now - put >= MARK_SECONDS {
+                self.remove(&mark).await?;
+            }
         }
         Ok(())
     }
@@ -220,7 +256,7 @@ pub fn collect(name: &str, grace: Duration, remove: bool) -> Result<Garbage, Str
 }
 
 async fn sweep(folder: &Folder, place: &Place, grace: Duration) -> Result<Garbage, Fault> {
-    let mark = folder.mark(COLLECTING)?;
+    let mark = folder.own_mark(COLLECTING)?;
     let now = folder.put_mark(&mark).await?;
     let work = async {
         folder.check_publishers(now, seconds(grace)).await?;
@@ -250,16 +286,25 @@ async fn search(
 ) -> Result<Garbage, Fault> {
     let mut garbage = Garbage::default();
     let mut used = HashSet::new();
+    let (mut there, mut parents) = (HashMap::new(), Vec::new());
     for name in folder.images().await? {
         let about = |fault: Fault| Fault {
             text: format!("{name}: {}", fault.text),
             ..fault
         };
         let image = place.beside(&name).map_err(about)?;
-        let manifest = image.read_manifest(folder.patience).await.map_err(about)?;
+        let mut reading = Reading::new(folder.patience);
+        let manifest = image.read_manifest(&mut reading).await.map_err(about)?;
         used.extend(manifest.objects());
         garbage.images += 1;
+        parents.extend(
+            manifest
+                .parent()
+                .map(|parent| (name.clone(), parent.clone())),
+        );
+        there.insert(name, manifest.digest());
     }
+    check_parents(&there, &parents).map_err(|text| Fault::last(&text))?;
     let before = now.saturating_sub(seconds(grace));
     let used = &used;
     let shelves = iter(0..=u8::MAX).map(|first| folder.unused(first, used, before));
@@ -272,6 +317,33 @@ async fn search(
     Ok(garbage)
 }
 
+/// An image whose parent is gone or was replaced may be put right by hand, but not without the parent's chunks.
+fn check_parents(
+    there: &HashMap<String, Digest>,
+    parents: &[(String, Parent)],
+) -> Result<(), String> {
+    for (name, parent) in parents {
+        let Parent {
+            name: below,
+            digest,
+        } = parent;
+        match there.get(below) {
+            Some(found) if found == digest => {}
+            Some(_) => {
+                return Err(format!(
+                    "{name} stands on another {below} than the one that is there: put that back, or delete {name}"
+                ));
+            }
+            None => {
+                return Err(format!(
+                    "{name} stands on {below}, which is not there: put it back, or delete {name}"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
 fn seconds(time: Duration) -> i64 {
     i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }
@@ -279,4 +351,23 @@ fn seconds(time: Duration) -> i64 {
 fn now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parent_that_is_gone_or_another_is_named() {
+        let parent = |name: &str, bytes: &[u8]| Parent {
+            name: name.to_owned(),
+            digest: Digest::of(bytes),
+        };
+        let there = HashMap::from([("base.gaur".to_owned(), Digest::of(b"1"))]);
+        let check = |parent: Parent| check_parents(&there, &[("top.gaur".to_owned(), parent)]);
+        assert!(check(parent("base.gaur", b"1")).is_ok());
+        for wrong in [parent("base.gaur", b"2"), parent("old.gaur", b"1")] {
+            assert!(check(wrong).unwrap_err().starts_with("top.gaur stands on"));
+        }
+    }
 }

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::CHUNK_BYTES;
 use super::chunk::{self, Digest, Stored};
 use super::manifest::Manifest;
-use super::place::{Place, whole};
+use super::place::{Place, Reading, whole};
 use crate::attempt::{self, ANSWER};
 use crate::name::Name;
 use crate::runtime;
@@ -52,6 +52,7 @@ impl PublishedImage {
     pub(crate) async fn read(place: Place, patience: Duration) -> Result<PublishedImage, Fault> {
         let name = place.name().to_string();
         let mut layers: Vec<(Place, Manifest)> = Vec::new();
+        let mut reading = Reading::new(patience);
         let mut next = Some((place, None));
         while let Some((place, wanted)) = next {
             let shown = place.file_name().to_owned();
@@ -62,7 +63,8 @@ impl PublishedImage {
                     ..fault
                 },
             };
-            let manifest = place.read_manifest(patience).await.map_err(about)?;
+            let manifest = place.read_manifest(&mut reading).await;
+            let manifest = manifest.map_err(about)?;
             if let Some(wanted) = wanted.filter(|wanted| *wanted != manifest.digest()) {
                 let found = manifest.digest();
                 let text = format!(
@@ -97,11 +99,21 @@ impl PublishedImage {
         self.manifest().size_bytes().div_ceil(CHUNK_BYTES)
     }
 
-    /// Where a chunk is, and in which form.
-    fn find(&self, chunk: u64) -> (&Place, Stored) {
-        let mut layers = self.0.layers.iter();
-        let found = layers.find_map(|(place, manifest)| Some((place, manifest.find(chunk)?)));
-        found.unwrap_or((&self.0.layers[0].0, Stored::Zero))
+    /// Where a chunk is, in which form, and how many of its bytes count: beyond the end of an image on the way down all is
+    /// zeros, whatever the images below it have there.
+    fn find(&self, chunk: u64) -> (&Place, Stored, usize) {
+        let mut len = CHUNK_BYTES;
+        for (place, manifest) in &self.0.layers {
+            let rest = manifest.size_bytes().saturating_sub(chunk * CHUNK_BYTES);
+            len = len.min(rest);
+            if len == 0 {
+                break;
+            }
+            if let Some(stored) = manifest.find(chunk) {
+                return (place, stored, len as usize);
+            }
+        }
+        (&self.0.layers[0].0, Stored::Zero, 0)
     }
 
     /// Whether a chunk is known to be zeros.
@@ -168,10 +180,11 @@ impl PublishedImage {
             .size_bytes()
             .saturating_sub(start)
             .min(CHUNK_BYTES) as usize;
-        let (place, digest, packed) = match self.find(chunk) {
-            (_, Stored::Zero) => return Ok(vec![0; len].into()),
-            (place, Stored::Plain(digest)) => (place, digest, false),
-            (place, Stored::Zstd(digest)) => (place, digest, true),
+        let (place, stored, counts) = self.find(chunk);
+        let (digest, packed) = match stored {
+            Stored::Zero => return Ok(vec![0; len].into()),
+            Stored::Plain(digest) => (digest, false),
+            Stored::Zstd(digest) => (digest, true),
         };
         let source = place.chunk(&digest, packed)?;
         let object = chunk::object(&digest, packed);
@@ -183,12 +196,22 @@ impl PublishedImage {
         loop {
             let bytes = attempt::within(ANSWER, whole(&source, CHUNK_BYTES)).await;
             match unpack(bytes.map_err(about)?, digest, packed).await {
-                Ok(plain) => return Ok(plain.slice(..len)),
+                Ok(plain) => return Ok(cut(&plain, counts, len)),
                 Err(text) if wrong + 1 == WRONG_MAX => return Err(about(Fault::last(text))),
                 Err(_) => wrong += 1,
             }
         }
     }
+}
+
+/// The bytes of a chunk of so many, of which those count; the others are zeros.
+fn cut(plain: &Bytes, counts: usize, len: usize) -> Bytes {
+    if counts >= len {
+        return plain.slice(..len);
+    }
+    let mut bytes = plain[..counts].to_vec();
+    bytes.resize(len, 0);
+    bytes.into()
 }
 
 /// Hashing takes a while: it is done where other requests do not wait for it.
@@ -204,5 +227,59 @@ async fn unpack(bytes: Bytes, digest: Digest, packed: bool) -> Result<Bytes, &'s
 impl fmt::Debug for PublishedImage {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "PublishedImage({})", self.0.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::manifest::Builder;
+    use super::*;
+
+    fn layer(
+        name: &str,
+        size_bytes: u64,
+        below: bool,
+        chunks: &[(u64, &[u8])],
+    ) -> (Place, Manifest) {
+        let name = Name::parse(&format!("s3://b/{name}.gaur")).unwrap();
+        let parent = below.then(|| super::super::Parent {
+            name: "below.gaur".to_owned(),
+            digest: Digest::of(b"below"),
+        });
+        let mut builder = Builder::new(size_bytes, parent).unwrap();
+        for (chunk, bytes) in chunks {
+            let stored = Stored::Plain(Digest::of(bytes));
+            builder.add(*chunk, 1, stored).unwrap();
+        }
+        let (bytes, _) = builder.finish().unwrap();
+        let place = Place::new(name, false).unwrap();
+        (place, Manifest::parse(&bytes).unwrap())
+    }
+
+    /// A parent that is shorter than both its child and its own parent ends the disk there.
+    #[test]
+    fn what_is_beyond_a_shorter_parent_is_zeros_and_not_the_grandparents() {
+        let bottom: [(u64, &[u8]); 4] = [(0, b"0"), (1, b"1"), (2, b"2"), (3, b"3")];
+        let image = PublishedImage(Arc::new(Layers {
+            name: String::new(),
+            layers: vec![
+                layer("top", 4 * CHUNK_BYTES, true, &[(0, b"top")]),
+                layer("middle", CHUNK_BYTES + 5, true, &[]),
+                layer("bottom", 4 * CHUNK_BYTES, false, &bottom),
+            ],
+            patience: Duration::ZERO,
+            cancel: watch::Sender::new(false),
+        }));
+        let found = |chunk| {
+            let (place, stored, len) = image.find(chunk);
+            (place.file_name().to_owned(), stored, len)
+        };
+        let stored = |bytes: &[u8]| Stored::Plain(Digest::of(bytes));
+        let whole = CHUNK_BYTES as usize;
+        assert_eq!(found(0), ("top.gaur".to_owned(), stored(b"top"), whole));
+        assert_eq!(found(1), ("bottom.gaur".to_owned(), stored(b"1"), 5));
+        assert!(image.is_zero(2) && image.is_zero(3) && !image.is_zero(1));
+        assert_eq!(cut(&Bytes::from_static(b"abcd"), 2, 3), b"ab\0"[..]);
+        assert_eq!(cut(&Bytes::from_static(b"abcd"), 4, 3), b"abc"[..]);
     }
 }

@@ -18,6 +18,10 @@ const MARK: &str = "gaur-published";
 const SIZE_MAX: u64 = 1 << 46;
 /// Longest manifest, in bytes.
 pub(super) const LEN_MAX: u64 = 1 << 30;
+/// Most entries that are read, of an image and those below it together.
+pub(super) const ENTRIES_MAX: usize = 1 << 24;
+/// Shortest line of a chunk that is stored.
+const STORED_LINE_MIN: u64 = 72;
 /// Longest first line, and longest line of a chunk.
 const HEAD_MAX: usize = 4096;
 const LINE_MAX: usize = 128;
@@ -90,6 +94,18 @@ impl Manifest {
         self.entries.iter().filter_map(object)
     }
 
+    /// Entries that are kept of it.
+    pub(super) fn entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn parse(bytes: &[u8]) -> Result<Manifest, String> {
+        let mut parser = Parser::new(ENTRIES_MAX);
+        parser.feed(bytes)?;
+        parser.finish()
+    }
+
     /// What a chunk is; nothing when it is not named.
     pub(super) fn find(&self, chunk: u64) -> Option<Stored> {
         let after = |entry: &Entry| u64::from(entry.chunk) <= chunk;
@@ -110,6 +126,7 @@ pub struct Builder {
     size_bytes: u64,
     parent: Option<Parent>,
     entries: Vec<Entry>,
+    stored: usize,
 }
 
 impl Builder {
@@ -125,31 +142,48 @@ impl Builder {
             size_bytes,
             parent,
             entries: Vec::new(),
+            stored: 0,
         })
     }
 
     /// Says what chunks in a row are; more than one are zeros. Each chunk is told once.
-    pub fn add(&mut self, chunk: u64, count: u64, stored: Stored) {
+    ///
+    /// # Errors
+    /// In words, when the manifest becomes too long.
+    pub fn add(&mut self, chunk: u64, count: u64, stored: Stored) -> Result<(), String> {
         // Both are below the largest disk's number of chunks.
         let (chunk, count) = (chunk as u32, count as u32);
         let what = match stored {
             // A chunk of a whole disk that is not named is zeros.
-            Stored::Zero if self.parent.is_none() => return,
+            Stored::Zero if self.parent.is_none() => return Ok(()),
             Stored::Zero => Run::Zeros(count),
             Stored::Plain(digest) => Run::Plain(digest),
             Stored::Zstd(digest) => Run::Zstd(digest),
         };
+        if !matches!(what, Run::Zeros(_)) {
+            self.stored += 1;
+        }
+        if self.stored as u64 * STORED_LINE_MIN > LEN_MAX {
+            return Err(too_long());
+        }
         self.entries.push(Entry { chunk, what });
+        Ok(())
     }
 
     /// Chunks that are stored.
     pub fn stored_chunks(&self) -> usize {
-        let stored = |entry: &&Entry| !matches!(entry.what, Run::Zeros(_));
-        self.entries.iter().filter(stored).count()
+        self.stored
     }
 
     /// The manifest as it is in the store, and its digest.
-    pub fn finish(mut self) -> (Bytes, Digest) {
+    ///
+    /// # Errors
+    /// In words, when nobody would read it: it is too long.
+    pub fn finish(self) -> Result<(Bytes, Digest), String> {
+        self.finish_within(LEN_MAX)
+    }
+
+    fn finish_within(mut self, len_max: u64) -> Result<(Bytes, Digest), String> {
         self.entries.sort_unstable_by_key(|entry| entry.chunk);
         self.entries
             .dedup_by(|next, run| match (run.what, next.what) {
@@ -159,6 +193,9 @@ impl Builder {
                 }
                 _ => false,
             });
+        if self.entries.len() > ENTRIES_MAX {
+            return Err(too_long());
+        }
         let mut head = serde_json::json!({
             MARK: VERSION,
             "size_bytes": self.size_bytes,
@@ -176,25 +213,53 @@ impl Builder {
                 Run::Plain(digest) => writeln!(text, "{chunk} plain {digest}"),
                 Run::Zstd(digest) => writeln!(text, "{chunk} zstd {digest}"),
             };
+            if text.len() as u64 > len_max {
+                return Err(too_long());
+            }
         }
         let digest = Digest::of(text.as_bytes());
         let _ = writeln!(text, "end {digest}");
-        (text.into(), digest)
+        match text.len() as u64 > len_max {
+            true => Err(too_long()),
+            false => Ok((text.into(), digest)),
+        }
     }
 }
 
+fn too_long() -> String {
+    format!(
+        "the manifest would be longer than {LEN_MAX} bytes or have more than {ENTRIES_MAX} lines: the disk holds too much"
+    )
+}
+
 /// Reads a manifest, piece by piece.
-#[derive(Default)]
 pub(super) struct Parser {
     /// Of the line that has not ended yet.
     line: Vec<u8>,
     hasher: blake3::Hasher,
     head: Option<(u64, Option<Parent>)>,
     entries: Vec<Entry>,
+    entries_max: usize,
+    /// Lines that were taken, and where the last of them ends.
+    lines: u64,
+    end: u64,
     digest: Option<Digest>,
 }
 
 impl Parser {
+    pub(super) fn new(entries_max: usize) -> Parser {
+        Parser {
+            line: Vec::new(),
+            hasher: blake3::Hasher::new(),
+            head: None,
+            entries: Vec::new(),
+            entries_max,
+            lines: 0,
+            end: 0,
+            digest: None,
+        }
+    }
+
     /// Takes more bytes; the error is in words.
     pub(super) fn feed(&mut self, mut bytes: &[u8]) -> Result<(), String> {
         while !bytes.is_empty() {
@@ -238,7 +303,7 @@ impl Parser {
     }
 
     fn wrong(&self, what: &str) -> String {
-        format!("line {} of the manifest {what}", self.entries.len() + 2)
+        format!("line {} of the manifest {what}", self.lines + 1)
     }
 
     fn take_line(&mut self, line: &[u8]) -> Result<(), String> {
@@ -248,11 +313,12 @@ impl Parser {
         let Ok(text) = std::str::from_utf8(line) else {
             return Err(self.wrong("is no text"));
         };
-        let Some((size_bytes, _)) = self.head else {
+        let Some((size_bytes, parent)) = &self.head else {
             self.head = Some(parse_head(text)?);
             self.hash(line);
             return Ok(());
         };
+        let (size_bytes, is_top) = (*size_bytes, parent.is_some());
         if let Some(digest) = text.strip_prefix("end ") {
             let own = Digest(*self.hasher.finalize().as_bytes());
             if Digest::parse(digest) != Some(own) {
@@ -264,19 +330,42 @@ impl Parser {
         let Some(entry) = parse_entry(text) else {
             return Err(self.wrong("says nothing of a chunk"));
         };
-        let start = self.entries.last().map_or(0, Entry::end);
-        if u64::from(entry.chunk) < start {
+        if u64::from(entry.chunk) < self.end {
             return Err(self.wrong("is not in order"));
         }
         if entry.end() > size_bytes.div_ceil(CHUNK_BYTES) {
             return Err(self.wrong("is beyond the end of the disk"));
         }
-        self.entries.push(entry);
+        self.end = entry.end();
         self.hash(line);
+        self.keep(entry, is_top)
+    }
+
+    /// Keeps what is not known without it.
+    fn keep(&mut self, entry: Entry, is_top: bool) -> Result<(), String> {
+        if let Run::Zeros(more) = entry.what {
+            if !is_top {
+                return Ok(());
+            }
+            if let Some(last) = self.entries.last_mut()
+                && last.end() == u64::from(entry.chunk)
+                && let Run::Zeros(first) = &mut last.what
+            {
+                *first += more;
+                return Ok(());
+            }
+        }
+        if self.entries.len() >= self.entries_max {
+            return Err(format!(
+                "the manifest and those below it name more than {ENTRIES_MAX} chunks"
+            ));
+        }
+        self.entries.push(entry);
         Ok(())
     }
 
     fn hash(&mut self, line: &[u8]) {
+        self.lines += 1;
         self.hasher.update(line).update(b"\n");
     }
 }
@@ -340,7 +429,7 @@ mod tests {
     use super::*;
 
     fn parse(bytes: &[u8], step: usize) -> Result<Manifest, String> {
-        let mut parser = Parser::default();
+        let mut parser = Parser::new(ENTRIES_MAX);
         for piece in bytes.chunks(step) {
             parser.feed(piece)?;
             assert!(parser.line.len() <= HEAD_MAX);
@@ -354,11 +443,15 @@ mod tests {
             digest: Digest::of(b"base"),
         });
         let mut builder = Builder::new(9 * CHUNK_BYTES + 5, parent).unwrap();
-        builder.add(9, 1, Stored::Plain(Digest::of(b"9")));
-        builder.add(3, 2, Stored::Zero);
-        builder.add(5, 1, Stored::Zero);
-        builder.add(1, 1, Stored::Zstd(Digest::of(b"1")));
-        builder.finish()
+        for (chunk, count, stored) in [
+            (9, 1, Stored::Plain(Digest::of(b"9"))),
+            (3, 2, Stored::Zero),
+            (5, 1, Stored::Zero),
+            (1, 1, Stored::Zstd(Digest::of(b"1"))),
+        ] {
+            builder.add(chunk, count, stored).unwrap();
+        }
+        builder.finish().unwrap()
     }
 
     /// The lines between head and end, with the right digest.
@@ -406,6 +499,36 @@ mod tests {
         }
         let more = [&bytes[..], b"0 zero 1\n"].concat();
         assert!(parse(&more, 64).is_err());
+    }
+
+    #[test]
+    fn entries_are_bounded_and_zeros_in_a_row_are_one() {
+        let digest = Digest::of(b"x");
+        let parent = format!(
+            r#"{}, "parent":{{"name":"b.gaur","digest":"{digest}"}}}}"#,
+            &HEAD[..HEAD.len() - 1]
+        );
+        let entries = |head: &str, lines: &str, max: usize| {
+            let mut parser = Parser::new(max);
+            parser.feed(with_lines(head, lines).as_bytes())?;
+            parser.finish().map(|manifest| manifest.entries())
+        };
+        let row = "0 zero 1\n1 zero 1\n2 zero 3\n";
+        assert_eq!(entries(&parent, row, 1), Ok(1));
+        assert_eq!(entries(HEAD, row, 0), Ok(0));
+        let apart = "0 zero 1\n2 zero 1\n4 zero 1\n";
+        assert_eq!(entries(&parent, apart, 3), Ok(3));
+        assert!(entries(&parent, apart, 2).is_err());
+    }
+
+    #[test]
+    fn a_manifest_that_is_too_long_is_not_made() {
+        let mut builder = Builder::new(1 << 30, None).unwrap();
+        for chunk in 0..100 {
+            let stored = Stored::Plain(Digest::of(b"x"));
+            builder.add(chunk, 1, stored).unwrap();
+        }
+        assert!(builder.finish_within(7000).is_err());
     }
 
     #[test]

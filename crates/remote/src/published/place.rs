@@ -7,9 +7,10 @@ use bytes::Bytes;
 use gaur_block::Errno;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
+use tokio::time::Instant;
 
 use super::chunk::{self, Digest};
-use super::manifest::{LEN_MAX, Manifest, Parser};
+use super::manifest::{ENTRIES_MAX, LEN_MAX, Manifest, Parser};
 use crate::attempt::{self, Pace};
 use crate::name::{Name, Protocol};
 use crate::store::{Fault, Source, fault};
@@ -18,6 +19,8 @@ use crate::store::{Fault, Source, fault};
 pub const SUFFIX: &str = ".gaur";
 /// Most bytes of a manifest that are fetched at once.
 const PIECE_BYTES: u64 = 8 << 20;
+/// Slowest that manifests are read, in bytes a second.
+const PACE: u64 = 512 << 10;
 const NAME_MAX: usize = 255;
 
 /// Whether a manifest may have this name in its folder.
@@ -28,6 +31,29 @@ pub(super) fn is_image_name(name: &str) -> bool {
         && name.ends_with(SUFFIX)
         && !name.starts_with('.')
         && name.bytes().all(plain)
+}
+
+/// How much may be read for one image: its manifest, and those below it.
+#[derive(Debug)]
+pub(super) struct Reading {
+    deadline: Instant,
+    bytes_left: u64,
+    entries_left: usize,
+}
+
+impl Reading {
+    /// With the patience for all of it, besides the time that the bytes take.
+    pub(super) fn new(patience: Duration) -> Reading {
+        Reading {
+            deadline: Instant::now() + patience,
+            bytes_left: 2 * LEN_MAX,
+            entries_left: ENTRIES_MAX,
+        }
+    }
+
+    fn time_left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
 }
 
 /// Where an image is.
@@ -104,23 +130,28 @@ impl Place {
     }
 
     /// Fetches the manifest.
-    pub(super) async fn read_manifest(&self, patience: Duration) -> Result<Manifest, Fault> {
+    pub(super) async fn read_manifest(&self, reading: &mut Reading) -> Result<Manifest, Fault> {
         let source = self.manifest()?;
-        let facts = attempt::look(&source, patience).await?;
-        if facts.len_bytes > LEN_MAX {
+        let facts = attempt::look(&source, reading.time_left()).await?;
+        if facts.len_bytes > LEN_MAX.min(reading.bytes_left) {
             return Err(Fault::last("it is too long for a manifest"));
         }
-        let (mut parser, pace) = (Parser::default(), Pace::default());
+        reading.bytes_left -= facts.len_bytes;
+        reading.deadline += Duration::from_secs(facts.len_bytes / PACE);
+        let (mut parser, pace) = (Parser::new(reading.entries_left), Pace::default());
         let mut at = 0;
         while at < facts.len_bytes {
             let end = facts.len_bytes.min(at + PIECE_BYTES);
-            let piece = attempt::range(&source, &facts, at..end, &pace, patience, |_| {});
+            let left = reading.time_left();
+            let piece = attempt::range(&source, &facts, at..end, &pace, left, |_| {});
             let piece = piece.await?;
             let fed = tokio::task::block_in_place(|| parser.feed(&piece));
             fed.map_err(|text| Fault::last(&text))?;
             at = end;
         }
-        parser.finish().map_err(|text| Fault::last(&text))
+        let manifest = parser.finish().map_err(|text| Fault::last(&text))?;
+        reading.entries_left = reading.entries_left.saturating_sub(manifest.entries());
+        Ok(manifest)
     }
 }
 

@@ -20,7 +20,7 @@ use super::CHUNK_BYTES;
 use super::chunk::{self, Digest, Stored};
 use super::collector::Folder;
 use super::manifest::{Builder, Parent};
-use super::place::{Place, path};
+use super::place::{Place, Reading, path};
 use crate::attempt::{self, ANSWER};
 use crate::name::Name;
 use crate::runtime;
@@ -123,7 +123,8 @@ impl Publisher {
         }
         let name = parent.file_name().to_owned();
         let patience = self.inner.patience;
-        let manifest = self.wait(async move { parent.read_manifest(patience).await })?;
+        let manifest =
+            self.wait(async move { parent.read_manifest(&mut Reading::new(patience)).await })?;
         let digest = manifest.digest();
         Ok(Parent { name, digest })
     }
@@ -167,9 +168,10 @@ impl Publisher {
     /// # Errors
     /// In words, without the name.
     pub fn finish(&self, manifest: Builder, force: bool) -> Result<(Digest, Outcome), String> {
-        let (bytes, digest) = manifest.finish();
-        let inner = self.inner.clone();
-        let done = self.wait(async move { inner.put_manifest(bytes, digest, force).await })?;
+        let (bytes, digest) = manifest.finish()?;
+        let (inner, mark) = (self.inner.clone(), self.mark.clone());
+        let put = async move { inner.put_manifest(bytes, digest, force, mark).await };
+        let done = self.wait(put)?;
         Ok((digest, done))
     }
 
@@ -306,8 +308,13 @@ impl Inner {
         bytes: Bytes,
         digest: Digest,
         force: bool,
+        mark: Option<Path>,
     ) -> Result<Outcome, Fault> {
-        let there = match self.place.read_manifest(self.patience).await {
+        let read = || async {
+            let mut reading = Reading::new(self.patience);
+            self.place.read_manifest(&mut reading).await
+        };
+        let there = match read().await {
             Ok(found) if found.digest() == digest => return Ok(Outcome::Unchanged),
             Err(fault) if fault.errno == Errno::ENOENT => false,
             Err(fault) if fault.passes => return Err(fault),
@@ -316,6 +323,9 @@ impl Inner {
         let other = "there is another image of this name, which is not replaced without --force";
         if there && !force {
             return Err(Fault::last(other));
+        }
+        if let Some(mark) = mark {
+            self.as_folder().check_mark(&mark).await?;
         }
         let key = path(&format!("{}{}", self.folder, self.place.file_name()))?;
         let mode = if there {
@@ -332,7 +342,7 @@ impl Inner {
                 Ok(_) => Ok(()),
                 // It came in between, or an attempt of ours was answered too late.
                 Err(object_store::Error::AlreadyExists { .. }) => {
-                    let found = self.place.read_manifest(self.patience).await?;
+                    let found = read().await?;
                     let same = found.digest() == digest;
                     same.then_some(()).ok_or_else(|| Fault::last(other))
                 }
