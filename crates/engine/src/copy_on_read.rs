@@ -76,7 +76,12 @@ impl Image {
     #[cold]
     fn note_failed_copy(&self, errno: Errno) {
         self.copies.failed.fetch_add(1, Ordering::Relaxed);
-        if self.copies.first_failure.set(errno).is_ok() {
+        let mut is_first = false;
+        self.copies.first_failure.get_or_init(|| {
+            is_first = true;
+            errno
+        });
+        if is_first {
             let image = self.name();
             tracing::warn!(%image, %errno, "a copy-on-read failed; the read did not");
         }
