@@ -152,6 +152,11 @@ impl<F: File> Switch<'_, F> {
         let tables = self.active_tables();
         let (disk, state) = tables.split_at(tables.partition_point(|(index, _)| *index < needed));
         self.each_table(disk, true, share_table).await?;
+        if !state.is_empty() {
+            // A grow that was given up may have left changes of these in memory. None come from here on: they lie behind
+            // the end of the disk.
+            self.active.flush_all().await?;
+        }
         self.each_table(state, false, drop_table).await
     }
 
