@@ -103,21 +103,17 @@ impl<'q, F: File> Active<'q, F> {
                     self.resolve(need).await?;
                     continue;
                 }
-                Plan::Step(Step::InPlace(host)) => {
-                    let part = rest.split_at(host.len as usize).0;
-                    self.write_data(host.start, part).await?;
-                    host.len
-                }
-                Plan::Noted(host, _held) => {
-                    let part = rest.split_at(host.len as usize).0;
-                    self.write_data(host.start, part).await?;
-                    host.len
-                }
                 Plan::New(mapping) => {
                     let len = mapping.written.len;
                     let part = rest.split_at(len as usize).0;
                     self.write_mapping(mapping, part).await?;
                     len
+                }
+                // The plan is there until this is over, and with it the claim of what is noted.
+                Plan::Step(Step::InPlace(host)) | Plan::Noted(host, _) => {
+                    let part = rest.split_at(host.len as usize).0;
+                    self.write_data(host.start, part).await?;
+                    host.len
                 }
             };
             rest = rest.split_at(len as usize).1;

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use gaur_block::{Access, Errno, Extent, OpenError, SegmentsMut, Target};
 
 use crate::open::{OpenFile, refused};
-use crate::whole::Raw;
+use crate::whole::{self, Raw};
 
 /// A read that waits for bytes from elsewhere.
 pub type Fetch<'a> = Pin<Box<dyn Future<Output = Result<(), Errno>> + 'a>>;
@@ -98,8 +98,24 @@ fn open_remote(name: &Path, asker: Asker<'_>, access: Access) -> Result<OpenFile
     opener.open(name, asker)
 }
 
-/// Reads what was not here, or was given up while it was read.
-pub(crate) async fn fetch<R: Raw>(
+/// Reads what is here like any file's bytes, and fetches the rest.
+pub(crate) async fn read_at<R: Raw>(
+    raw: &R,
+    remote: &dyn RemoteFile,
+    offset_bytes: u64,
+    target: Target<'_>,
+) -> Result<(), Errno> {
+    if let Some(mark) = remote.holds(offset_bytes, target.len() as u64) {
+        whole::read_at(raw, offset_bytes, target).await?;
+        // Otherwise it was given up meanwhile.
+        if remote.still_holds(mark) {
+            return Ok(());
+        }
+    }
+    fetch(raw, remote, offset_bytes, target).await
+}
+
+async fn fetch<R: Raw>(
     raw: &R,
     remote: &dyn RemoteFile,
     offset_bytes: u64,

@@ -75,16 +75,10 @@ macro_rules! file_by_raw {
                 if let Some(export) = $crate::whole::Raw::nbd(self) {
                     return self.wait(Box::pin(export.read_at(at, to))).await;
                 }
-                let Some(remote) = self.open_file().far_side() else {
-                    return $crate::whole::read_at(self, at, to).await;
-                };
-                if let Some(mark) = remote.holds(at, to.len() as u64) {
-                    Box::pin($crate::whole::read_at(self, at, to)).await?;
-                    if remote.still_holds(mark) {
-                        return Ok(());
-                    }
+                if let Some(remote) = self.open_file().far_side() {
+                    return Box::pin($crate::remote::read_at(self, remote, at, to)).await;
                 }
-                Box::pin($crate::remote::fetch(self, remote, at, to)).await
+                $crate::whole::read_at(self, at, to).await
             }
 
             async fn write_at(&self, at: u64, from: gaur_block::Source<'_>) -> Result<(), Errno> {

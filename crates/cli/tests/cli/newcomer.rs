@@ -194,12 +194,12 @@ fn system_errors_are_lower_case_without_code() {
     assert_eq!(said, wanted);
 }
 
-/// `gaur info http://host/x` said "no such file or directory" to who knows that QEMU opens such names.
+/// `gaur info ssh://host/x` said "no such file or directory" to who knows that QEMU opens such names.
 #[test]
 fn protocol_prefix_is_named_in_the_hint() {
     let dir = dir();
-    dir.gaur(&["info", "http://host/x"])
-        .fails(1, &["no such file", "'http' is not supported"]);
+    dir.gaur(&["info", "ssh://host/x"])
+        .fails(1, &["no such file", "'ssh' is not supported"]);
     dir.gaur(&["map", "nbd+unix:///?socket=x"])
         .fails(1, &["cannot connect to x"]);
     dir.gaur(&["map", "nbds://host/x"]).fails(1, &["TLS"]);

@@ -169,7 +169,7 @@ fn a_backing_file_with_a_colon_is_named_so_that_it_can_be_opened() {
     for switches in [&[][..], &["-u"]] {
         over(switches, "c:d.qcow2").fails(1, &["protocol \"c\"", "./c:d.qcow2"]);
     }
-    over(&[], "http://host/x").fails(1, &["protocol \"http\" is not supported"]);
+    over(&[], "ssh://host/x").fails(1, &["protocol \"ssh\" is not supported"]);
     assert!(!dir.path("top.qcow2").exists());
     // Without a look QEMU's protocols are written as they are.
     over(&["-u"], "nbd://host/x").ok();
