@@ -254,3 +254,21 @@ fn corruption_is_told_when_a_request_meets_it() {
     let theirs = qemu_img(&["info", "-U", "--output=json", &path]).json();
     assert_eq!(theirs["format-specific"]["data"]["corrupt"], true);
 }
+
+/// An image that cannot be closed because of corruption that was told is closed all the same.
+#[test]
+fn commands_go_on_behind_the_close_of_a_corrupt_image() {
+    let scratch = Scratch::new("names-close");
+    let (path, block) = image(&scratch);
+    set_refcount(&path, block, 4, 0);
+    let commands = ["-c", "write 1M 64k", "-c", "close", "-c", "length"];
+    let other = format!("open -r {}", scratch.zeros("other.raw", 1 << 20));
+    let more = ["-c", &other, "-c", "length"];
+    let line = [&["qemu-io", "-f", "qcow2"], &commands[..], &more, &[&path]].concat();
+    let ours = gaur(&line).code(1);
+    let said: Vec<&str> = ours.stderr.lines().collect();
+    assert!(said[0].contains("as corrupt: "), "{ours}");
+    assert!(said[1].contains("no file open"), "{ours}");
+    assert_eq!(said.len(), 2, "{ours}");
+    assert!(ours.stdout.ends_with("1 MiB\n"), "{ours}");
+}

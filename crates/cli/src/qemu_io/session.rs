@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{FuturesUnordered, Stream};
 use gaur_block::{Device, Payload, Request};
-use gaur_engine::{Format, Job, Keys, OpenOptions, Queue, References};
+use gaur_engine::{ErrorKind, Format, Job, Keys, OpenOptions, Queue, References};
 use gaur_format::plan::Preallocation;
 use gaur_reactor::{ReactorFile, sleep};
 use gaur_server::key_values::{JSON_PREFIX, KeyValues};
@@ -205,7 +205,8 @@ impl<'o> Session<'o> {
         };
         drop(opened.queue);
         opened.image.close().map_err(|mut failure| {
-            failure.silent |= opened.told;
+            // The same corruption again; anything else is told.
+            failure.silent |= opened.told && failure.kind == Some(ErrorKind::Corrupt);
             failure
         })
     }
@@ -278,6 +279,9 @@ impl<'o> Session<'o> {
             Ok(()) => return Ok(Next::Go { worked: true }),
             Err(Wrong::Usage) => writeln!(self.out, "{}", command.line())?,
             Err(Wrong::Line(line)) => writeln!(self.out, "{line}")?,
+            // Told when it was found, and no reason to end.
+            Err(Wrong::Message(failure))
+                if failure.silent && failure.kind == Some(ErrorKind::Corrupt) => {}
             Err(Wrong::Message(failure)) if failure.silent => return Err(failure),
             Err(Wrong::Message(failure)) => notice::say(&failure),
             Err(Wrong::Told) => {}
