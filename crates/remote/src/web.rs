@@ -180,9 +180,6 @@ fn follow(attempt: Attempt<'_>) -> reqwest::redirect::Action {
     if attempt.previous().len() > REDIRECTS_MAX {
         return attempt.error("too many redirects");
     }
-    if leads_to_link_local(attempt.url()) {
-        return attempt.error("a redirect to what machines are told about themselves");
-    }
     let allowed = attempt.previous().first().is_some_and(|first| {
         let to = attempt.url();
         let same = first.host() == to.host()
@@ -190,6 +187,9 @@ fn follow(attempt: Attempt<'_>) -> reqwest::redirect::Action {
         let encrypted = first.scheme() == "https" && to.scheme() == "https";
         encrypted || (same && first.scheme() == to.scheme())
     });
+    if allowed && leads_to_link_local(attempt.url()) {
+        return attempt.error("a redirect to what machines are told about themselves");
+    }
     match allowed {
         true => attempt.follow(),
         false => attempt.error("a redirect to another host that is not encrypted"),
