@@ -97,7 +97,7 @@ pub(crate) async fn within<T>(
 }
 
 /// A second request goes out when the first is late, and the first answer counts.
-async fn hedged(
+pub(crate) async fn hedged(
     source: &Source,
     facts: &Facts,
     range: Range<u64>,

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use gaur_block::{Errno, Extent, SegmentsMut};
 use gaur_reactor::remote::{Fetch, RemoteFile};
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 
 use crate::CHUNK_BYTES;
@@ -31,11 +31,14 @@ const WINDOW_CHUNKS: u64 = 64;
 /// Requests at once, for all files of the process: those that somebody waits for, and those ahead.
 const WANTED_MAX: usize = 32;
 const AHEAD_MAX: usize = 16;
+/// Runs of chunks that are verified at once.
+const LOOKS_MAX: usize = 16;
 /// How long another process is waited for that fetches the same chunk, and between two looks.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(10);
 const CLAIM_PAUSE: Duration = Duration::from_millis(3);
 
 static WANTED: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(WANTED_MAX)));
+static LOOKS: Semaphore = Semaphore::const_new(LOOKS_MAX);
 static AHEAD: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(AHEAD_MAX)));
 
 /// The bytes of a chunk once they are there, or why not.
@@ -167,13 +170,23 @@ impl Layer {
         let _ = start(&me, own, &AHEAD);
     }
 
-    /// Brings a run of chunks here.
-    async fn bring(self: Arc<Self>, mut run: Vec<Flight>, gate: Arc<Semaphore>) {
-        let permit: Result<OwnedSemaphorePermit, _> = gate.acquire_owned().await;
-        let (Ok(_permit), Some(first), Some(last)) = (permit, run.first(), run.last()) else {
-            return;
-        };
-        let claim = self.claim(first.chunk..last.chunk + 1).await;
+    /// Brings a run of chunks here. What is here waits for no store: the gate is for requests alone.
+    async fn bring(self: Arc<Self>, run: Vec<Flight>, gate: Arc<Semaphore>) {
+        // So long for all of it, however long it waits for its turn.
+        let deadline = Instant::now() + self.patience;
+        for run in runs(self.look(run).await) {
+            self.bring_missing(run, &gate, deadline).await;
+        }
+        if self.cache.is_due() {
+            let cache = self.cache.clone();
+            // What cannot be removed now is tried again later.
+            tokio::task::spawn_blocking(move || drop(cache.make_room()));
+        }
+    }
+
+    /// Lands what is here and right; returns the rest.
+    async fn look(self: &Arc<Self>, mut run: Vec<Flight>) -> Vec<Flight> {
+        let _permit = LOOKS.acquire().await;
         let layer = self.clone();
         let looked = tokio::task::spawn_blocking(move || {
             run.retain_mut(|flight| match layer.entry.verify(flight.chunk) {
@@ -185,34 +198,44 @@ impl Layer {
             });
             run
         });
-        let Ok(missing) = looked.await else {
-            return;
-        };
-        for run in runs(missing) {
-            self.fetch_run(run, claim.is_some()).await;
-        }
-        drop(claim);
-        if self.cache.is_due() {
-            let cache = self.cache.clone();
-            // What cannot be removed now is tried again later.
-            tokio::task::spawn_blocking(move || drop(cache.make_room()));
-        }
+        looked.await.unwrap_or_default()
     }
 
-    async fn fetch_run(self: &Arc<Self>, run: Vec<Flight>, keep: bool) {
+    async fn bring_missing(
+        self: &Arc<Self>,
+        run: Vec<Flight>,
+        gate: &Semaphore,
+        deadline: Instant,
+    ) {
+        let (Some(first), Some(last)) = (run.first(), run.last()) else {
+            return;
+        };
+        let claim = self.claim(first.chunk..last.chunk + 1).await;
+        // Another process may have brought it meanwhile.
+        for run in runs(self.look(run).await) {
+            self.fetch_run(run, claim.is_some(), gate, deadline).await;
+        }
+        drop(claim);
+    }
+
+    async fn fetch_run(
+        self: &Arc<Self>,
+        run: Vec<Flight>,
+        keep: bool,
+        gate: &Semaphore,
+        deadline: Instant,
+    ) {
         let (Some(first), Some(last)) = (run.first(), run.last()) else {
             return;
         };
         let range = self.entry.bytes_of(first.chunk..last.chunk + 1);
-        let answer = attempt::range(
-            &self.source,
-            &self.facts,
-            range.clone(),
-            &self.pace,
-            self.patience,
-            |fault| self.note_trouble(fault),
-        );
-        let answer = answer.await;
+        // A pause between two attempts is none of the requests at once.
+        let ask = || async {
+            let _permit = gate.acquire().await;
+            attempt::hedged(&self.source, &self.facts, range.clone(), &self.pace).await
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let answer = attempt::repeat(ask, left, |fault| self.note_trouble(fault)).await;
         let layer = self.clone();
         let landed = tokio::task::spawn_blocking(move || match answer {
             Ok(bytes) => {

@@ -16,6 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use gaur_reactor::SharedWords;
 
+use super::evict;
 use crate::CHUNK_BYTES;
 
 /// `gaur\0` and the number of the layout, in the first word.
@@ -29,6 +30,11 @@ const CHUNK_WORDS: usize = 3;
 /// In the first word of a chunk: it is there; the seconds when it was used last lie above.
 const HERE: u64 = 1;
 const TIME_SHIFT: u32 = 32;
+
+/// Longest object that is kept, 16 TiB: its words take 1.5 GiB of the disk.
+const LEN_MAX: u64 = 1 << 44;
+/// Chunks that are removed at once, so that nobody waits long for one of them.
+const BATCH: usize = 64;
 
 /// How long another process may take to make or remove an entry.
 const ATTEMPTS: u32 = 200;
@@ -48,6 +54,11 @@ pub(crate) struct Entry {
 impl Entry {
     /// Opens the entry in a folder, or makes one.
     pub(super) fn open(folder: &Path, len_bytes: u64, about: &str) -> io::Result<Entry> {
+        if len_bytes > LEN_MAX {
+            let what = format!("objects of more than {LEN_MAX} bytes are not kept");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+        }
+        let mut damaged = false;
         for _ in 0..ATTEMPTS {
             match Entry::try_open(folder, len_bytes, about) {
                 Ok(Some(entry)) => return Ok(entry),
@@ -55,7 +66,19 @@ impl Entry {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 // It was removed meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    // Half of an entry serves nobody: what a full disk left, or something else, is begun anew, once.
+                    let removed = evict::remove_unused(folder).unwrap_or(false);
+                    if !removed && !folder.join("state").exists() {
+                        let _ = fs::remove_file(folder.join("data"));
+                        let _ = fs::remove_dir(folder);
+                    }
+                    let again = removed && error.kind() == io::ErrorKind::InvalidData;
+                    if damaged || !again {
+                        return Err(error);
+                    }
+                    damaged = true;
+                }
             }
             std::thread::sleep(PAUSE);
         }
@@ -66,9 +89,19 @@ impl Entry {
         super::make_private(folder)?;
         let chunks = chunks_of(len_bytes);
         let count = usize::try_from(chunks).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let path = folder.join("state");
+        let (path, data_path) = (folder.join("state"), folder.join("data"));
+        let data = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&data_path)?;
+        // Where no file can be this long, nothing else is made.
+        if data.metadata()?.len() == 0 {
+            data.set_len(len_bytes)?;
+        }
         let words = SharedWords::open_shared(&path, HEADER_WORDS + CHUNK_WORDS * count)?;
-        if !is_at(words.file(), &path)? {
+        if !is_at(words.file(), &path)? || !is_at(&data, &data_path)? {
             return Ok(None);
         }
         if words[0].load(Ordering::SeqCst) == 0 {
@@ -81,13 +114,9 @@ impl Entry {
         if !fits {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let data = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(folder.join("data"))?;
-        data.set_len(len_bytes)?;
+        if data.metadata()?.len() != len_bytes {
+            data.set_len(len_bytes)?;
+        }
         let verified = (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0));
         Ok(Some(Entry {
             words,
@@ -211,11 +240,23 @@ impl Entry {
         (0..self.chunks()).filter_map(found)
     }
 
-    /// Removes chunks, those that nobody fetches just now; returns how many.
+    /// Removes chunks, those that nobody fetches just now; returns how many. An error ends nothing but its own batch.
     pub(super) fn remove(&self, chunks: &[u64]) -> io::Result<u64> {
+        let mut removed = Ok(0);
+        for batch in chunks.chunks(BATCH) {
+            removed = match (removed, self.remove_batch(batch)) {
+                (Ok(before), Ok(more)) => Ok(before + more),
+                (Err(error), _) | (_, Err(error)) => Err(error),
+            };
+        }
+        removed
+    }
+
+    fn remove_batch(&self, chunks: &[u64]) -> io::Result<u64> {
         let mut claimed = Vec::new();
         for chunk in chunks {
-            if self.try_claim(*chunk..chunk + 1)? {
+            // What cannot be claimed stays.
+            if self.try_claim(*chunk..chunk + 1).unwrap_or(false) {
                 self.state(*chunk).store(0, Ordering::SeqCst);
                 claimed.push(*chunk);
             }
@@ -293,6 +334,21 @@ mod tests {
         assert_eq!(later.verify(1).unwrap(), bytes(1, CHUNK_BYTES));
         assert_eq!(later.verify(0), None);
         assert!(Entry::open(folder.path(), LEN + CHUNK_BYTES, "").is_err());
+    }
+
+    /// A full disk once left a part of `state`, and the object could not be opened any more.
+    #[test]
+    fn half_an_entry_is_begun_anew_and_impossible_lengths_leave_nothing() {
+        let cache = tempfile::tempdir().unwrap();
+        let folder = cache.path().join("key");
+        drop(open(&folder));
+        let state = File::options().write(true).open(folder.join("state"));
+        state.unwrap().set_len(50).unwrap();
+        open(&folder).keep(0, &bytes(0, CHUNK_BYTES)).unwrap();
+        assert!(open(&folder).verify(0).is_some());
+        let other = cache.path().join("other");
+        assert!(Entry::open(&other, LEN_MAX + 1, "").is_err());
+        assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1);
     }
 
     #[test]

@@ -27,24 +27,25 @@ pub(super) fn make_room(folder: &Path, bytes_max: u64) -> io::Result<()> {
     let objects = folder.join("objects");
     make_private(&objects)?;
     let mut entries = Vec::new();
+    let mut chunks: Vec<(u32, usize, u64)> = Vec::new();
+    // What is wrong with one entry keeps no room from being made in the others.
+    let mut outcome = Ok(());
     for found in fs::read_dir(&objects)? {
         let path = found?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.starts_with(GONE) {
-            fs::remove_dir_all(&path)?;
-        } else if name.starts_with(ONCE) && remove_unused(&path)? {
-            continue;
-        } else if let Ok(entry) = Entry::existing(&path) {
-            entries.push((path, entry));
+        match list(&path) {
+            Ok(here) if here.is_empty() => {}
+            Ok(here) => {
+                let index = entries.len();
+                let here = here.into_iter();
+                chunks.extend(here.map(|(chunk, used)| (used, index, chunk)));
+                entries.push(path);
+            }
+            Err(error) => outcome = Err(error),
         }
-    }
-    let mut chunks: Vec<(u32, usize, u64)> = Vec::new();
-    for (index, (_, entry)) in entries.iter().enumerate() {
-        chunks.extend(entry.here().map(|(chunk, used)| (used, index, chunk)));
     }
     let here = chunks.len() as u64;
     if here * CHUNK_BYTES <= bytes_max {
-        return Ok(());
+        return outcome;
     }
     let stay = bytes_max / CHUNK_BYTES * FULL_PERCENT / 100;
     chunks.sort_unstable();
@@ -53,21 +54,53 @@ pub(super) fn make_room(folder: &Path, bytes_max: u64) -> io::Result<()> {
     for (_, index, chunk) in chunks {
         by_entry[index].push(chunk);
     }
-    for ((path, entry), chunks) in entries.into_iter().zip(by_entry) {
-        let all = !chunks.is_empty() && chunks.len() == entry.here().count();
+    for (path, chunks) in entries.into_iter().zip(by_entry) {
         if !chunks.is_empty() {
-            entry.remove(&chunks)?;
-        }
-        drop(entry);
-        if all {
-            remove_unused(&path)?;
+            outcome = outcome.and(remove(&path, &chunks));
         }
     }
-    Ok(())
+    outcome
+}
+
+/// The chunks of an entry, with the seconds when each was used last. One that has none goes, if no process has it open. It is
+/// not kept open: there may be more entries than files that a process may have.
+fn list(path: &Path) -> io::Result<Vec<(u64, u32)>> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    if name.starts_with(GONE) {
+        return fs::remove_dir_all(path).map(|()| Vec::new());
+    }
+    if name.starts_with(ONCE) && remove_unused(path)? {
+        return Ok(Vec::new());
+    }
+    let here: Vec<(u64, u32)> = match Entry::existing(path) {
+        Ok(entry) => entry.here().collect(),
+        // It is no whole entry, or goes just now.
+        Err(_) => Vec::new(),
+    };
+    if here.is_empty() {
+        remove_unused(path)?;
+    }
+    Ok(here)
+}
+
+/// Removes chunks of an entry, and the entry when they were all.
+fn remove(path: &Path, chunks: &[u64]) -> io::Result<()> {
+    let entry = match Entry::existing(path) {
+        Ok(entry) => entry,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let removed = entry.remove(chunks);
+    let none = entry.here().next().is_none();
+    drop(entry);
+    if none {
+        remove_unused(path)?;
+    }
+    removed.map(drop)
 }
 
 /// Removes an entry that no process has open; false when one has.
-fn remove_unused(path: &Path) -> io::Result<bool> {
+pub(super) fn remove_unused(path: &Path) -> io::Result<bool> {
     let state = path.join("state");
     let file = match File::options().read(true).write(true).open(&state) {
         Ok(file) => file,
@@ -139,5 +172,26 @@ mod tests {
         let left = fs::read_dir(folder.path().join("objects")).unwrap();
         assert_eq!(left.count(), 1);
         assert!(other.epoch() == 0);
+    }
+
+    #[test]
+    fn entries_without_chunks_and_broken_ones_go_unless_they_are_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path(), 100 * CHUNK_BYTES).unwrap();
+        let open = cache.entry("open", "", &facts(Some("1"))).unwrap();
+        drop(cache.entry("closed", "", &facts(Some("1"))).unwrap());
+        let full = cache.entry("full", "", &facts(Some("1"))).unwrap();
+        fill(&full);
+        drop(full);
+        let broken = folder.path().join("objects/broken");
+        fs::create_dir(&broken).unwrap();
+        fs::write(broken.join("state"), [0; 9]).unwrap();
+        cache.make_room().unwrap();
+        let left = fs::read_dir(folder.path().join("objects")).unwrap();
+        assert_eq!(left.count(), 2);
+        assert!(!broken.exists());
+        fill(&open);
+        let again = cache.entry("open", "", &facts(Some("1"))).unwrap();
+        assert_eq!(again.here().count(), 8);
     }
 }
