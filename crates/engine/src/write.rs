@@ -109,8 +109,12 @@ impl<'q, F: File> Active<'q, F> {
                     self.write_mapping(mapping, part).await?;
                     len
                 }
-                // The plan is there until this is over, and with it the claim of what is noted.
-                Plan::Step(Step::InPlace(host)) | Plan::Noted(host, _) => {
+                Plan::Step(Step::InPlace(host)) => {
+                    let part = rest.split_at(host.len as usize).0;
+                    self.write_data(host.start, part).await?;
+                    host.len
+                }
+                Plan::Noted(host, _held) => {
                     let part = rest.split_at(host.len as usize).0;
                     self.write_data(host.start, part).await?;
                     host.len
