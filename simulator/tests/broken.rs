@@ -14,6 +14,8 @@ fn is_noticed_with(rule: Rule, packed: bool) {
     let options = Options {
         broken: Some(rule),
         packed,
+        // The rule is about images that have some.
+        bitmaps: rule == Rule::O9,
         ..Options::default()
     };
     let seed = (0..SEEDS_MAX).find(|&seed| run_seed(seed, &options).is_err());
